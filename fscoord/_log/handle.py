@@ -2,9 +2,9 @@
 
 `reopen` and `open_root` open a file of the log again, and check that it is still the same file.
 
-The process mutex of the log (`HandleState.mutex`) guards every attribute: only the thread that holds it reads or
-changes them. Three are also read without it, each by a single load: ``bell`` after a write, and ``file`` and ``lock``
-by a thread that waits for the log's lock.
+The process mutex of the log (`HandleState.mutex`) guards every attribute: only the thread that holds the mutex reads or
+changes an attribute. Three attributes are also read without the mutex, each by a single load: a thread reads ``bell``
+after a write, and a thread that waits for the log's lock reads ``file`` and ``lock``.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Root(NamedTuple):
 
 
 class NeedsLock(Exception):
-    """A read without the log's lock found bytes that look damaged. Read them again under the lock."""
+    """Raised by a read that must be repeated under the log's lock, for example because the bytes look damaged."""
 
 
 class GenerationUnlinked(NeedsLock):
-    """The file of the generation in use has no name any more: it was superseded, or a user has deleted it."""
+    """Raised if the file in use has no name any more, because it was superseded or a user has deleted it."""
 
 
 class HandleState:
@@ -65,8 +65,8 @@ class HandleState:
         read_only: whether this handle never writes.
         root: generation 0, which has the log's own name.
         file: the path of the generation in use.
-        file_identity: the device and inode number of that file.
-        header: the header of that file.
+        file_identity: the device and inode number of ``file``.
+        header: the header of ``file``.
         start: the position after the header.
         reader_fd: the descriptor from which the file is read; -1 if there is none.
         root_fd: a descriptor of generation 0, open while a later generation is in use, so that the file system gives
@@ -79,7 +79,7 @@ class HandleState:
         chain: the chained checksum at ``offset``.
         pending: the bytes after ``offset`` that were read: the beginning of a record that is not complete yet.
         is_torn: whether the record at ``offset`` is torn, and no void for it was read yet.
-        seal: the seal that was read, until the handle has entered the next generation.
+        seal: the seal that the handle has read and not followed yet, or None.
         recovery: the flags of the invariants that the next operation must restore (see `recovery`); 0 at the end of an
             operation that succeeds.
         final_error: the type and message of the error that every operation raises once `recovery` is `CLOSED`.
@@ -95,8 +95,8 @@ class HandleState:
         is_shared: whether other hosts write to the log. No event of this host's file system reports their appends.
         may_lie: whether a read may return bytes from a cache that is out of date, so that zeros are not evidence.
         short_read_is_end: whether a read that returns fewer bytes than requested proves the end of the file.
-        read_flags: the flags of open(2) to read the generation in use.
-        write_flags: the flags of open(2) to write to it.
+        read_flags: the flags of open(2) for reading the generation in use.
+        write_flags: the flags of open(2) for writing to the generation in use.
     """
 
     __slots__ = (
@@ -145,7 +145,7 @@ class HandleState:
         self.recovery |= CLOSED
 
     def gone(self, how: str) -> StoreGoneError:
-        """End the handle because its log is gone, and return the error; `how` says what happened to the log."""
+        """End the handle because its log is gone, and return the error. `how` says what happened to the log."""
         return self.over(StoreGoneError, f"{how}; open the store again")
 
     def over(self, kind: type[StoreGoneError], message: str) -> StoreGoneError:
@@ -154,7 +154,7 @@ class HandleState:
         return kind(f"{self.path} {message}", path=self.path)
 
     def session_is_dead(self, number: int) -> StoreGoneError:
-        """End the handle whose own session was recorded as dead."""
+        """End the handle because its own session `number` was recorded as dead, and return the error."""
         message = f"has a death record: this handle's session {number} is dead; open the store again"
         return self.over(SessionDeadError, message)
 
@@ -170,7 +170,7 @@ class HandleState:
         return safe_files.damaged(self.path, self.file, damage.offset, damage.reason)
 
     def close_fd(self, fd: int) -> None:
-        """Close one of the descriptors that the handle owns. -1 stands for none."""
+        """Close `fd`, one of the descriptors that the handle owns. Do nothing if it is -1."""
         if fd >= 0:
             safe_files.close_owned(fd, self.owned_fds)
 
@@ -186,7 +186,8 @@ def reopen(handle: HandleState, flags: int) -> int:
     """Return another descriptor of the generation in use, owned by the handle.
 
     Raises:
-        GenerationUnlinked: the file has no name any more, or (NFS) only a cached name, which another host has removed.
+        GenerationUnlinked: the file has no name any more. On NFS, the client may still have a removed name in its
+            cache.
         StoreGoneError: another file has the name, or the log was deleted.
     """
     fd = -1

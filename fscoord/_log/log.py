@@ -8,7 +8,7 @@ unlock) and the treatment of a step that fails.
 
 A thread takes the process mutex (`HandleState.mutex`), which guards every attribute of the handle, and then tries the
 log lock, which guards the end of the file. It never blocks for the log lock while it holds the mutex, because the
-thread that hands a lock over (`locking.kernel_wait`) takes the two in the opposite order.
+thread that hands a lock over (`locking.kernel_wait`) takes the two locks in the opposite order.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ __all__ = ["Decide", "Log"]
 T = TypeVar("T")
 
 Decide = Callable[[bytes, bytes], tuple[Any, int, bytes]]
-"""Called with key and value, under the log lock, when all records have been applied. Returns ``(result, kind, value)``:
-the result of the transaction, and the record to append. Kind 0 appends nothing."""
+"""A function that decides one transaction. The log calls it with a key and a value, under the log lock, after it has
+applied all records. The function returns ``(result, kind, value)``: the result of the transaction, and the kind and
+value of the record to append. Kind 0 appends nothing."""
 
 LOCK_GRACE_S: Final = 0.03
 """The shortest wait for the lock in seconds, even with a timeout of 0: the lock is usually held for microseconds."""
 
 SHARED_CHECK_S: Final = 1.0
-"""`PATH_CHECK_S` of a waiter for the lock of a log that hosts share, where each check is a request to the server."""
+"""How old the last check of the path may be while a thread waits for the lock of a log that hosts share, in seconds.
+There each check is a request to the server."""
 
 STALE_PAUSE_S: Final = 0.01
 STALE_PAUSE_MAX_S: Final = 0.1
@@ -145,7 +147,7 @@ class Log:
             self.access.open(self._open)
         except (FscoordError, OSError) as error:
             raise_if_foreign(error)
-            self._close_all()  # a caller that keeps the error keeps this half-open object
+            self._close_all()  # a caller that keeps the error also keeps this object, and its descriptors
             if isinstance(error, FscoordError):
                 raise
             raise safe_files.unavailable(error, path, "opening the log") from error
@@ -158,17 +160,17 @@ class Log:
         return kind(self.handle, self.cursor, self.liveness, self.mount, coherence)
 
     def _open(self) -> None:
-        self.machine.reset()  # forget a log that was removed while it was opened
+        self.machine.reset()  # an earlier attempt may have applied records of a log that was removed meanwhile
         self.follower.open(lambda: _handles.add(self))
 
     # -- forks -----------------------------------------------------------------------------------------------------
 
     def after_fork(self) -> None:
-        """In a forked child: drop the parent's descriptors, lock and session. The next operation opens its own.
+        """Drop the parent's descriptors, lock and session in a forked child. The next operation opens new descriptors.
 
-        Nothing is unlocked, because an unlock in the child would also release the parent's lock. The liveness byte
-        remains the parent's, so the child registers as another session when it writes. ``forks.ORDER`` renews the
-        shared mutex before it calls this method.
+        Nothing is unlocked, because an unlock in the child would also release the parent's lock. The parent keeps the
+        liveness byte, so the child registers as another session before its first write. By ``forks.ORDER``, the shared
+        mutex is renewed before this method is called.
         """
         handle = self.handle
         handle.lock.after_fork(handle.shared.mutex)
@@ -179,9 +181,9 @@ class Log:
         handle.recovery |= DESCRIPTORS
 
     def be_closed_by_fork(self) -> None:
-        """In a forked child, after `after_fork`: finish the close that a thread of the parent had begun.
+        """Finish, in a forked child, the close that a thread of the parent had begun.
 
-        That thread does not exist in the child.
+        The thread does not exist in the child. This method is called after `after_fork`.
         """
         self.handle.finish(
             StoreClosedError, "was being closed by another thread when this process was forked; open it again"
@@ -212,8 +214,9 @@ class Log:
                 handle.time_left = limit
                 if handle.recovery:
                     self._recover()
-                # Set before the read: an exception that arrives between read(2) and the new offset then leaves a flag
-                # that makes the next operation seek again, instead of skipping the bytes that were read.
+                # The flag is set before the read. If an exception arrives between read(2) and the new offset, the flag
+                # stays set, and the next operation seeks again. Without the flag it would skip the bytes that were
+                # read.
                 handle.recovery = POSITION
                 while self._read():
                     self.follower.follow()
@@ -232,7 +235,7 @@ class Log:
         self.refresh_locked(limit)
 
     def refresh_locked(self, limit: float) -> None:
-        """Like `refresh`, but under the lock, so that a verdict of damage is final."""
+        """Do what `refresh` does, under the lock, so that a verdict of damage is final."""
         self.update(0, b"", b"", None, limit)
 
     def update(self, kind: int, key: bytes, value: bytes, decide: Decide | None, limit: float) -> Any:
@@ -242,7 +245,8 @@ class Log:
             kind: the kind of the record; 0 appends nothing.
             key: the key of the record.
             value: the value of the record.
-            decide: returns the record to append instead, when the handle has read to the end; None: append as given.
+            decide: called after the handle has read to the end; returns the record to append in place of the given one.
+                None: the given record is appended.
             limit: how long to wait for the lock, in seconds.
 
         Returns:
@@ -257,14 +261,15 @@ class Log:
             raise StoreError(f"{self.path} was opened with read_only=True; nothing was written", path=self.path)
         attempt, started, left, result = 0, 0.0, limit, MOVED
         handle = self.handle
-        # Each pass is one attempt. It ends with a return, an error, or a release of both locks before the next attempt:
-        # after a wait if the lock is held or the file is gone, and at once (MOVED) if the log continues elsewhere.
+        # Each pass is one attempt. It ends with a return, an error, or the release of both locks. If the lock is held
+        # or the file is gone, the next attempt begins after a wait. If the log continues in another file (MOVED), the
+        # next attempt begins at once.
         while True:
             if not system.fork_marker[0]:
                 system.recover_from_fork()
             shared = handle.shared
             mutex = shared.mutex
-            first: BaseException | None = None  # the exception that ended the transaction, if the unlock fails as well
+            first: BaseException | None = None  # the exception of the transaction, in case the unlock fails too
             with mutex:
                 if shared.is_inside:
                     raise self._entered_twice()
@@ -279,11 +284,11 @@ class Log:
                         if handover is None:
                             lock.try_lock()
                         else:
-                            # The kernel's lock is already held. From this assignment on, the ``finally`` below must
-                            # release it, and `_LockThread._hand_over` does not any more.
+                            # The kernel has already granted the lock. After this assignment `_LockThread._hand_over`
+                            # does not release it any more, so the ``finally`` below must.
                             lock.handover = None
                             handover.release()
-                        # Before the first read of this pass, as in `refresh`.
+                        # Set before the first read of this pass, as in `refresh`.
                         handle.recovery = POSITION
                         result = self._update_locked(kind, key, value, decide)
                         if result is MOVED:
@@ -316,7 +321,7 @@ class Log:
                     raise
                 finally:
                     shared.is_inside = False
-                    first = None  # the error's traceback refers to this frame: break the cycle of the two
+                    first = None  # break the reference cycle of the error's traceback and this frame
             if not attempt:
                 started = system.time.monotonic()
             attempt += 1
@@ -324,7 +329,7 @@ class Log:
             left = limit - (system.time.monotonic() - started)
 
     def _update_locked(self, kind: int, key: bytes, value: bytes, decide: Decide | None) -> Any:
-        """Under the lock: catch up, decide, append. Return `MOVED` if the log continues in another file."""
+        """Catch up, decide and append, under the lock. Return `MOVED` if the log continues in another file."""
         if self._catch_up():
             self.follower.follow()
             return MOVED  # the lock that is held is that of the sealed generation: nothing may be appended under it
@@ -337,8 +342,9 @@ class Log:
         if not kind:
             return result
         handle.recovery = POSITION
-        # The void must come first: readers skip a torn tail only by its void, so a record that is appended directly
-        # after the tail would be lost. The session record comes next, because the record names the session.
+        # The void must come first. Readers skip a torn tail only if a void follows it, so a record that is appended
+        # directly after the tail would be lost. The session record comes next, because every other record names its
+        # session.
         if handle.pending or handle.is_torn:
             self.writer.void_tail()
         session = handle.lock.session
@@ -352,7 +358,7 @@ class Log:
         return result
 
     def inspect(self, answer: Callable[[], T]) -> T:
-        """Return ``answer()``, called under the mutex, so that no thread and no signal handler changes the state."""
+        """Call `answer` under the mutex, so that no thread or signal handler changes the state. Return its result."""
         if not system.fork_marker[0]:
             system.recover_from_fork()
         shared = self.handle.shared
@@ -370,7 +376,7 @@ class Log:
         return self.inspect(lambda: (self.handle.header.generation, self.handle.offset))
 
     def refuse_reentry(self) -> None:
-        """Raise `StoreError` in a signal handler or finalizer that has interrupted an operation of its thread."""
+        """Raise `StoreError` if the caller is a signal handler or finalizer that interrupted an operation."""
         if not system.fork_marker[0]:
             system.recover_from_fork()
         with self.handle.mutex:
@@ -387,10 +393,10 @@ class Log:
     # -- recovery --------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """At the start of an operation: restore the invariants that an interruption or a fork may have broken.
+        """Restore, at the start of an operation, the invariants that an interruption or a fork may have broken.
 
         The caller holds the process mutex, and has not taken the log lock yet. The flags are cleared only at the end,
-        so a recovery that is interrupted is repeated by the next operation.
+        so the next operation repeats a recovery that was interrupted.
 
         Raises:
             OSError: the server has forgotten a file meanwhile, and the transaction must begin again.
@@ -417,7 +423,7 @@ class Log:
         """Restore the invariant of each flag that is set.
 
         The order is: the descriptors, the generation in use, the records that were applied, and the position. Each step
-        relies on the one before. For example, a seek is useful only on a descriptor of the right file.
+        relies on the previous step. For example, a seek is useful only on a descriptor of the right file.
         """
         handle = self.handle
         try:
@@ -427,11 +433,13 @@ class Log:
             if handle.recovery & GENERATION:
                 self.follower.restart()
             elif handle.recovery & APPLYING:
-                # Records can't be unapplied, nor told from those that were not applied: read all of them again.
+                # The state machine can't undo records, and it is unknown which it has applied. So read all of them
+                # again.
                 self.cursor.reset()
             try:
-                # Always, whatever the flag: a new descriptor at `offset` needs no knowledge of the old one's position.
-                # If a seal was read and not followed yet, the offset is after it, and a read from there would miss it.
+                # Done for every flag: a new descriptor at `offset` does not depend on the position of the old
+                # descriptor. If a seal was read and not followed yet, the offset is after the seal, and a read from
+                # there would miss the seal.
                 if handle.seal is None:
                     self.cursor.move(handle.offset, handle.chain)
                 else:
@@ -440,16 +448,17 @@ class Log:
                 self.follower.restart()
         finally:
             # An interruption between open(2) and the assignment, or before close(2), leaves a descriptor that only
-            # `owned_fds` names. The same is true of an attempt that fails here.
+            # `owned_fds` names. So does an attempt that fails here.
             for fd in handle.owned_fds - handle.fds_in_use():
                 handle.close_fd(fd)
 
     def _is_cut_by_fork(self, error: OSError, mutex: Any) -> bool:
         """Return whether `error` comes from a fork in a signal handler that interrupted an operation of this handle.
 
-        The operation continues in the child. There its descriptors are closed, and `mutex`, which it holds, has been
-        replaced. If the operation ends without an error, it also clears the flag that `after_fork` has set, and the
-        next operation finds no descriptors. In both cases the next attempt opens descriptors of its own.
+        The operation continues in the child, where its descriptors are closed, and `mutex`, which the operation holds,
+        has been replaced. If the operation ends without an error, it also clears the flag that `after_fork` has set,
+        and the next operation finds no descriptors. In both cases this method sets the flag, and the next attempt opens
+        new descriptors.
         """
         handle = self.handle
         is_cut = handle.shared.mutex is not mutex
@@ -462,9 +471,9 @@ class Log:
     # -- the wait for the lock -------------------------------------------------------------------------------------
 
     def _raise_unless_retried(self, error: OSError, *, maybe_applied: bool) -> None:
-        """Return if the transaction that `error` ended is to be tried again. Otherwise raise `error`, converted.
+        """Raise `error`, converted, unless the transaction that it ended is to be tried again.
 
-        `maybe_applied`: the transaction's record may have been written, and `error` is that of the unlock.
+        If `maybe_applied` is true, the unlock raised `error`, and the transaction's record may have been written.
         """
         handle = self.handle
         if self.access.retries_transaction(error, maybe_applied=maybe_applied):
@@ -494,10 +503,11 @@ class Log:
         handle.lock.wait(attempt, waited, limit - waited, self._reopen_for_lock, patient=not handle.is_shared)
 
     def _reopen_for_lock(self) -> int:
-        """Return another descriptor of the file in use, for the thread that waits for its lock in the kernel.
+        """Return another descriptor of the file in use, for the thread that waits for the file's lock in the kernel.
 
-        That thread calls this without the mutex, while other threads use this handle and may enter another generation.
-        So this method changes nothing. `_LockThread` compares the file with the one for whose lock its waiters wait.
+        The thread calls this method without the mutex. Meanwhile other threads use the handle, and may enter another
+        generation. So this method changes nothing in the handle. `_LockThread` checks that the file is still the one
+        that the waiters want to lock.
         """
         return safe_files.open_descriptor(self.handle.file, self.handle.write_flags)
 
@@ -520,7 +530,7 @@ class Log:
         )
 
     def read_ahead(self) -> None:
-        """Read on without the lock while another process holds it, to name that process, or see that the log is gone.
+        """Read on without the lock, to learn the name of the process that holds it, or that the log is gone.
 
         Errors are dropped, because the next operation raises them again.
         """
@@ -543,9 +553,9 @@ class Log:
     # -- runs, lives and generations -------------------------------------------------------------------------------
 
     def join_run(self, limit: float, *, shows: bool = False) -> None:
-        """Join the run of the options, and begin it if it is new. Options without a run join the log's present run.
+        """Join the run that the options name, or else the log's present run. Begin the run if it is new.
 
-        A finished log begins a new life. With `shows`, the handle registers at once.
+        If the log is finished, a new life begins. If `shows` is true, the handle registers at once.
 
         Raises:
             StaleRunError: a later run has superseded the run of the options.
@@ -622,9 +632,9 @@ class Log:
         self._change_generation(decide, done, limit)
 
     def _change_generation(self, decide: Decide, done: list[bool], limit: float) -> None:
-        """Run a transaction in which `decide` begins a new generation, and which ends when this handle has entered it.
+        """Run a transaction in which `decide` begins a new generation, and enter that generation.
 
-        `decide` appends to `done` when it has sealed the old generation. An error after that is raised with
+        After `decide` has sealed the old generation, it appends to `done`. An error that comes later is raised with
         ``maybe_applied`` set, because the seal stays.
         """
         try:
@@ -642,7 +652,7 @@ class Log:
 
     @property
     def deaths(self) -> dict[int, int]:
-        """The time at which each dead session was recorded as dead (wall time in ns), by its number."""
+        """The time of the death record of each dead session (wall time in ns), by the session's number."""
         return self.table.deaths
 
     @property
@@ -652,16 +662,16 @@ class Log:
 
     @property
     def session(self) -> int:
-        """The number of this handle's session, 0 if it has not registered."""
+        """The number of this handle's session, or 0 if the handle has not registered."""
         return self.handle.lock.session
 
     @property
     def session_if_ready(self) -> int:
-        """`session` without the mutex; also 0 if the handle needs recovery, is closed, or was inherited by fork(2)."""
+        """The value of `session`, read without the mutex. Also 0 before a recovery, after `close`, and after a fork."""
         return 0 if self.handle.recovery or not system.fork_marker[0] else self.handle.lock.session
 
     def register(self, limit: float, rank: int | None = None) -> int:
-        """Register this handle as a session, with `rank` if it is given; return its number. Errors as in `update`."""
+        """Register this handle as a session, with `rank` if given. Return its number. Errors as in `update`."""
         table = self.table
         if rank is not None:
             self.registration.rank = rank
@@ -697,10 +707,10 @@ class Log:
         return self.inspect(lambda: self.table.presumed_alive_among(numbers))
 
     def record_death(self, number: int, limit: float) -> bool:
-        """Record that session `number` is dead; return whether its death is recorded. Errors as in `update`.
+        """Record that session `number` is dead. Return whether its death is recorded. Errors as in `update`.
 
-        The session is probed again under the log lock. Nothing is recorded if it may be alive. The death record, not
-        the probe, decides for all processes: a session that comes back after it finds itself recorded as dead.
+        The session is probed again under the log lock. If the session may be alive, nothing is recorded. The death
+        record, not the probe, decides for all processes: a session that comes back later finds its own death record.
         """
         table = self.table
         self.refresh(limit)
@@ -737,8 +747,9 @@ class Log:
 def _cause_of(first: BaseException | None, error: OSError) -> OSError | None:
     """Return the error to report for a transaction whose unlock raised `error`.
 
-    That is `first`, the exception that was propagating, or else `error`. It is None if `first` was only
-    `GenerationUnlinked`: the log continues in another file, and NFS 3 can't unlock a file that another host removed.
+    The result is `first`, the exception that the transaction raised before the unlock, or `error` if there was none. If
+    `first` is a `GenerationUnlinked`, the result is None: the log continues in another file, and NFS 3 can't unlock a
+    file that another host has removed.
 
     Raises:
         BaseException: `first`, if it is an `FscoordError` or an interruption.

@@ -1,4 +1,4 @@
-"""`open_log_file`: choose how a log is read and written from the mount on which it lies, and open it."""
+"""`open_log_file`: choose the access to a log by the mount on which the log lies, and open the log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def open_log_file(
     if coherence == LOCAL:
         return Log(path, machine, options, introduce, participants, mount)
     if coherence == LOCKED and mount.is_nfs and options.is_soft:
-        coherence = DIRECT  # the kernel does not see a soft lock, so holding one does not make its caches valid
+        coherence = DIRECT  # the kernel does not see a soft lock, so a soft lock does not make its caches valid
     return WatchedLog(path, machine, options, introduce, participants, mount, coherence)
 
 
@@ -83,7 +83,7 @@ class WatchedLog(Log):
             self._call.end()
 
     def _wait_for_lock(self, attempt: int, started: float, limit: float) -> None:
-        self._call.end()  # this wait has a deadline
+        self._call.end()  # the wait below has a deadline, so it can't hang
         super()._wait_for_lock(attempt, started, limit)
         self._call.begin()
 

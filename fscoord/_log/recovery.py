@@ -1,4 +1,4 @@
-"""Which invariants of a handle may not hold after an operation that was interrupted.
+"""`Recovery`: flags for the invariants of a handle that may not hold after an interrupted operation.
 
 A signal handler may raise between any two instructions, a process may fork in the middle of an operation, and a file
 server may forget a file. So an operation sets a flag in `HandleState.recovery` *before* it breaks an invariant, and
@@ -20,29 +20,30 @@ __all__ = ["APPLYING", "CLOSED", "DESCRIPTORS", "GENERATION", "POSITION", "SERVE
 class Recovery(IntFlag):
     """The invariants that the next operation must restore.
 
-    `POSITION` and `APPLYING` exclude each other: each is assigned in place of the other. The other flags are added to
-    them, and to each other, in any combination. `docs/architecture.md` has the table.
+    At most one of `POSITION` and `APPLYING` is set, because each is assigned in place of the other. The other flags are
+    set in any combination. `docs/architecture.md` has the table.
     """
 
     POSITION = 1
     """The position of the read descriptor is unknown. Set before every read and append, cleared at the end of the
     operation. Recovery: a new descriptor at ``offset``."""
     APPLYING = 2
-    """It is unknown which records the state machine has applied. Set in place of `POSITION` before records are applied,
-    replaced by it when ``offset`` and ``chain`` have moved on; in a durable log it stays until the records are synced.
-    Recovery: the state machine is reset, and the generation is read again from its first record."""
+    """It is unknown which records the state machine has applied. Set in place of `POSITION` before records are applied.
+    `POSITION` replaces it when ``offset`` and ``chain`` have moved on; in a durable log, only when the records are also
+    synced. Recovery: the state machine is reset, and the generation is read again from its first record."""
     DESCRIPTORS = 4
     """The descriptors may be closed, as in a forked child. Recovery: the same generation is opened again."""
     CLOSED = 8
-    """The handle is over: `HandleState.final_error` says why. Never cleared. Every operation raises that error."""
+    """The handle has ended, and every operation raises `HandleState.final_error`. Never cleared."""
     SERVER_STATE = 16
     """The file server may have forgotten the descriptors, or their locks (ESTALE, EIO). Recovery: as `DESCRIPTORS`."""
     GENERATION = 32
-    """It is unknown which generation the handle is in. Set while it enters another one, or opens its own again.
+    """It is unknown which generation the handle is in. Set while the handle enters another generation, or opens its own
+    generation again.
     Recovery: the handle begins at the newest generation that generation 0 names."""
 
 
-# The hot path assigns and compares these: an operation of an IntFlag takes a microsecond, one of an int a hundredth.
+# The hot path uses these ints: an operation on an IntFlag takes a microsecond, and one on an int a hundredth of that.
 POSITION: Final = int(Recovery.POSITION)
 APPLYING: Final = int(Recovery.APPLYING)
 DESCRIPTORS: Final = int(Recovery.DESCRIPTORS)

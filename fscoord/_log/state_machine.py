@@ -11,25 +11,25 @@ __all__ = ["StateMachine"]
 
 
 class StateMachine(Protocol):
-    """Applies the data records of a log, in order. The log calls it under the process mutex."""
+    """An object that applies the data records of a log in order. The log calls every method under the process mutex."""
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
         """Apply the next records. The value of a record that sets, appends or pushes a single value may be spilled."""
 
     def mark_spilled(self, keys: set[bytes]) -> None:
-        """Prepare for the next call of `apply`, whose records have spilled values of these keys."""
+        """Prepare for the next call of `apply`, in whose records the values of `keys` are spilled."""
 
     def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
-        """Replace the offsets of all spilled values: the snapshot of the next generation has the values at `spots`.
+        """Replace the offsets of all spilled values by those in `spots`, which are in the next snapshot.
 
         Return False if the value of a key is missing from `spots`. The log then applies all records again.
         """
 
     def reset(self) -> None:
-        """Forget all records: they will be applied again from the first."""
+        """Discard the state. All records will be applied again, from the first."""
 
     def snapshot(self, fetch: Fetch) -> Iterable[tuple[int, bytes, bytes]]:
-        """Yield kind, key and value of records that lead to the same state as all records that were applied.
+        """Yield kind, key and value of records that lead to the same state as all records applied so far.
 
         `fetch` reads the bytes of a spilled value.
         """

@@ -1,4 +1,4 @@
-"""How bytes are read and written on each kind of mount.
+"""Coherent reads and writes of a log on each kind of mount.
 
 `mount` finds out what kind of file system a path is on. `local` reads through the page cache; `network` reads and
 writes coherently where several hosts share a log. `hang_watchdog` reports calls that hang in the kernel.

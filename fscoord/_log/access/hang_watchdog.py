@@ -1,8 +1,9 @@
-"""Report system calls that hang in the kernel, for example because the server of a hard NFS mount does not answer.
+"""`KernelCall`: a system call that may hang in the kernel. A thread reports a call that hangs.
 
-Such a call can't be interrupted, so no deadline can end it. While a log on a shared mount is open, a thread checks the
-calls of its handles. It logs a warning with the path and the duration when a call has taken `FIRST_S` seconds, and
-another one each time the duration has doubled.
+A call hangs, for example, while the server of a hard NFS mount does not answer. Such a call can't be interrupted, so no
+deadline can end it. While a log on a shared mount is open, the thread checks the calls of its handles. When a call has
+taken `FIRST_S` seconds, the thread logs a warning with the path and the duration. It logs another warning each time the
+duration has doubled.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class KernelCall:
         _open.add(self)
 
     def begin(self) -> None:
-        """Record that a call begins, which may hang."""
+        """Record that a call that may hang begins."""
         self._warn_after = FIRST_S
         self._since = system.time.monotonic()
         _watchdog[0].ensure_running()
@@ -68,7 +69,7 @@ class KernelCall:
 
 
 class HangWatchdog:
-    """Owns the thread that checks the calls of all handles."""
+    """The owner of the thread that checks the calls of all handles."""
 
     def __init__(self) -> None:
         self.wake = system.AutoResetEvent()
@@ -87,7 +88,7 @@ class HangWatchdog:
             self.wake.wait(FIRST_S / 2)
             if not _open:
                 self._thread = None
-                if not _open:  # a handle that was opened before the line above saw a thread, and started none
+                if not _open:  # a handle opened before that assignment found a thread, and started none
                     return
             now = system.time.monotonic()
             for call in list(_open):
@@ -101,7 +102,7 @@ _watchdog: Final = [HangWatchdog()]
 def _after_fork_in_child() -> None:
     _watchdog[0] = HangWatchdog()
     for call in list(_open):
-        call.end()  # the thread that made it exists in the parent only
+        call.end()  # the thread that made the call exists in the parent only
 
 
 system.after_fork_in_child("calls", _after_fork_in_child)

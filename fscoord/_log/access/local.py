@@ -34,7 +34,8 @@ class FileAppender:
         """Write `data` at the end of the log, and sync it if the log is durable.
 
         Raises:
-            StoreUnavailableError: ``maybe_applied`` is true if all of `data` may have been written.
+            StoreUnavailableError: the write or the sync failed; ``maybe_applied`` is true if all of `data` may have
+                been written.
         """
         handle = self._handle
         fd = handle.lock.fd
@@ -50,10 +51,10 @@ class FileAppender:
             self._sync(fd)
 
     def _sync(self, fd: int) -> None:
-        """Sync the file, and once also its directory, so that the record survives a power failure.
+        """Sync the file, and the first time also its directory, so that the record survives a power failure.
 
         A failed sync is not retried, because the kernel may have dropped the pages that it could not write, and a
-        second call would report success. The handle is over instead.
+        second call would report success. A failed sync ends the handle.
         """
         handle = self._handle
         try:
@@ -68,20 +69,20 @@ class FileAppender:
 
 
 PATH_CHECK_S: Final = 0.05
-"""How old the last comparison of the log's path with its file may be."""
+"""How old the last comparison of the log's path with its file may be, in seconds."""
 
 
 class Access(Protocol):
     """How the bytes of a log are read and written on one kind of mount. The caller holds the process mutex."""
 
     def open(self, call: Callable[[], None]) -> None:
-        """Open the log by `call`, which is repeated after errors that pass on this kind of mount."""
+        """Open the log by calling `call`. Repeat the call after an error that is temporary on this kind of mount."""
 
     def reopened(self) -> None:
-        """Called when the handle has opened new descriptors of the same generation."""
+        """Note that the handle has opened new descriptors of the same generation."""
 
     def read(self) -> bool:
-        """Without the log's lock: apply each record that is complete by now; return whether a seal was read.
+        """Apply each record that is complete by now, without the log's lock. Return whether a seal was read.
 
         Raises:
             NeedsLock: the next bytes can be judged only under the lock.
@@ -89,31 +90,31 @@ class Access(Protocol):
         """
 
     def catch_up(self) -> bool:
-        """Under the log's lock: apply every record to the end of the file; return whether a seal was read."""
+        """Apply every record to the end of the file, under the log's lock. Return whether a seal was read."""
 
     def write(self, data: bytes) -> None:
-        """Under the log's lock, and caught up: write `data` at the end of the file."""
+        """Write `data` at the end of the file. The caller holds the log's lock and has read to the end."""
 
     def retries_read(self, error: OSError) -> bool:
         """Return whether to read again, under the lock, after `read` raised `error`."""
 
     def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:
-        """Return whether to begin the transaction again after `error`, which ended it.
+        """Return whether to begin the transaction again after `error` has ended it.
 
-        `maybe_applied`: the transaction's record may have been written.
+        `maybe_applied` is true if the transaction's record may have been written.
 
         Raises:
-            StoreUnavailableError: it was tried too often, or must not be tried again.
+            StoreUnavailableError: the transaction was tried too often, or must not be tried again.
         """
 
     def retries_recovery(self, error: StoreUnavailableError) -> bool:
-        """Return whether to begin the transaction again after `error`, which ended the recovery at its beginning."""
+        """Return whether to begin the transaction again after its first step, the recovery, has raised `error`."""
 
 
 class LocalAccess:
-    """Reads and writes through the page cache, without a lock for reads.
+    """Reads and writes through the page cache of this host. A read needs no lock.
 
-    The inode number shows whether the path still leads to the file, and the size whether the file was truncated.
+    The inode number shows whether the path still leads to the file. The size shows whether the file was truncated.
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, table: SessionTable, liveness: Liveness) -> None:
@@ -166,11 +167,11 @@ class LocalAccess:
         is_root = handle.root_fd < 0
         if (named.st_dev, named.st_ino) != handle.root.identity or (is_root and found.st_nlink == 0):
             raise handle.gone("was replaced by another file")
-        if found.st_nlink == 0:  # superseded, so that a seal comes next in this file, or deleted by a user
+        if found.st_nlink == 0:  # deleted by a user, or superseded; then the next record is a seal
             raise GenerationUnlinked
         handle.path_checked_at = now
         session = handle.lock.session
-        if session and session not in self._table.sessions:  # recorded as dead, and left out of a later snapshot
+        if session and session not in self._table.sessions:  # it is dead, and a snapshot left it out
             raise handle.session_is_dead(session)
         self._liveness.check_byte(now)
 

@@ -49,12 +49,12 @@ class Mount(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether only this host mounts the file system. Also true if its kind is unknown, as under pyfakefs."""
+        """Whether only this host mounts the file system. Also true if the file system is unknown, as under pyfakefs."""
         return self.kind in LOCAL_KINDS or not self.kind
 
     @property
     def is_nfs(self) -> bool:
-        """Whether it is a mount of the kernel's NFS client."""
+        """Whether this is a mount of the kernel's NFS client."""
         return self.kind in NFS_KINDS
 
     @property
@@ -80,17 +80,17 @@ class Mount(NamedTuple):
         return DIRECT if self.is_nfs else LOCKED
 
     def option(self, name: str) -> str | None:
-        """Return the value of the option `name` (``""`` for one without a value), or None if it is not set."""
+        """Return the value of the option `name`, ``""`` if the option has no value, or None if it is not set."""
         values = dict(option.partition("=")[::2] for option in self.options)
         return values.get(name)
 
     def objection(self, lock: str, coherence: str | None = None) -> Objection | None:
-        """Return why a log must not be on this mount, or None.
+        """Return the objection to a log on this mount, or None.
 
         Args:
             lock: the kind of lock: ``"ofd"``, ``"flock"`` or ``"soft"``.
             coherence: the mode that the user has chosen, or None. A chosen mode is the user's responsibility, so there
-                is no objection then. GlusterFS is an exception: only ``"locked"`` can be right there.
+                is no objection then. GlusterFS is an exception: there only ``"locked"`` can return current data.
         """
         if coherence is not None and (self.kind != "fuse.glusterfs" or coherence == LOCKED):
             return None
@@ -114,9 +114,10 @@ class Mount(NamedTuple):
         return None
 
     def _objection_to_nfs(self, lock: str) -> Objection | None:
-        """Return the objection to this NFS mount if it may not send locks of the kind `lock` to the server.
+        """Return the objection to locks of the kind `lock` on this NFS mount, or None.
 
-        With such an option (``nolock`` or ``local_lock``, see nfs(5)), two hosts were seen to hold the same lock.
+        With the option ``nolock`` or ``local_lock`` (nfs(5)), the client keeps some locks from the server: two hosts
+        were seen to hold the same lock.
         """
         local = self.option("local_lock")
         touched = {"ofd": ("all", "posix"), "flock": ("all", "flock")}[lock]
@@ -160,7 +161,7 @@ class Mount(NamedTuple):
 
 
 def find_mount(path: str) -> Mount:
-    """Return the mount of the absolute `path`: the one with the longest mount point above it."""
+    """Return the mount of the absolute `path`: the mount with the longest mount point above the path."""
     found = _look_up(path)
     if found.kind == "autofs":  # opening the directory mounts the file system; stat(2) would not
         try:

@@ -1,17 +1,17 @@
-"""Read and write a log that several hosts share, on each mount in a way that is coherent there.
+"""`NetworkAccess`: coherent reads and writes of a log that several hosts share.
 
 Measured on a kernel NFS server with two clients: while a process of a host has the log open for writing, a read through
 that host's cache may return the right length with zeros for data, for ever. Neither open(2) nor fstat(2) nor the mount
 options ``noac`` and ``actimeo=0`` help. A direct read (O_DIRECT) is one request to the server, and returns new data. A
-read under a lock does so too, because taking the lock empties the cache; it costs four requests.
+read under a lock also returns new data, because taking the lock empties the cache. Such a read costs four requests.
 
-Every append is sent to the server before the lock is released. Only fsync(2) reports that it did not arrive: ENOSPC and
-EDQUOT may come late (write(2)), and EIO is the error after a lock was lost (fcntl(2), "Lost locks").
+Every append is sent to the server before the lock is released. Only fsync(2) reports an append that did not arrive:
+ENOSPC and EDQUOT may come late (write(2)), and EIO is the error after a lock was lost (fcntl(2), "Lost locks").
 
-A marker file is not a lock for the kernel, so holding one does not make the NFS client's caches valid. An append
-through the cache may begin in a page that the host has read long ago, and the client sends that whole page. In this way
-one host wrote zeros over acknowledged records of another, in 4 of 4 runs on Linux 6.1. So no byte of such a log goes
-through the cache (`SymlinkLockAccess`). NFS refuses O_DIRECT together with O_APPEND (fs/nfs/file.c,
+To the kernel a marker is not a lock, so a process that holds the marker can't rely on the NFS client's caches. An
+append through the cache may begin in a page that the host has read long ago, and the client sends that whole page. In
+this way one host wrote zeros over acknowledged records of another, in 4 of 4 runs on Linux 6.1. So no byte of such a
+log goes through the cache (`SymlinkLockAccess`). NFS refuses O_DIRECT together with O_APPEND (fs/nfs/file.c,
 ``nfs_check_flags``). The writer therefore requests the end of the file from the server, and writes there. No other
 process moves the end while the marker exists.
 """
@@ -41,19 +41,20 @@ __all__ = ["NetworkAccess", "SymlinkLockAccess"]
 
 
 PATH_CHECK_S: Final = 1.0
-"""How old the last comparison of the path with the file may be: it is a request to the server."""
+"""How old the last comparison of the path with the file may be, in seconds. Each comparison is a request to the
+server."""
 
 SETTLE_S: Final = 1.2
-"""How long caches may be out of date that no lock empties, in seconds: the time-outs of FUSE and GlusterFS are one
+"""How long a cache that no lock empties may be out of date, in seconds. The time-outs of FUSE and GlusterFS are one
 second by default."""
 
 TRIES: Final = 4
-"""How many errors of a forgotten file in a row are retried; the last is raised."""
+"""How many times in a row an operation on a file that the server has forgotten is tried. The last error is raised."""
 PAUSE_S: Final = 0.01
 OPEN_TRIES: Final = 60
 OPEN_PAUSE_S: Final = 0.1
-"""How often to try to open a log that the server reports as stale, and the longest pause in between: five seconds in
-all."""
+"""How many times to try to open a log that the server reports as stale, and the longest pause between two attempts, in
+seconds. All attempts together take five seconds."""
 PIECE: Final = 1 << 18
 """The size of one WRITE request in bytes if the mount options don't state it."""
 
@@ -62,7 +63,7 @@ REVALIDATE_BYTE: Final = BASE - 1
 
 
 class NetworkAccess:
-    """Reads and writes of a log to which other hosts write as well.
+    """Reads and writes of a log to which other hosts also write.
 
     Attributes:
         coherence: ``"direct"`` or ``"locked"``. The former becomes the latter if the mount refuses direct reads.
@@ -77,7 +78,7 @@ class NetworkAccess:
         self._mount = mount
         self._append = FileAppender(handle).write
         self._stale_in_a_row = self._stale_generation = 0
-        self._has_written = False  # under the lock that is held, or was held last
+        self._has_written = False  # whether this handle wrote under the lock that it holds, or held last
         handle.is_shared = handle.may_lie = True
         self._set_mode(coherence)
 
@@ -88,13 +89,13 @@ class NetworkAccess:
         handle.short_read_is_end = is_direct
         handle.read_flags = system.os.O_RDONLY | (system.O_DIRECT if is_direct else 0)
         # With O_RDWR the kernel fetches the page in which an append begins, which is one more request. A reader under a
-        # lock needs O_RDWR all the same, because a shared lock needs a descriptor that is open for reading.
+        # lock still needs O_RDWR, because a shared lock needs a descriptor that is open for reading.
         handle.write_flags = system.os.O_APPEND | (system.os.O_WRONLY if is_direct else system.os.O_RDWR)
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def open(self, call: Callable[[], None]) -> None:
-        """See `Access.open`. The NFS client may have cached the name of a removed log. The first use then fails."""
+        """See `Access.open`. If the NFS client has cached the name of a removed log, the first use fails."""
         handle = self._handle
         for attempt in range(1, OPEN_TRIES + 1):
             try:
@@ -113,7 +114,7 @@ class NetworkAccess:
         self._handle.path_checked_at = 0.0
 
     def _refuses_direct(self, error: OSError) -> bool:
-        """Return whether `error` means that the mount has no direct reads, and if so, read under a lock from now on."""
+        """Return whether `error` means that the mount has no direct reads. If so, change to reads under a lock."""
         if self.coherence != DIRECT or error.errno != system.errno.EINVAL:
             return False
         self._set_mode(LOCKED)
@@ -165,7 +166,7 @@ class NetworkAccess:
             system.os.posix_fadvise(handle.reader_fd, 0, 0, system.os.POSIX_FADV_DONTNEED)
 
     def _check_path(self, now: float) -> None:
-        """Check that the path still leads to the file. open(2) asks the server; fstat(2) and stat(2) may not do so."""
+        """Check that the path still leads to the file. Only open(2) is sure to ask the server."""
         self._bypass_cache()
         handle = self._handle
         found = system.os.fstat(handle.reader_fd)
@@ -184,8 +185,9 @@ class NetworkAccess:
         """See `Access.catch_up`. The end of the file must be certain, because the next record is written there.
 
         An unlocked read may have seen a record of which only some pages had arrived at the server. So ``pending`` bytes
-        are read again. Bytes that look damaged, torn or truncated may be those of a cache. They are read again, past
-        the cache, until the cache can't be the reason any more: for `SETTLE_S`, or `PAUSE_S` if reads are direct.
+        are read again. Bytes that look damaged, torn or truncated may come from a stale cache. So they are read again,
+        past the cache, for `SETTLE_S`, or for `PAUSE_S` if reads are direct. After that time a cache can't be the
+        reason.
         """
         handle = self._handle
         self._has_written = False
@@ -207,7 +209,7 @@ class NetworkAccess:
         return handle.seal is not None
 
     def _is_caught_up(self, *, final: bool) -> bool:
-        """Read on; return whether a seal, or everything to the end of the file, was read.
+        """Read on. Return whether a seal or the end of the file was reached.
 
         If this is the `final` attempt, raise an error instead of returning False.
         """
@@ -242,7 +244,7 @@ class NetworkAccess:
         return False
 
     def _check_identity(self) -> None:
-        """Raise `StoreGoneError` if the path leads to another log, whose file has the same inode number."""
+        """Raise `StoreGoneError` if the path leads to another log whose file has the same inode number."""
         handle = self._handle
         fd = reopen(handle, handle.read_flags)
         try:
@@ -255,7 +257,7 @@ class NetworkAccess:
             raise handle.gone("was replaced by another log")
 
     def _reopen_writer(self) -> None:
-        """Under a soft lock: replace the descriptor for writing by a new one.
+        """Replace the descriptor for writing by a new one. The caller holds a soft lock.
 
         The kernel appends at the size that it has cached. Only a lock of the kernel or open(2) updates that size.
         """
@@ -312,7 +314,7 @@ class NetworkAccess:
         if self._stale_generation != handle.header.generation:  # others compact faster than this handle follows
             self._stale_generation, self._stale_in_a_row = handle.header.generation, 0
         self._stale_in_a_row += 1
-        # If no flag was set before, the error is that of the lock call, and `_has_written` is about the lock before.
+        # If no flag was set before, the lock call raised the error, and `_has_written` is about the previous lock.
         has_written = self._has_written and bool(handle.recovery & ~SERVER_STATE or maybe_applied)
         if has_written or self._stale_in_a_row >= TRIES:
             doing = "using the log, or its lock,"
@@ -344,9 +346,10 @@ class SymlinkLockAccess(NetworkAccess):
             super()._reopen_writer()
 
     def _is_caught_up(self, *, final: bool) -> bool:
-        """Like the base method, but also move the writing descriptor to the end of the file.
+        """Do what the base method does, and also move the writing descriptor to the end of the file.
 
-        It has no O_APPEND, so its position decides where the next record goes. The end must be ``offset``.
+        The descriptor has no O_APPEND, so its position decides where the next record is written. The file must end at
+        ``offset``.
         """
         handle = self._handle
         if self.coherence != DIRECT or handle.read_only:

@@ -1,6 +1,6 @@
-"""The bytes of a log: headers, records, control records, names of generations, and what they mean.
+"""The format of a log: headers, records, control records, and names of generations.
 
-Everything here is pure: no I/O, no clock, no lock, no state. A function gets bytes and returns values, or raises
-`MalformedRecord` if a checksum is right and the content is not what the format allows. `io.torn_tail` decides about
-bytes that are not a record. docs/format.md specifies all of it, and changes with it.
+Everything here is pure: no I/O, no clock, no lock, no state. A decoder gets bytes and returns values. It raises
+`MalformedRecord` if a checksum is right but the format does not allow the content. `io.torn_tail` decides about bytes
+that are not a record. docs/format.md specifies the format, and must change with this package.
 """

@@ -1,7 +1,7 @@
 """Control records, which carry no data of users: sessions, deaths, and references to later generations. Pure.
 
-All readers of a log decode them with `decode_control`, so that handles and `fscoord.inspect.verify` agree on what is
-malformed.
+All readers of a log decode these records with `decode_control`, so that handles and `fscoord.inspect.verify` agree on
+which records are malformed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fscoord._runtime.escaping import escape_word
 
 __all__ = ["ControlRecord", "Session", "decode_control", "decode_death", "encode_death"]
 
-# pid, start time, boot id, liveness id, rank, pid and time namespaces, sizes of host and label
+# The fields: pid, start time, boot id, liveness id, rank, pid and time namespaces, sizes of host and label.
 _SESSION = Struct("<IQ16s16sqQQHH")
 _DEATH = Struct("<I16s")
 
@@ -30,7 +30,7 @@ class Session(NamedTuple):
         start_time: when the process began, in clock ticks since boot; 0 if not known.
         boot_id: the id of the host's boot.
         alive_id: the id of the liveness file in which the session holds a byte; zeros if it holds none.
-        rank: the rank that it announced, or None.
+        rank: the rank of the session, or None.
         label: a text for people.
         pid_space, time_space: the numbers of the namespaces in which ``pid`` and ``start_time`` count; 0 if not known.
         since_ns: the time of the record. It is not part of the value.
@@ -95,7 +95,7 @@ def decode_death(data: bytes) -> int:
     """Return the number of the dead session in `data`, the value of a DEATH record.
 
     Raises:
-        MalformedRecord: `data` is not such a value.
+        MalformedRecord: `data` is not the value of a DEATH record.
     """
     if len(data) < _DEATH.size:
         raise MalformedRecord("the record of a death is cut short")
@@ -106,20 +106,20 @@ def decode_death(data: bytes) -> int:
 
 
 ControlRecord = Session | int | GenerationRef | None
-"""A session that registers, the number of a session that is dead, the generation in which the log continues, or None
-for a record that is none of these."""
+"""The content of a control record: a session that registers, the number of a dead session, or the generation in which
+the log continues. None for a record of any other kind."""
 
 
 def decode_control(found: Record, generation: int, *, is_sealed: bool) -> ControlRecord:
-    """Return the contents of `found` if it is a control record, else None.
+    """Return the content of `found` if `found` is a control record, else None.
 
     Args:
         found: a record whose checksum is right.
-        generation: the generation that holds it.
-        is_sealed: whether a seal precedes it in that generation.
+        generation: the generation that holds the record.
+        is_sealed: whether a seal precedes the record in that generation.
 
     Raises:
-        MalformedRecord: the record is not what the format allows, so no reader of this version can go on after it.
+        MalformedRecord: the format does not allow the record, so no reader of this version can read on.
     """
     kind, _, value, writer, time_ns = found
     if is_sealed and kind != record.FORWARD:

@@ -1,4 +1,4 @@
-"""`GenerationRef`: a later generation, as a seal or a forward record names it, and the names of the files. Pure."""
+"""`GenerationRef`: the reference to a later generation in a seal or a forward record. Also the file names. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GenerationRef(NamedTuple):
     """A reference to a later generation of a log.
 
     Attributes:
-        generation: its number, from 1 on.
+        generation: the number of the generation, from 1 on.
         log_id: the id in its header.
         size: where its snapshot ends, in bytes from the start of the file; 0 in a forward record, which has no size.
         chain: the chain at the end of the snapshot.
@@ -47,8 +47,8 @@ class GenerationRef(NamedTuple):
         """Return the reference in `data`, the value of a SEAL record. Bytes after the name are ignored.
 
         Raises:
-            MalformedRecord: `data` is not such a value, or `sealed` is given and `data` does not name the generation
-                after it. Without that check, a reader could follow a cycle of seals for ever.
+            MalformedRecord: `data` is not the value of a SEAL record, or `sealed` is given and `data` does not name
+                generation `sealed` + 1. Without that check, a reader could follow a cycle of seals for ever.
         """
         if len(data) < _SEAL.size:
             raise MalformedRecord("a seal is cut short")
@@ -64,7 +64,7 @@ class GenerationRef(NamedTuple):
         """Return the reference in `data`, the value of a FORWARD record. Bytes after the name are ignored.
 
         Raises:
-            MalformedRecord: `data` is not such a value.
+            MalformedRecord: `data` is not the value of a FORWARD record.
         """
         if len(data) < _FORWARD.size:
             raise MalformedRecord("a forward record is cut short")
@@ -86,7 +86,10 @@ def generation_name(base: bytes, generation: int, random: bytes) -> bytes:
 
 
 def parse_generation_name(name: bytes, base: bytes | None = None) -> int | None:
-    """Return the number of the generation with the file name `name`; None if it is not the name of one (of `base`)."""
+    """Return the number of the generation whose file is called `name`, or None if `name` is not such a file name.
+
+    If `base` is given, the file must be one of the log whose own name is `base`.
+    """
     parts = name.rsplit(b".", 2)
     if b"/" in name or len(parts) < 3 or (base is not None and parts[0] != base):
         return None

@@ -1,11 +1,11 @@
 """`Header`: the first bytes of every file of a log, which identify the log to which the file belongs. Pure.
 
-Users rename, copy, archive and restore logs, so the name of a file does not prove to which log it belongs. Neither does
-an inode number alone, because a file system reuses it. The header therefore holds the lineage of the log, and the inode
-numbers of the file and of generation 0. See docs/format.md, "Identity".
+Users rename, copy, archive and restore logs, so the name of a file does not prove to which log it belongs. An inode
+number alone does not prove it either, because file systems reuse inode numbers. The header therefore holds the lineage
+of the log, and the inode numbers of the file and of generation 0. See docs/format.md, "Identity".
 
-The header also holds the runs of the log: the present one, and those that it superseded. From them follows whether a
-handle joins the present run, begins a new one, or belongs to one that was superseded.
+The header also holds the runs of the log: the present run, and the runs that it superseded. They determine whether a
+handle joins the present run, begins a new run, or belongs to a superseded run.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def parse_run_id(run_id: object) -> Run | None:
 def classify_run(runs: tuple[Run, ...], wanted: Run) -> Literal["join", "stale", "new"]:
     """Return whether a handle of run `wanted` joins the log, is stale, or begins a new run.
 
-    `runs` are those of the header: the present run, then the runs that it superseded.
+    `runs` come from the header: the present run, then the runs that it superseded.
     """
     if runs[:1] == (wanted,):
         return "join"
@@ -101,13 +101,13 @@ class Header(NamedTuple):
     """The header of one file of a log.
 
     Attributes:
-        log_id: the id of this generation. The id of generation 0 is that of the log.
+        log_id: the id of this generation. The id of generation 0 is also the id of the log.
         lock_kind: a value of `log_lock.KINDS`.
         durable: whether every record is synced.
         generation: the number of this file.
         lineage: the id of the generation with which the log's lineage began.
         root_inode: the inode number of generation 0 when this file was made; 0 where inode numbers do not last.
-        inode: the inode number of this file; 0 likewise.
+        inode: the inode number of this file; 0 where inode numbers do not last.
         created_ns: the time of its creation, by the wall clock of its maker.
         key_max, value_max: the limits, in bytes.
         runs: ``(job, count)`` pairs: first the run that the log belongs to, then the runs that it superseded. A count
@@ -140,7 +140,7 @@ class Header(NamedTuple):
 
     @staticmethod
     def is_partial(data: bytes) -> bool:
-        """Return whether `data`, a whole file, is empty, or a part of a header that is too short to hold a record."""
+        """Return whether `data`, all bytes of a file, is empty, or an incomplete header too short to hold a record."""
         if len(data) >= HEADER_SIZE + 4:
             return False
         return not data or (data.startswith(MAGIC) and _START.startswith(data[: len(_START)]))
@@ -217,7 +217,7 @@ def _decode_runs(data: bytes, count: int) -> tuple[tuple[bytes, int], ...]:
 
 
 class Provenance(Enum):
-    """How the newest file of a log relates to the generation 0 beside it."""
+    """The relation of the newest file of a log to the generation 0 beside it."""
 
     OWN = "both are where they were made, or were moved together"
     COPY = "they were copied, or restored"
@@ -225,9 +225,9 @@ class Provenance(Enum):
 
 
 def provenance_of(header: Header, root_inode: int, inode: int) -> Provenance:
-    """Return how the file with `header` and inode number `inode` relates to the generation 0 with `root_inode`.
+    """Return how the file with `header` and inode number `inode` relates to generation 0 with inode `root_inode`.
 
-    A number of 0, in the header or as an argument, counts as equal: inode numbers do not last there.
+    A number of 0, in the header or as an argument, stands for inode numbers that do not last. It is not compared.
     """
     if 0 not in (header.root_inode, root_inode) and header.root_inode != root_inode:
         return Provenance.OTHER_ROOT if header.generation else Provenance.COPY
@@ -243,7 +243,7 @@ class LogIdentity(NamedTuple):
     def owns(self, header: Header, inode: int) -> bool:
         """Return whether the file with `header` and inode number `inode` provably belongs to the log.
 
-        A file is removed only if it does. Where inode numbers do not last, nothing can be proven.
+        Only such a file may be removed. Where inode numbers do not last, the result is always False.
         """
         claimed = (header.lineage, header.root_inode, header.inode)
         return claimed == (self.lineage, self.root_inode, inode) and 0 not in (self.root_inode, inode)

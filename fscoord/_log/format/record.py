@@ -27,8 +27,8 @@ KEY_MAX: Final = 1024
 VALUE_MAX: Final = 64 * 1024 * 1024
 WRITER_MAX: Final = (1 << 32) - 1
 
-# A record with a capital letter changes the state of the log: a reader that does not know the kind must stop. One with
-# a small letter may be ignored.
+# A record whose kind is a capital letter changes the state of the log: a reader that does not know the kind must stop.
+# A reader may ignore a record whose kind is a small letter that it does not know.
 SET: Final = ord("S")
 DELETE: Final = ord("D")
 APPEND: Final = ord("A")
@@ -69,7 +69,7 @@ _NEVER_MET: Final = frozenset({0, VOID})
 """Kinds at which `decode` stops. A VOID counts only where `torn_tail.examine` looks for it."""
 
 _PREFIX = Struct("<II")  # length of the record, check
-_HEAD = Struct("<IIIQHB")  # and writer, wall time in ns, length of the key, kind
+_HEAD = Struct("<IIIQHB")  # as _PREFIX; then writer, wall time in ns, length of the key, kind
 _TAIL = Struct("<BIB")  # a newline, the chain before it, a newline
 _U64 = Struct("<Q")
 _PAIR = Struct("<HI")
@@ -91,8 +91,8 @@ Record = tuple[int, bytes, bytes, int, int]
 class MalformedRecord(Exception):
     """A header, or the key or value of a record, has a correct checksum but is not what the format allows.
 
-    The text is a clause that says why. This is not a `ValueError`, because a signal handler may raise one of those
-    while a record is decoded, and that is not damage.
+    The text is a clause that gives the reason. This class is not a `ValueError`: a signal handler may raise a
+    ValueError while a record is decoded, and such an error is not damage.
     """
 
 
@@ -113,7 +113,7 @@ unpack_prefix, unpack_head, _unpack_tail = _PREFIX.unpack_from, _HEAD.unpack_fro
 def encode(kind: int, key: bytes, value: bytes, writer: int, time_ns: int, chain: int) -> tuple[bytes, int]:
     """Return a record as bytes, and the chain after it.
 
-    `chain` is the chain before it: the one returned for the previous record, or the checksum of the header.
+    `chain` is the chain before the record: the chain returned for the previous record, or the checksum of the header.
     """
     size = len(key)
     length = RECORD_MIN + size + len(value)
@@ -156,7 +156,7 @@ def decode(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, in
         else:
             others.append((kind, data[start:split], data[split:stop], writer, time_ns))
         position = end
-    if position:  # one comparison verifies all of them, because the last checksum depends on every byte
+    if position:  # one comparison verifies all records, because the last checksum depends on every byte
         stop = position - 6
         checksum = crc32(data[:stop], chain)
         last = data[stop:position]
@@ -170,7 +170,7 @@ def decode(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, in
 
 
 def _decode_each(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, int, int]:
-    """Like `decode`, for data in which one record is bad: verify each record by itself, up to the bad one."""
+    """Return what `decode` returns, for data with a bad record. Verify each record separately, up to the bad one."""
     records: list[Record] = []
     others: list[Record] = []
     position = 0
@@ -199,7 +199,7 @@ def _decode_one(data: bytes, chain: int) -> tuple[list[Record], list[Record], in
 
 
 def end_of_first(data: bytes, kind: int) -> int:
-    """Return where the first record of `kind` ends in `data`, which begins with sound records that include one."""
+    """Return the end of the first record of `kind` in `data`. The records up to that end are sound."""
     position = 0
     while True:
         found = data[position + KIND_AT]
@@ -223,7 +223,7 @@ def record_length(data: bytes, chain: int, position: int = 0) -> int:
 def implied_chain(prefix: bytes, position: int = 0) -> int:
     """Return the chain for which the check of the record at `position` in `prefix` is right.
 
-    There is exactly one. So a record can be found and verified without the records before it.
+    Exactly one chain fits. So a record can be found and verified without the records before it.
     """
     length, check = unpack_prefix(prefix, position)
     return int((check - length * _MULTIPLIER) & _MASK)
@@ -265,7 +265,7 @@ def decode_void(data: bytes, chain: int) -> tuple[int, int, int, int] | None:
 
 
 def is_torn_void(data: bytes) -> bool:
-    """Return whether `data`, at most as long as a VOID, may be a VOID whose last part was never written."""
+    """Return whether `data` may be a VOID whose last part was never written. `data` is not longer than a VOID."""
     return data[:4].ljust(4, b"\0") == VOID_SIZE.to_bytes(4, "little") and not any(data[VOID_SIZE - 1 :])
 
 
@@ -291,7 +291,7 @@ def decode_pairs(data: bytes) -> list[tuple[bytes, bytes]]:
     """Return the keys and values in `data`, the value of a MULTI_SET record.
 
     Raises:
-        MalformedRecord: `data` is not such a value, or a key or value in it exceeds its limit.
+        MalformedRecord: `data` is not the value of a MULTI_SET record, or a key or value in it exceeds its limit.
     """
     pairs, position = [], 0
     while position + _PAIR.size <= len(data):

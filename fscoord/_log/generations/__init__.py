@@ -1,9 +1,9 @@
-"""From one generation of a log to the next: follow a seal, compact, forward, remove.
+"""The change from one generation of a log to the next: follow a seal, compact, forward, remove.
 
 `follower` opens a log and follows its seals. `compaction` decides whether to compact, makes the next generation, and
-seals the one in use. `forwarding` names the newest generation in generation 0, and removes superseded files.
+seals the generation in use. `forwarding` names the newest generation in generation 0, and removes superseded files.
 
 Nothing here takes the lock of the generation in use. Callers of `follower` hold the process mutex. Callers of
-`compaction` also hold the log lock, and have read to the end. While it holds that lock, `compaction` also takes those
-of the next generation, of generation 0 and of orphans.
+`compaction` also hold the log lock, and have read to the end. While `compaction` holds that lock, it also takes the
+locks of the next generation, of generation 0 and of orphans.
 """

@@ -69,10 +69,10 @@ class Compactor:
         self._refused_by: int | None = None  # the error number of the last failure, which was logged
 
     def compact_if_due(self, more: int) -> bool:
-        """Before `more` bytes are written: compact if that is worth its cost; return whether a compaction was tried.
+        """Compact, before `more` bytes are written, if that is worth its cost. Return whether a compaction was tried.
 
-        A compaction that fails, for example on a full disk, is logged and does not fail the write. The exception is a
-        copy of a log: it must continue in a file of its own before anything is written to it.
+        A compaction that fails, for example on a full disk, is logged and does not fail the write. A copy of a log is
+        the exception: the copy must continue in a file of its own before the first write to it.
         """
         handle = self._handle
         if handle.is_copy:
@@ -82,8 +82,8 @@ class Compactor:
         live = self._live_size()
         grown = handle.offset + more
         garbage = handle.offset - live
-        # The next check is due after further growth, whether or not this one compacts. It is set before the attempt: a
-        # compaction that fails must not be tried again with every write.
+        # The next check is due after further growth, whether or not this check leads to a compaction. `compact_at` is
+        # set before the attempt, so that a compaction that fails is not tried again with every write.
         handle.compact_at = max(grown + least // 4, min(grown + max(least, grown // 4), 2 * live)) + 1
         if handle.header.generation and garbage <= max(live, least // 2):
             return False  # generation 0 is never removed, so it is sealed while small, however little garbage it holds
@@ -116,7 +116,7 @@ class Compactor:
         self._commit(self._next_header(), self._snapshot(session), session)
 
     def begin_empty(self, run: Run | None) -> None:
-        """Seal the generation in use and create an empty one, in which a new life begins, or `run` if it is given.
+        """Seal the generation in use and create an empty one. `run` begins in it if given, otherwise a new life.
 
         Raises:
             StoreGoneError: the log was removed.
@@ -124,8 +124,8 @@ class Compactor:
         """
         handle = self._handle
         handle.recovery = POSITION
-        # The process that ended the log may have removed it while this handle waited for the lock. A generation that
-        # is added to a removed log could never be found, so this raises if the log has lost its name.
+        # The process that ended the log may have removed it while this handle waited for the lock. A generation that is
+        # added to a removed log could never be found, so `open_root` raises if the log has lost its name.
         handle.close_fd(open_root(handle))
         self._writer.void_tail()
         header = self._next_header()._replace(
@@ -149,9 +149,9 @@ class Compactor:
     def _snapshot(self, session: int) -> Iterator[Entry]:
         """Yield records from which a reader rebuilds the present state.
 
-        The order is: the sessions and deaths that the table keeps, a BELL record for each so far, a LEAVE record for
-        each participant that has left, and the data. The writer of a session record is that session. The writer of
-        every other record is `session`.
+        The order is: the sessions and deaths that the table keeps, a BELL record for each BELL record so far, a LEAVE
+        record for each participant that has left, and the data. The writer of a session record is that session. The
+        writer of every other record is `session`.
         """
         now = system.time.time_ns()
         table = self._table
@@ -171,8 +171,8 @@ class Compactor:
         """Probe the sessions, and record the deaths that are found, so that the snapshot can leave those sessions out.
 
         The death records are written to the generation that is sealed. A handle whose session the snapshot leaves out
-        reads them there. Only liveness bytes are probed. To probe processes opens descriptors, which an interruption
-        would leak.
+        reads them there. Only liveness bytes are probed, and not processes. A probe of a process opens descriptors,
+        which an interruption would leak.
         """
         alive, table = self._liveness.file, self._table
         deadline = system.time.monotonic() + max(self._handle.time_left, 0)
@@ -185,7 +185,7 @@ class Compactor:
                 self._writer.append(record.DEATH, b"", encode_death(number, known.alive_id), session)
 
     def _commit(self, header: Header, entries: Iterable[Entry], session: int) -> None:
-        """Write a generation with this header and these records, and seal the one in use.
+        """Write a generation with `header` and `entries`, and seal the generation in use.
 
         A crash, at any line, leaves a log that needs no repair:
 
@@ -210,8 +210,8 @@ class Compactor:
             self._copy_permissions(file)
             lock = LogLock(file, fd, header.lock_kind, system.threading.RLock(), set())
             if header.lock_kind != SOFT:
-                # Held until the forward record is written: no other process can seal the new generation before, and
-                # `forwarding.remove_superseded` does not remove a file that is locked.
+                # The lock is held until the forward record is written. Until then no other process can seal the new
+                # generation, and `forwarding.remove_superseded` does not remove its file, because the file is locked.
                 lock.bind(fd, session)
                 lock.try_lock()
             place = _write(fd, header._replace(inode=handle.options.inode(fd)), entries)
@@ -247,9 +247,9 @@ class Compactor:
             raise safe_files.unavailable(error, handle.path, doing) from error
 
     def _forward(self, successor: GenerationRef, session: int, owner: LogIdentity) -> None:
-        """After the seal: append a forward record to generation 0, and remove superseded files.
+        """Append a forward record to generation 0 after the seal, and remove superseded files.
 
-        No reader depends on either, so an error is only logged. The next compaction of any process does both again.
+        No reader depends on these steps, so an error is only logged. The next compaction of any process repeats them.
         """
         handle, follower = self._handle, self._follower
         before = system.os.fsencode(system.os.path.basename(handle.file)) if handle.header.generation else None
@@ -273,7 +273,7 @@ class Compactor:
 
 
 def _write(fd: int, header: Header, entries: Iterable[Entry]) -> LogPosition:
-    """Write a generation to the empty file `fd`; return where its snapshot ends."""
+    """Write a generation to the empty file `fd`. Return the position at which its snapshot ends."""
     first = header.encode()
     _, size, chain = Header.decode(first)
     parts, waiting = [first], size

@@ -33,13 +33,13 @@ NEVER: Final = float("inf")
 
 
 class GenerationFollower:
-    """Moves one handle from one generation to the next. The caller of each method holds the process mutex.
+    """The part of a handle that goes from one generation to the next. Callers hold the process mutex.
 
     Attributes:
         run: the run that the handle has joined: empty, or one run. Set by `settle`.
         life: the life of the log that the handle has joined. Set by `settle`.
-        forwarded: the position in generation 0 up to which this handle has read or appended, past the seal; None if it
-            has done neither.
+        forwarded: the position in generation 0 up to which this handle has read or appended forward records; None
+            before the handle has read the seal.
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, table: SessionTable, large_values: LargeValues) -> None:
@@ -58,7 +58,7 @@ class GenerationFollower:
         """Open the log in its newest generation. A missing log is created with its header.
 
         Args:
-            opened_lock: called as soon as the handle has a lock, which a forked child must then renew.
+            opened_lock: called as soon as the handle has a lock. From then on a forked child must renew the lock.
         """
         handle, options = self._handle, self._handle.options
         opened = open_log(handle.path, options, handle.read_flags, handle.write_flags, handle.owned_fds)
@@ -81,22 +81,22 @@ class GenerationFollower:
             handle.compact_at = self._first_compaction()
 
     def open_again(self) -> None:
-        """Open new descriptors of the same generation, in a forked child or after the server has forgotten the old.
+        """Open new descriptors of the same generation, after a fork or after the server has forgotten the old ones.
 
-        A log that is gone is not created again: that is an error.
+        If the log is gone, this method raises an error, and does not create the log again.
         """
         handle = self._handle
         handle.lock.close()
-        # Closed by the fork, or stale: the numbers may belong to other files by now.
+        # The old descriptors were closed by the fork, or are stale. Their numbers may belong to other files by now.
         handle.reader_fd = handle.root_fd = handle.lock.fd = -1
-        was_on_the_way = handle.recovery & GENERATION  # an interrupted `_enter` set it: it must stay set
+        was_on_the_way = handle.recovery & GENERATION  # set by an interrupted `_enter`; it must stay set
         handle.recovery |= GENERATION  # until all descriptors are of one generation again
         root_fd = open_root(handle)
         try:
             reader = reopen(handle, handle.read_flags)
             writer = reopen(handle, handle.lock_flags)
         except GenerationUnlinked:
-            return  # with GENERATION set the handle starts from generation 0
+            return  # GENERATION stays set, so the handle starts from generation 0
         handle.reader_fd, handle.lock = reader, handle.lock.next_on(writer)
         if handle.header.generation:
             handle.root_fd = root_fd
@@ -107,7 +107,7 @@ class GenerationFollower:
     # -- from one generation to the next ---------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """After a seal was read: continue after the snapshot of the generation that it names."""
+        """Continue after the snapshot of the generation that the seal names. The caller has just read the seal."""
         handle, seal = self._handle, self._handle.seal
         assert seal is not None, "the caller has read a seal"
         if handle.header.generation == 0:
@@ -117,13 +117,13 @@ class GenerationFollower:
                 return
         if self._enter(seal, LogPosition(seal.size, seal.chain)):
             return
-        if seal == self._missing:  # the seals lead to the same missing file again, from the newest generation on
+        if seal == self._missing:  # from the newest generation on, the seals lead to the same missing file again
             raise self._lost(seal)
         self._missing = seal
         self.restart()
 
     def restart(self) -> None:
-        """Drop all state, and read the newest generation that generation 0 names, from its first record."""
+        """Drop all state, find the newest generation in generation 0, and read it from its first record."""
         handle = self._handle
         handle.recovery |= GENERATION
         last: GenerationRef | None = None
@@ -150,9 +150,10 @@ class GenerationFollower:
         handle.recovery = POSITION
 
     def _newest(self, fd: int) -> GenerationRef | None:
-        """Return the generation that `fd`, generation 0, names last, or None.
+        """Return the newest generation that `fd`, the file of generation 0, names, or None.
 
-        Reads from the position `forwarded`, and from the beginning only if nothing is named after it.
+        Read from the position `forwarded` on. If no record after `forwarded` names a generation, read from the
+        beginning.
         """
         for start in (self.forwarded, self._handle.root.start):
             if start is not None:
@@ -173,7 +174,7 @@ class GenerationFollower:
     def _enter(self, successor: GenerationRef, place: LogPosition | None = None) -> bool:
         """Continue in the file of `successor`, at `place` or after its header; return False if the file is missing.
 
-        The file is opened and checked first, and nothing of the handle changes until that has succeeded.
+        The file is opened and checked first. Until both steps have succeeded, the handle does not change.
         """
         handle = self._handle
         file = system.os.path.join(system.os.path.dirname(handle.path), system.os.fsdecode(successor.name))
@@ -215,7 +216,7 @@ class GenerationFollower:
         return True
 
     def _first_compaction(self) -> float:
-        """Return the length from which the generation just entered is compacted: 0 for a copy of a log."""
+        """Return the length from which the generation that was just entered is compacted; 0 for a copy of a log."""
         handle = self._handle
         least = handle.options.compact_bytes
         if handle.is_copy:
@@ -223,10 +224,10 @@ class GenerationFollower:
         return max(least, 2 * handle.offset) if least and handle.header.generation else least or NEVER
 
     def _switch(self, file: str, reader: int, writer: int, header: Header, start: LogPosition) -> None:
-        """Make this the generation in use. The position in it is unknown until the caller seeks.
+        """Make `file` the generation in use. The position in it is unknown until the caller seeks.
 
-        The new descriptors replace the old before these are closed: an interruption must not leave the handle with the
-        number of a closed descriptor, which another file may get.
+        The new descriptors replace the old ones before the old ones are closed. Otherwise an interruption could leave
+        the handle with the number of a closed descriptor, which another file may get.
         """
         handle = self._handle
         found = system.os.fstat(reader)
@@ -243,7 +244,7 @@ class GenerationFollower:
     # -- runs and lives --------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Bind the handle to the present run and life of the log. When another one begins, the handle is over."""
+        """Bind the handle to the present run and life of the log. When another run or life begins, the handle ends."""
         handle = self._handle
         self.run, self.life, handle.is_settled = handle.header.runs[:1], handle.header.life, True
 
@@ -260,7 +261,7 @@ class GenerationFollower:
     def _checked_header(self, file: str, fd: int, successor: GenerationRef) -> tuple[Header, LogPosition, bool]:
         """Return the header of the generation that `successor` names, its end, and whether the file is a copy.
 
-        A reference is a hint, so the id and number in the header must be those of `successor`.
+        A reference is a hint. So the header must have the id and the number that `successor` names.
         """
         handle = self._handle
         try:

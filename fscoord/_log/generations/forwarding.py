@@ -1,12 +1,13 @@
-"""Forward records after the seal of generation 0, which name the newest generation of a log.
+"""Forward records: records after the seal of generation 0 that name the newest generation of a log.
 
 Generation 0 keeps the log's own name and is never removed. Each later generation is a file of its own, which the seal
 of its predecessor names. After the seal of a later generation, a forward record is appended to generation 0. So an
 opener need not follow every seal, and superseded generations can be removed. A forward record is a hint: a process that
-follows one checks the id of the file that it finds, and follows the seals from there.
+follows a forward record checks the id of the file, and then follows the seals from that file.
 
 Whether the log is durable or not, generation 0 is synced before a forward record is written, and again after it. So a
-power failure can tear only the last one, and its torn bytes can be distinguished from damage as in a durable log.
+power failure can tear only the last forward record, and its torn bytes can be distinguished from damage as in a durable
+log.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ _HINT_BYTES = 512
 _TRIES = 200
 _PAUSE_S = 0.0005
 ORPHAN_MAX: Final = 1 << 20
-"""The longest file of zeros that counts as one whose content a power failure has lost, in bytes."""
+"""The maximum size, in bytes, of a file of zeros that counts as a file whose content a power failure has lost."""
 
 
 def hint(fd: int) -> GenerationRef | None:
     """Return the generation that the forward record at the very end of the log `fd` names, or None if there is none.
 
-    The bytes before it are not read. So only the record's own checksum is verified, and not its place in the chain.
+    The bytes before that record are not read. So only its own checksum is verified, and not its place in the chain.
     """
     size = system.os.fstat(fd).st_size
     system.os.lseek(fd, max(0, size - _HINT_BYTES), 0)
@@ -60,10 +61,11 @@ def hint(fd: int) -> GenerationRef | None:
 def newest(fd: int, start: LogPosition) -> tuple[GenerationRef | None, LogPosition, bool]:
     """Read the log `fd` from `start` on, to its end or to the first bytes that are not a good record.
 
-    Damage is not reported here: a handle that reads the log itself reports it.
+    This function does not report damage. A handle that reads the log reports it.
 
     Returns:
-        The generation that is named last, or None; the end of the last good record; whether other bytes follow it.
+        The generation that is named last, or None; the end of the last good record; and whether other bytes come after
+        that record.
     """
     system.os.lseek(fd, start.offset, 0)
     found: GenerationRef | None = None
@@ -105,7 +107,7 @@ def post(
 ) -> LogPosition | None:
     """Append a forward record to generation 0 that names `successor`, and sync it.
 
-    Nothing is appended if a record for this or a later generation is there already.
+    If generation 0 already names this or a later generation, nothing is appended.
 
     Args:
         path: the log's own name.
@@ -116,7 +118,7 @@ def post(
         reading: the flags of open(2) to read a file of this log.
         writing: the flags of open(2) to append to a file of this log.
         owned_fds: the open descriptors of the handle.
-        known: the result of an earlier call. Bytes before it never change, so they are not read again.
+        known: the position that an earlier call returned. Bytes before it never change, so they are not read again.
 
     Returns:
         The position after the last record. None if the lock of generation 0 was not free soon; the next compaction
@@ -139,8 +141,8 @@ def post(
         is_cut = known is not None and system.os.fstat(reader).st_size < known.offset
         named, place, is_torn = newest(reader, root.start if known is None or is_cut else known)
         if named is None or named.generation < successor.generation:
-            # Sync what precedes the record first. Otherwise a power failure could lose an earlier record and keep this
-            # one, and the gap between them would look like damage.
+            # First sync the bytes before the record. Otherwise a power failure could lose an earlier record and keep
+            # this one, and the gap between them would look like damage.
             system.os.fdatasync(fd)
             if is_torn:
                 place = _void(fd, reader, place)
@@ -232,8 +234,8 @@ def remove_superseded(
 ) -> None:
     """Remove generation `before`, which a forward record has superseded, and the orphans of the log.
 
-    The caller holds the lock of the generation before `newest`, and that of `newest`. So no seal will ever name another
-    file that no process locks: an unlocked file is an orphan, whose maker died before its seal.
+    The caller holds the locks of `newest` and of the generation before it. So no seal will ever name any other file
+    that is unlocked: such a file is an orphan, whose maker died before it wrote the seal.
 
     The name of a file proves nothing. So only files that belong to `owner`, and files without content, are removed. A
     file of a higher generation stays: it can only come from a log that was restored from a backup.
@@ -253,7 +255,7 @@ def remove_superseded(
 
 
 def is_removable(file: str, owner: LogIdentity, newest: int, reading: int, owned_fds: set[int]) -> bool:
-    """Return whether `file` belongs to `owner` and has no higher generation than `newest`, or holds nothing."""
+    """Return whether `file` belongs to `owner` and is not newer than generation `newest`, or has no content."""
     try:
         fd = safe_files.open_descriptor(file, reading, owned_fds=owned_fds)
     except (OSError, InsecurePathError) as error:
@@ -297,11 +299,11 @@ def _is_unlocked(file: str, kind: int, writing: int, owned_fds: set[int]) -> boo
 def remove_log(
     path: str, root: Root, owner: LogIdentity, clear: Callable[[str], object], flags: Flags, owned_fds: set[int]
 ) -> None:
-    """Remove the files of a finished log, as far as possible. Its last record has ended it, whatever files remain.
+    """Remove the files of a finished log, as far as possible. The log has ended even if some files remain.
 
     The caller holds the log lock. As soon as `path` is removed, another log may be created there. So ``clear(path)``
-    removes the files beside it first. Of the later generations, those are removed that existed before and that belong
-    to `owner`.
+    first removes the files beside the log. A later generation is removed if its file existed before `path` was removed,
+    and belongs to `owner`.
     """
     epoch = system.process_epoch()
     directory, base = system.os.path.split(path)

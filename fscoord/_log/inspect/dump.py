@@ -30,8 +30,8 @@ class Entry(NamedTuple):
         writer: the number of the session that wrote it.
         time: the time by the writer's wall clock, in seconds since the epoch. It is for people only.
         key: the key, empty for a record without one.
-        value: the value. For a ``void`` record it is the offset that the record skips, for a ``session`` its
-            description, and for a ``seal`` or a ``forward`` the name of the next file, each as text.
+        value: the value. For some kinds it is a text: for ``void`` the offset that is skipped, for ``session`` a
+            description of the session, and for ``seal`` and ``forward`` the name of the next file.
         generation: the number of the file; 0 has the log's own name.
     """
 
@@ -45,9 +45,10 @@ class Entry(NamedTuple):
 
 
 def dump(path: Any) -> Iterator[Entry]:
-    """Yield the records of the log at `path`, and those of its newest generation, without locking or writing.
+    """Yield the records of generation 0 of the log at `path`, then of its newest generation. Take no lock.
 
-    Generations between the two do not exist any more. The newest begins with a snapshot of their state.
+    The generations between these two do not exist any more. The newest generation begins with a snapshot of their
+    state. Nothing is written.
 
     Raises:
         StoreUnavailableError: a file can't be opened or read.
@@ -140,7 +141,7 @@ def _records(
         if used:
             yield _entry(path, offset, (found or others)[0], header.generation, following)
             offset, position, chain = offset + used, position + used, next_chain
-            # After a seal come forward records, which are synced like the records of a durable log.
+            # Only forward records come after a seal. They are synced like the records of a durable log.
             durable |= bool(others) and others[0][0] == record.SEAL
             continue
         verdict = torn_tail.examine(fd, offset, chain, zeros, durable=durable)

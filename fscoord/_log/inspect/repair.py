@@ -34,10 +34,10 @@ _BUFFER: Final = 1 << 20
 
 
 class LogCopy:
-    """A log that is being written: ``with LogCopy(path, header, mode) as copy``, then `add`, and `finish` at the end.
+    """A log that is being written. In ``with LogCopy(path, header, mode)``, call `add` for each record, then `finish`.
 
     Args:
-        path: the path at which it appears.
+        path: the path at which the finished log appears.
         header: the header to begin with; a new lineage begins with this log.
         mode: the permissions of the file.
     """
@@ -115,8 +115,8 @@ class Skipped(NamedTuple):
         writer: the number of the session that wrote it, 0 if not known.
         time: the time by the writer's wall clock, in seconds since the epoch.
         value_size: the length of its value in bytes.
-        is_certain: whether its checksum confirms kind, key, writer, time and size. Otherwise they are what the damaged
-            bytes say now.
+        is_certain: whether the record's checksum confirms kind, key, writer, time and size. Otherwise these fields are
+            decoded from damaged bytes.
     """
 
     file: str
@@ -145,7 +145,7 @@ class Repair(NamedTuple):
         generation: the number of that generation.
         kept: how many records were copied.
         skipped: how many records, or unreadable parts, were left out.
-        skipped_bytes: their length together.
+        skipped_bytes: the total length of the skipped records and parts.
         notes: further facts, one sentence each.
     """
 
@@ -173,8 +173,8 @@ def repair(
     """Copy the sound records of the log at `path` to a new log at `output`. The log itself is only read.
 
     Only the newest generation is copied, because it holds everything that counts. Its records are copied one by one,
-    with their writers and times. Before that, end all processes that use the store: its writers wait until the copy is
-    done. The copy is opened like any log.
+    with their writers and times. Before the call, end all processes that use the store: its writers wait until the copy
+    is done. The copy is opened like any log.
 
     Args:
         path: the path of a file store.
@@ -188,7 +188,7 @@ def repair(
 
     Raises:
         ValueError: a file exists at `output`.
-        CorruptLogError: nothing can be copied, or nothing without `salvage`.
+        CorruptLogError: the log can't be copied at all, or only with `salvage`.
         StoreUnavailableError: a file can't be opened, read or written.
         InsecurePathError: `path` is a symbolic link, or not a regular file.
         StoreTimeoutError: the log's lock was not released in time. The error names its holder.
@@ -260,14 +260,14 @@ def _repair(
 
 
 def _count_only(found: Record) -> None:
-    """Write nothing: `_RecordCopier` counts the record."""
+    """Write nothing. `_RecordCopier` counts the record."""
 
 
 # -- the generation that is copied -------------------------------------------------------------------------------------
 
 
 class _Source(NamedTuple):
-    """A file of the log, open, with its writers locked out; ``header`` is None if it can't be read."""
+    """An open file of the log, whose writers are locked out. ``header`` is None if the header can't be read."""
 
     file: str
     fd: int
@@ -278,7 +278,7 @@ class _Source(NamedTuple):
 
 
 class _Superseded(Exception):
-    """A named generation is missing: the log may have been compacted meanwhile, so begin again."""
+    """Raised if a named generation is missing. The log may have been compacted meanwhile, so it is opened again."""
 
     def __init__(self, named: GenerationRef) -> None:
         super().__init__()
@@ -369,7 +369,7 @@ def _open(
 
 
 def _find_successor(source: _Source, on_progress: ProgressCallback, notes: list[str]) -> GenerationRef | None:
-    """Return the newest generation that `source` names, before or after damage."""
+    """Return the newest generation that a sound record of `source` names. The record may come after damage."""
     found: GenerationRef | None = None
     scan = Scan(source.lockout, source.place, durable=source.header is not None and source.header.durable)
     bad: list[str] = []
@@ -421,13 +421,13 @@ def _refused(path: str, file: str, reason: str) -> CorruptLogError:
 
 
 class _RecordCopier:
-    """Copies the records of one file.
+    """The copier of the records of one file.
 
     Attributes:
         header: the header of the copy.
         kept: how many records were copied.
         skipped: how many records, or unreadable parts, were left out.
-        skipped_bytes: their length together.
+        skipped_bytes: the total length of the skipped records and parts.
     """
 
     def __init__(
@@ -509,7 +509,7 @@ class _RecordCopier:
         self._on_skipped(skipped)
 
     def _describe_damage(self, segment: Damaged, chain: int) -> Skipped:
-        """Describe unreadable bytes. If the length of the record is still known, decode its fields unverified."""
+        """Describe unreadable bytes. If the length of the record is still known, decode its unverified fields."""
         source, size = self._source, segment.end - segment.offset
         skipped = Skipped(source.file, segment.offset, size, segment.reason)
         if record.record_length(torn_tail.read_at(source.fd, segment.offset, record.PREFIX_SIZE), chain) != size:

@@ -36,8 +36,8 @@ __all__ = [
 _WINDOW: Final = 1 << 20
 _WORK_FACTOR: Final = 16
 _WORK_MIN: Final = 1 << 28
-"""The search for one record may checksum ``_WORK_FACTOR`` bytes for each byte of the file, or ``_WORK_MIN`` if that is
-more. The cost of verifying a candidate is the length that it claims. Without a bound, the search of a file that was
+"""The bounds of the search for one record: it may checksum ``_WORK_FACTOR`` bytes for each byte of the file, and always
+``_WORK_MIN`` bytes. A candidate costs as many bytes as the length that it claims. Without a bound, the search of a file
 made for that purpose could take days."""
 
 _LIKELY: Final = re.compile(  # lengths below 2^28, sessions below 2^24, times before the year 2262, a letter
@@ -49,7 +49,7 @@ def find_next(fd: int, bad: LogPosition) -> LogPosition | None:
     """Return the position of the next sound record after the bad one at `bad`, or None if there is none.
 
     If the length of the bad record is still known, its contents are not searched: a value may hold anything, such as
-    another log. Only if the length is lost as well can the search find a record inside of a value.
+    another log. The search can find a record inside a value only if the length is lost as well.
     """
     size = system.os.fstat(fd).st_size
     prefix = read_at(fd, bad.offset, record.PREFIX_SIZE)
@@ -72,7 +72,7 @@ def find_next(fd: int, bad: LogPosition) -> LogPosition | None:
 
 
 def _leads_to(fd: int, end: int, chain: int | None) -> bool:
-    """Return whether `chain` is the chain after the record whose checksum lies before `end`."""
+    """Return whether `chain` is the chain after the record that ends at `end`."""
     return record.chain_at_end(read_at(fd, end - record.TAIL_SIZE, record.TAIL_SIZE)) == chain
 
 
@@ -106,15 +106,15 @@ CHUNK: Final = 1 << 20
 RETRY_S: Final = 0.0005
 SOFT_LOCK_CHECKS: Final = 20
 SOFT_LOCK_CHECK_S: Final = 0.05
-"""A soft lock has no shared mode, so a scan waits until its marker is gone, but for no longer than a second: a writer
-that is not stopped appends a record in less."""
+"""A soft lock has no shared mode, so a scan waits until the marker is gone. It waits for at most a second, because a
+writer that is not stopped appends a record in less time."""
 
 ProgressCallback = Callable[[str, int, int], object]
 """Called with the path of a file, the number of bytes read of it, and its size."""
 
 
 class Sound(NamedTuple):
-    """Sound records that follow each other. ``data`` are their bytes, which begin at ``offset`` with ``chain``."""
+    """Consecutive sound records. ``data`` holds their bytes, from ``offset`` on; ``chain`` is the chain before them."""
 
     offset: int
     chain: int
@@ -124,7 +124,7 @@ class Sound(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset after the last of them."""
+        """The offset after the last record."""
         return self.offset + len(self.data)
 
 
@@ -199,7 +199,7 @@ class WriterLockout:
         return self._lock.fd
 
     def release(self) -> None:
-        """Let writers write again. Without the lock this does nothing."""
+        """Let writers write again. Do nothing if the lock is not held."""
         if self.is_held:
             self.is_held = False
             self._lock.unlock()
@@ -224,10 +224,10 @@ class WriterLockout:
 
 
 class Scan:
-    """Reads the file of `lockout` from `place` on. Nothing else may move the descriptor of `lockout` meanwhile.
+    """A scan of the file of `lockout` from `place` on. Nothing else may move the descriptor of `lockout` meanwhile.
 
     Attributes:
-        fd: that descriptor.
+        fd: the descriptor of `lockout`.
         place: the position after the last segment that was yielded.
     """
 
@@ -239,7 +239,7 @@ class Scan:
     def segments(self) -> Iterator[Segment]:
         """Yield the segments of the file in order, without a gap, up to its end.
 
-        A record is read as a whole, so this takes a few times the memory of the longest record.
+        Each record is read as a whole, so a scan takes a few times the memory of the longest record.
         """
         data, wanted = b"", CHUNK
         self._seek()
@@ -281,7 +281,7 @@ class Scan:
         return self.size() >= self.place.offset + size
 
     def _classify(self) -> Segment | None:
-        """Return the segment that the unreadable bytes at the place are; None if the lock is needed and not held."""
+        """Return the segment of the unreadable bytes at the place, or None if the lock is needed and not held."""
         start, chain = self.place
         verdict = torn_tail.examine(self.fd, start, chain, self._zeros, durable=self._durable)
         if isinstance(verdict, torn_tail.Skip):

@@ -44,9 +44,9 @@ class Finding(NamedTuple):
 
     Attributes:
         file: the path of the file.
-        offset: where it begins in the file, in bytes.
-        size: how many bytes it concerns.
-        is_damage: whether it keeps the store from being used. Everything else needs no attention.
+        offset: where the finding begins in the file, in bytes.
+        size: how many bytes the finding concerns.
+        is_damage: whether the finding keeps the store from being used. Any other finding needs no attention.
         message: what is wrong.
         advice: what is safe to do about it.
     """
@@ -86,9 +86,9 @@ class Report(NamedTuple):
         path: the path of the log.
         verdict: ``"sound"``; ``"torn"`` (sound, but the last record was never finished); ``"empty"`` (no writer has
             opened it yet); or ``"damaged"``.
-        generations: its files, in their order. Those between the first and the last that still exist are not part of
-            the log any more.
-        findings: the damage and other facts that were found, in the same order.
+        generations: the files of the log, in order. A file between the first and the last may still exist, but is not
+            part of the log any more.
+        findings: the damage and other facts that were found, in the order of the files.
         more: the number of findings that are not listed because there are too many.
     """
 
@@ -136,7 +136,7 @@ def verify(path: Any, *, timeout: Timeout = 10.0, on_progress: ProgressCallback 
 
 
 class _Superseded(Exception):
-    """A named generation is missing: the log may have been compacted meanwhile, so read it once more from the start."""
+    """Raised if a named generation is missing. The log may have been compacted meanwhile, so it is read again."""
 
     def __init__(self, named: GenerationRef) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class _Verification:
         self.find(Finding(file, offset, size, True, message, advice))
 
     def _read_file(self, file: str, named: GenerationRef | None) -> GenerationRef | None:
-        """Read one file of the log, generation 0 or the one that is `named`; return the generation that it names."""
+        """Read generation 0, or the generation `named`. Return the generation that this file names, or None."""
         try:
             fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
         except OSError as error:
@@ -204,7 +204,7 @@ class _Verification:
             system.close_quietly(fd)
 
     def _report_missing(self, file: str, named: GenerationRef) -> None:
-        """Report that a named file does not exist. The first time it may have been superseded, so begin again."""
+        """Report that the file of `named` does not exist. The first time, begin again: it may have been superseded."""
         if named != self._missing:
             raise _Superseded(named)
         message = f"generation {named.generation} of the log is missing: what it held is lost"
@@ -256,7 +256,7 @@ class _Verification:
             self.find(Finding(self._path, 0, 0, False, message, "nothing"))
 
     def _report_unused_files(self) -> None:
-        """Report files beside the log whose names look like generations, and which are not part of it."""
+        """Report files beside the log that are named like generations but are not part of the log."""
         directory, base = system.os.path.split(self._path)
         known = {system.os.path.basename(generation.file) for generation in self.generations}
         newest = max(generation.generation for generation in self.generations)
@@ -281,7 +281,7 @@ class _Verification:
 
 
 class _FileReader:
-    """Reads one file of the log for `whole`, from the end of its `header` on."""
+    """The reader of one file of the log for `whole`, from the end of `header` on."""
 
     def __init__(self, whole: _Verification, file: str, named: GenerationRef | None, header: Header) -> None:
         self._whole, self._file, self._named, self._header = whole, file, named, header
@@ -318,7 +318,7 @@ class _FileReader:
         return self._successor
 
     def _compare_hint(self, scan: Scan) -> None:
-        """Check a forward record at the very end of generation 0: openers follow it, whatever lies before it."""
+        """Check the forward record at the end of generation 0. Openers follow it without reading the bytes before."""
         if self._named is not None or self._ends != TORN:  # a torn end was read with writers locked out
             return
         hinted = forwarding.hint(scan.fd)

@@ -2,7 +2,7 @@
 
 On a local file system a reader takes no lock: the checksums show whether the last record is complete. Without the lock,
 bytes that do not fit may be a record that is being written at this moment. So a verdict of damage counts only under the
-lock, and a reader without it raises `NeedsLock`.
+lock, and a reader without the lock raises `NeedsLock`.
 
 The cursor stops after a seal. Its caller enters the next generation (`generations.follower`).
 """
@@ -69,21 +69,21 @@ class Cursor:
         self._machine.reset()
         self._table.reset()
         self._handle.bell = 0
-        self._handle.path_checked_at = 0.0  # a reader that has read all of it again must check the path at once
+        self._handle.path_checked_at = 0.0  # the next read must check the path at once
         self.seek(self._handle.start)
 
     def advance(self, data: bytes, *, locked: bool) -> bool:
-        """Apply the records in `data`, which was just read, and then those that follow in the file, to its end.
+        """Apply the records in `data`, then read and apply all further records of the file.
 
-        Where ``handle.short_read_is_end`` is false, only a read of 0 bytes proves the end: on some file systems a read
-        may return fewer bytes than requested before the end. A writer must have read to the end: otherwise the chain of
-        its record would be wrong.
+        If ``handle.short_read_is_end`` is false, only a read of 0 bytes proves the end of the file. On some file
+        systems, a read before the end may return fewer bytes than requested. A writer must have read to the end.
+        Otherwise the chain of its record would be wrong.
 
         ``handle.pending`` holds the bytes between ``handle.offset`` and the position of the descriptor. They are the
         beginning of a record that has not been read completely.
 
         Args:
-            data: bytes that the caller has read from the descriptor, which follow ``pending``.
+            data: the bytes after ``pending``, which the caller has just read from the descriptor.
             locked: whether the caller holds the log lock, so that a verdict of damage is final.
 
         Returns:
@@ -106,9 +106,9 @@ class Cursor:
                 data = data[: record.end_of_first(data, record.SEAL)]
                 records, others, used, chain, missing = record.decode(data, handle.chain)
             if used:
-                # Set before the first record is applied and replaced only after `offset` has moved past the last. If an
-                # exception comes in between, it is unknown which records were applied: to apply an `add` or a push a
-                # second time would be wrong, so recovery resets the state machine.
+                # The flag is set before the first record is applied, and replaced only after `offset` has moved past
+                # the last record. If an exception comes in between, it is unknown which records were applied. To apply
+                # an `add` or a push twice would be wrong, so recovery resets the state machine.
                 handle.recovery = APPLYING
                 try:
                     if records:
@@ -143,7 +143,10 @@ class Cursor:
         return False
 
     def apply(self, records: Sequence[Record], data: bytes) -> None:
-        """Apply `records`, all data or all control records, with which `data` begins. The caller moves the offset."""
+        """Apply `records`, which are all data or all control records. `data` begins with their bytes.
+
+        The caller moves the offset.
+        """
         if records[0][0] not in record.DATA_KINDS:
             self._apply_control(records)
         elif len(data) <= self._handle.spill_at:
@@ -152,7 +155,7 @@ class Cursor:
             self._machine.apply(self._spill(records, data))
 
     def _spill(self, records: Sequence[Record], data: bytes) -> Sequence[SpilledRecord]:
-        """Return `records`, with which `data` begins, as the state machine gets them: long values stay in the file."""
+        """Return `records` with a `Spilled` for each long value. `data` begins with the bytes of `records`."""
         kept, keys = spill.leave_long(records, data, self._handle.offset, self._handle.spill_at)
         if keys:
             self._machine.mark_spilled(keys)
@@ -205,8 +208,8 @@ class Cursor:
     def _sync(self) -> None:
         """Sync the records that were just read, before the caller acts on them.
 
-        Another process may have written them and died before its own sync. After a failed sync the kernel may drop the
-        pages, so a second fdatasync(2) would succeed without effect. A failed sync therefore ends the handle.
+        Another process may have written these records and died before its own sync. After a failed sync the kernel may
+        drop the pages, so a second fdatasync(2) would succeed without effect. A failed sync therefore ends the handle.
         """
         handle = self._handle
         try:
@@ -240,7 +243,7 @@ class Cursor:
     def examine(self) -> torn_tail.Skip | torn_tail.Torn | torn_tail.Damage:
         """Return the verdict on the bytes after the last good record.
 
-        They are read through another descriptor, because `torn_tail.examine` moves its position.
+        The bytes are read through another descriptor, because `torn_tail.examine` moves the position of its descriptor.
         """
         handle = self._handle
         fd = reopen(handle, handle.read_flags)
@@ -261,7 +264,7 @@ class Cursor:
             handle.close_fd(fd)
 
     def move(self, offset: int, chain: int) -> None:
-        """Continue at `offset`, on a new descriptor, which is checked to be of the same file."""
+        """Continue at `offset` on a new descriptor. `reopen` checks that it is of the same file."""
         handle = self._handle
         fd = reopen(handle, handle.read_flags)
         system.os.lseek(fd, offset, 0)

@@ -1,8 +1,8 @@
-"""`LargeValues`: read the long values of one handle, which are left in the file.
+"""`LargeValues`: the long values of one handle, which are left in the file.
 
 The offset of a long value counts only in the generation in use. When the handle enters the next generation, it finds
-the value in the snapshot there. For that it reads the heads of the snapshot's records, without the values. So the file
-of a superseded generation can be closed at once.
+the value in the snapshot there. To find the value, the handle reads the heads of the snapshot's records, without their
+values. So the file of a superseded generation can be closed at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOST: Final = GENERATION | CLOSED | DESCRIPTORS | SERVER_STATE
 SERVER_FORGOT: Final = frozenset((system.errno.ESTALE, system.errno.EIO))
 """The errors of a file server that has restarted, or whose file another host has removed."""
 TRIES: Final = 4
-"""How many errors in a row are retried; the last is raised."""
+"""How many times in a row a read is tried. The last error is raised."""
 
 
 class LargeValues:
@@ -39,21 +39,21 @@ class LargeValues:
         self._forgotten = 0
 
     def relocate(self, place: LogPosition) -> None:
-        """In a new generation, whose snapshot ends at `place`: find the offsets of the long values in it.
+        """Find the offsets of the long values in a new generation, whose snapshot ends at `place`.
 
-        If a value is missing there, read the whole generation again.
+        If a value is missing in the snapshot, read the whole generation again.
         """
         handle = self._handle
         long = spill.find_long(handle.reader_fd, handle.start, place, handle.spill_at)
         try:
             is_all_there = self._machine.relocate_spilled(long)
         finally:
-            long.close()  # an exception in a generator that the collector closes would be lost
+            long.close()  # if the collector closed the generator, an exception in it would be lost
         if not is_all_there:
             self._cursor.reset()
 
     def read_unlocked(self, spilled: Spilled) -> bytes:
-        """Return the bytes of a long value. The caller holds the mutex, by `Log.inspect`, and not the log's lock.
+        """Return the bytes of a long value. `Log.inspect` calls this under the mutex, and without the log's lock.
 
         Raises:
             NeedsLock: the read failed, or the bytes have changed. `read_locked` raises the reason.
@@ -99,7 +99,7 @@ class LargeValues:
         return value
 
     def _read_past_cache(self, spilled: Spilled) -> bytes | None:
-        """On a mount whose cache may not be valid: read from a new descriptor, and not from the cache."""
+        """Read from a new descriptor and past the cache, because the cache of the mount may not be valid."""
         handle = self._handle
         try:
             fd = reopen(handle, handle.read_flags)

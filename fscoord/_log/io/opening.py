@@ -172,8 +172,8 @@ def _check_header(path: str, options: LogOptions, reader: int, writer: int, data
 def _initialise(path: str, options: LogOptions, fd: int) -> None:
     """Write the header of an empty file, under the lock.
 
-    Without a header the kind of lock of the log is not known. So the OFD lock is taken as well where there is one: it
-    excludes processes that open the file with another kind.
+    Before the header exists, the log's kind of lock is not known. So an open-file-description lock is taken as well, if
+    the platform has it. It excludes processes that open the file with another kind of lock.
 
     A process that dies here leaves a part of a header. That part is the only data of a log that is ever truncated, and
     only while the file is too short to hold a record.

@@ -74,7 +74,8 @@ def _absent(directory: str) -> str:
 def open_descriptor(path: str, flags: int, mode: int = 0o600, owned_fds: set[int] | None = None) -> int:
     """Open `path` without following a symbolic link, blocking on a FIFO, or passing the descriptor to a new program.
 
-    The descriptor is added to `owned_fds`; without that, to `system.loose`, from which `system.close_quietly` takes it.
+    The descriptor is added to `owned_fds`. If that is None, the descriptor is added to `system.loose`, from which
+    `system.close_quietly` removes it.
     """
     extra = system.O_CLOEXEC | system.O_NOFOLLOW | system.O_NONBLOCK | system.O_BINARY
     try:
@@ -94,7 +95,7 @@ def _open_owned(path: str, flags: int, mode: int, owned_fds: set[int]) -> int:
     opened: list[int] = []
     opening = partial(opened.extend, map(system.os.open, (path,), (flags,), (mode,)))
     system.in_one_chain(opening, partial(owned_fds.update, opened))
-    return opened[0]  # not what is new in `owned_fds`: another thread may have added to it
+    return opened[0]  # not the new member of `owned_fds`, because another thread may have added one
 
 
 def close_owned(fd: int, owned_fds: set[int]) -> None:
@@ -138,7 +139,7 @@ def check(path: str, fd: int, mode: int, *, read_only: bool) -> None:
 
 
 def _uid_given_to_ours(path: str) -> int:
-    """Return the owner of a new file beside `path`, which may be another user: NFS servers map users (root squash)."""
+    """Return the owner that a new file beside `path` gets. An NFS server may map users (root squash)."""
     probe = temporary_name(path)
     opened = system.Descriptors()
     try:
@@ -156,7 +157,7 @@ def _uid_given_to_ours(path: str) -> int:
 
 
 def _remove_temporary_names(path: str, found: Any) -> None:
-    """Unlink the temporary names of the file itself. Its creator died before it could, or is about to do the same."""
+    """Unlink the temporary names of the file. Its creator died before it could unlink them, or is about to do so."""
     directory, base = system.os.path.split(path)
     for name in system.os.listdir(directory):
         if name.startswith(base + ".") and name.endswith(TEMPORARY_SUFFIX):
@@ -172,7 +173,8 @@ def _remove_temporary_names(path: str, found: Any) -> None:
 def inherit_permissions(source: str, target: str) -> None:
     """Give the new file `target` the permissions of `source`, as far as this process may.
 
-    This is for side-cars: a user that can't open one loses its hints only. See also `copy_permissions`.
+    This is for the small files beside a log. A user who can't open one of them loses only its hints. See also
+    `copy_permissions`.
     """
     try:
         copy_permissions(source, target)
@@ -188,7 +190,7 @@ def copy_permissions(source: str, target: str) -> None:
     A process of root also sets the owner.
 
     Raises:
-        OSError: this process is not permitted to. Users of `source` might then be unable to use `target`.
+        OSError: this process may not set them. Users of `source` might then be unable to use `target`.
     """
     wanted, found = system.os.stat(source), system.os.stat(target)
     owner = wanted.st_uid if found.st_uid != wanted.st_uid and system.os.geteuid() == 0 else -1

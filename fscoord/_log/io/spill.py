@@ -1,10 +1,10 @@
 """Long values that are left in the file: find their offsets in records, and read them from there.
 
-A value that is not kept in memory is represented by a `Spilled`: the offset of its bytes in the generation in use, and
-their checksum, with which each read verifies them. Bytes of a log never change, so they can be read without its lock.
+A `Spilled` represents a value that is not kept in memory. It holds the offset of the bytes in the generation in use,
+and their checksum. Each read verifies the checksum. Bytes of a log never change, so they can be read without its lock.
 
-Only pread(2) is used, which does not move the position of the descriptor. pyfakefs does not have it, so under pyfakefs
-nothing is spilled.
+Only pread(2) is used, because it does not move the position of the descriptor. pyfakefs has no pread(2), so under
+pyfakefs no value is spilled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Spilled:
 
 
 Fetch = Callable[[Spilled], bytes]
-"""Reads a value from the file."""
+"""A function that reads a value from the file."""
 
 SpilledRecord = tuple[int, bytes, bytes | Spilled, int, int]
 """A record whose value may be left in the file."""
@@ -106,8 +106,8 @@ def _spill(value: bytes, offset: int, least: int) -> bytes | Spilled:
 def checksum_of_both(first: int, second: int, size: int) -> int:
     """Return the CRC-32 of two concatenated byte strings, from the CRC-32 of each and the `size` of the second.
 
-    CRC is linear: to prepend the first string changes the checksum of any `size` bytes by the same XOR. So the
-    difference can be computed for `size` zeros, and applied to `second`.
+    CRC is linear: prepending the first string changes the checksum of any `size` bytes by the same XOR. So this
+    function computes that XOR for `size` zeros, and applies it to `second`.
     """
     seeded, plain = first, 0
     while size > 0:

@@ -47,7 +47,8 @@ Verdict = Skip | Torn | Damage
 def void_place(end: int) -> int:
     """Return the offset of the VOID for a torn record: the first sector boundary at least one sector after `end`.
 
-    `end` is where the record would end according to its length, or where its prefix ends if that is torn as well.
+    `end` is the end of the record according to its length. If the length is torn as well, `end` is the end of the
+    record's prefix.
     """
     return _next_sector(end + record.SECTOR)
 
@@ -59,11 +60,11 @@ class DeadlineReached(Exception):
 class Zeros:
     """The range of a file that is known to hold zeros only, so that each zero is read once.
 
-    The bytes of a log below an end of file that a process has seen never change, so a zero stays a zero.
+    A byte never changes once a process has seen an end of file after it, so a zero stays a zero.
 
     Args:
         is_sparse: whether to use SEEK_DATA of lseek(2). If a file system reported a hole in the place of data, records
-            would be missed. So it is used only where it is known to be right: see `mount.Mount.reports_holes`.
+            would be missed. So SEEK_DATA is used only where it is known to be right: see `mount.Mount.reports_holes`.
     """
 
     __slots__ = ("_end", "_start", "deadline", "is_sparse")
@@ -75,7 +76,7 @@ class Zeros:
         self._start = self._end = 0
 
     def forget(self) -> None:
-        """Forget the range, which was of another file, or may have been read from a stale cache."""
+        """Forget the range, because it belongs to another file or may have been read from a stale cache."""
         self._start = self._end = 0
 
     def first_data(self, fd: int, start: int, end: int) -> int | None:
@@ -131,7 +132,8 @@ def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) ->
     place = void_place(end)
     # A bad record is torn if its writer never wrote the end of it. Otherwise it was complete once, and is damaged. Two
     # facts decide. The next record begins directly after a complete record, but only zeros and then a VOID come after a
-    # torn one. And a complete record ends with a newline; where that would be, a torn one has a zero or the file ends.
+    # torn one. And a complete record ends with a newline. In a torn record that byte is zero, or the file ends before
+    # it.
     verdict: Verdict = Damage(offset, "the record's checksum does not match")
     if zeros.first_data(fd, end, min(place, size)) is None:
         torn = read_at(fd, end - 1, 1) in (b"", b"\0")
@@ -209,7 +211,7 @@ def _holds_data(fd: int, start: int, end: int) -> bool:
 
 
 def read_at(fd: int, offset: int, size: int) -> bytes:
-    """Return up to `size` bytes from `offset`, fewer only at the end of the file. This moves the offset of `fd`.
+    """Return up to `size` bytes from `offset`, fewer only at the end of the file. This moves the position of `fd`.
 
     pread(2) is not used, because under pyfakefs it reads another file.
     """

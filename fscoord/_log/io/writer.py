@@ -40,7 +40,7 @@ class LogWriter:
         self._last_time = 0
 
     def next_time(self) -> int:
-        """Return the time of the next record, in ns by the wall clock. Two records of a session never have the same."""
+        """Return the time of the next record, in ns by the wall clock. It rises with each record of a session."""
         self._last_time = max(system.time.time_ns(), self._last_time + 1)
         return self._last_time
 
@@ -48,7 +48,7 @@ class LogWriter:
         """Write a record, sync it if the log is durable, and apply it.
 
         Raises:
-            StoreUnavailableError: ``maybe_applied`` is true if the record may have been written.
+            StoreUnavailableError: the write failed; ``maybe_applied`` is true if the record may have been written.
         """
         handle = self._handle
         time_ns = system.time.time_ns()
@@ -58,9 +58,9 @@ class LogWriter:
         data, chain = record.encode(kind, key, value, session, time_ns, handle.chain)
         size = len(data)
         self._write(data)
-        # The record counts from here on, so it is applied only now. The descriptor must skip it before the next read,
-        # or it would be applied twice. The flag covers all of it: after an interruption between any two of these lines,
-        # recovery reads the generation again, and finds the record there.
+        # The record counts from here on, so it is applied only now. The descriptor must skip the record before the next
+        # read. Otherwise the record would be applied twice. The flag covers all these lines: after an interruption
+        # between any two of them, recovery reads the generation again, and finds the record there.
         handle.recovery = APPLYING
         system.os.lseek(handle.reader_fd, size, 1)
         records = ((kind, key, value, session, time_ns),)
@@ -75,7 +75,7 @@ class LogWriter:
     def void_tail(self) -> None:
         """Append a void after the torn record at the end of the log, if there is one.
 
-        The lock is held, so no writer is still writing those bytes.
+        The caller holds the lock, so no other writer is still writing the torn bytes.
         """
         handle = self._handle
         if not handle.pending and not handle.is_torn:

@@ -1,11 +1,11 @@
-"""`LivenessFile`: the side-car in which each living session locks a byte, and the proof that a process is dead.
+"""`LivenessFile`: the file in which each living session locks a byte. `ProcessIdentity` proves that a process is dead.
 
-Session n holds a lock on byte n. The kernel drops the lock when the process dies in any way, and across NFS hosts the
-server does. F_OFD_GETLK reports whether a byte is locked, without locking anything or waiting. An unlocked byte is only
-evidence of a death: see `Log.record_death`.
+Session n holds a lock on byte n. However the process dies, the kernel drops the lock; on NFS, the server drops it.
+F_OFD_GETLK reports whether a byte is locked, without locking anything or waiting. An unlocked byte is only evidence of
+a death: see `Log.record_death`.
 
-The file is never replaced. It holds a random id, which the records of sessions name: a byte in a file with another id
-is no evidence about them.
+The file is never replaced. It holds a random id, which the session records name. A byte in a file with another id is
+not evidence about these sessions.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def open_liveness_file(
     Args:
         path: the path of the log.
         mode: the permissions of a new file.
-        owned_fds: the open descriptors of the handle; that of the file is added.
-        create: create the file if it does not exist. The caller holds the log's lock, so no other process does so too.
+        owned_fds: the open descriptors of the handle. The file's descriptor is added to them.
+        create: create the file if it does not exist. The caller holds the log's lock, so no other process creates it at
+            the same time.
         read_only: open for reading. The bytes can then be probed, but not locked.
 
     Raises:
@@ -88,8 +89,9 @@ def _write(fd: int, data: bytes) -> None:
 def _is_unfinished(fd: int, data: bytes) -> bool:
     """Return whether the liveness file `fd`, which begins with `data`, was never written completely.
 
-    It has just been created, or its creator has died. Since it is never synced, a power failure may also leave zeros.
-    Zeros count only if no byte is locked: a living session would have found the file complete before it locked one.
+    Such a file has just been created, or its creator has died. The file is never synced, so a power failure may also
+    leave zeros in it. Zeros count only if no byte is locked, because a living session found the file complete before it
+    locked a byte.
     """
     if len(data) < SIZE and MAGIC.startswith(data[: len(MAGIC)]):
         return True
@@ -119,10 +121,10 @@ class LivenessFile:
         self._owned_fds = owned_fds
 
     def hold(self, number: int) -> bool:
-        """Lock byte `number`, and unlock the byte held before; return False if another open file has locked it.
+        """Lock byte `number`, and unlock the previous byte. Return False if another open file has locked `number`.
 
         Raises:
-            OSError: the file system has no such locks, or it failed.
+            OSError: the file system has no such locks, or the call failed.
         """
         fcntl = system.fcntl
         # The new byte is locked before the old one is unlocked, so that the handle holds a byte at every moment.
@@ -170,7 +172,7 @@ class LivenessFile:
     def release(self) -> None:
         """Unlock the byte that this handle has locked.
 
-        To close the descriptor is not enough. A child that another thread forks at that moment may inherit it, and the
+        Closing the descriptor is not enough. A child that another thread forks at that moment may inherit it, and the
         byte would stay locked for as long as the child lives.
         """
         number, self.number = self.number, 0
@@ -216,17 +218,17 @@ class ProcessIdentity(NamedTuple):
         return self.is_other_process(session) or system.is_zombie(session.pid)
 
     def shares_processes_with(self, session: Session) -> bool:
-        """Return whether the process number of `session` names the same process here."""
+        """Return whether a process number means the same process in `session` and here."""
         here = (self.host, self.boot_id, self.pid_space)
         return here == (session.host, session.boot_id, session.pid_space) and any(self.boot_id) and self.pid_space > 0
 
     def is_same_process(self, session: Session) -> bool:
-        """Return whether the process with the number of `session` is certainly the session's."""
+        """Return whether the process with the number of `session` is certainly the process of `session`."""
         began = session.start_time if session.time_space == self.time_space else 0
         return self.shares_processes_with(session) and system.start_time(session.pid) == began != 0
 
     def is_other_process(self, session: Session) -> bool:
-        """Return whether the process with the number of `session` has certainly begun at another time."""
+        """Return whether the process with the number of `session` is certainly another, which began at another time."""
         if session.time_space != self.time_space or not session.start_time:
             return False  # start times of different time namespaces can't be compared: time_namespaces(7)
         found = system.start_time(session.pid)

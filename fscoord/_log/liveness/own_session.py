@@ -1,7 +1,8 @@
-"""The session of one handle: `Liveness` holds its byte and probes those of others, `Registration` appends its record.
+"""The session of one handle: `Liveness` locks and probes bytes, and `Registration` appends the session record.
 
-An unlocked byte does not prove a death: it may be that of a host that was cut off and comes back. So a process that
-finds one appends a death record, under the log lock and after another probe. All processes agree on the record.
+An unlocked byte does not prove a death: the session's host may have been cut off, and may come back. So a process that
+finds an unlocked byte probes it again under the log lock, and appends a death record. All processes agree on the
+record.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ __all__ = ["Liveness", "Registration"]
 
 
 BYTE_TRIES: Final = 64
-"""How many bytes of the liveness file a new session tries to lock. If all are taken, it has no byte."""
+"""How many bytes of the liveness file a new session tries to lock. If all of them are taken, the session has no
+byte."""
 
 CHECK_S: Final = 1.0
 """How long a check of the handle's own byte, and of the name of the liveness file, remains valid, in seconds."""
@@ -55,7 +57,7 @@ class Liveness:
         return system.has_ofd_locks() and not system.is_fake_fs() and not self._handle.options.is_soft
 
     def take_byte(self) -> int:
-        """Under the log's lock: return the first number never used whose byte is free, and lock that byte.
+        """Return the first number never used whose byte is free, and lock that byte. The caller holds the log's lock.
 
         The byte is locked before the session record is appended. In the opposite order, a probe between the two would
         find the new session dead.
@@ -97,7 +99,7 @@ class Liveness:
         return self.file
 
     def lose(self) -> None:
-        """Close the liveness file. That unlocks the byte, except in a forked child, whose parent keeps it."""
+        """Close the liveness file, which unlocks the byte. In a forked child the byte stays locked for the parent."""
         self.file = None
         for fd in list(self._fds):
             safe_files.close_owned(fd, self._fds)
@@ -108,7 +110,7 @@ class Liveness:
             self.file.release()
 
     def check_byte(self, now: float) -> None:
-        """At most once every `CHECK_S`: lock the handle's own byte again, since a lost connection drops locks.
+        """Lock the handle's own byte again, at most once every `CHECK_S`, because a lost connection drops locks.
 
         If the liveness file is gone or another handle has locked the byte, the handle registers as another session with
         its next write.
@@ -124,11 +126,12 @@ class Liveness:
             keeps = False
         if not keeps:
             self.lose()
-            # Not `bind`: the log lock may be held, and must be released with the range with which it was acquired.
+            # `bind` is not called, because the log lock may be held. It must be released with the range that was
+            # acquired.
             self._handle.lock.session = 0
 
     def is_alive(self, number: int, home: ProcessIdentity | None) -> bool | None:
-        """Probe session `number`: return whether it lives, or None if that can't be known. The caller holds the mutex.
+        """Probe session `number`. Return whether it lives, or None if that is unknown. The caller holds the mutex.
 
         False is only evidence until a death record exists. With `home`, the process of the session is probed as well:
         a byte also stays locked if a child has inherited the descriptor of a dead process.
@@ -150,7 +153,7 @@ class Liveness:
 
 
 class Registration:
-    """The session record of one handle, which it appends before its first write.
+    """The session record of one handle, which the handle appends before its first write.
 
     Args:
         introduce: returns the content of the session record: host, process and label.
@@ -169,9 +172,10 @@ class Registration:
         self.rank: int | None = None
 
     def append(self) -> int:
-        """Under the log's lock: register this handle and return its number, which the lock's range shows from then on.
+        """Register this handle and return its session number. The caller holds the log's lock.
 
-        The lock is bound last. Until the record is appended, no reader could resolve the number that the range shows.
+        From then on the lock's range shows the number. The lock is bound last, because a reader can resolve the number
+        only after the record was appended.
         """
         handle, liveness = self._handle, self._liveness
         session = self._introduce()

@@ -1,6 +1,6 @@
 """`SessionTable`: the sessions that a log has recorded, their ranks and deaths, and how many participants have left.
 
-It applies records, and does no I/O. The process mutex of the log guards it.
+The table applies records, and does no I/O. The process mutex of the log guards it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SessionTable:
         return self.is_ended or 0 < self.participants <= self.left
 
     def reset(self) -> None:
-        """Forget all records: they will be applied again from the first."""
+        """Discard the state. All records will be applied again, from the first."""
         self.sessions.clear()
         self.ranks.clear()
         self.deaths.clear()
@@ -52,7 +52,7 @@ class SessionTable:
     # -- records ---------------------------------------------------------------------------------------------------
 
     def add(self, number: int, session: Session) -> None:
-        """Apply the record of a new session, or a further record of a known session, whose earlier ranks stay valid."""
+        """Apply a session record. A further record of a known session may add a rank; its earlier ranks stay valid."""
         known = self.sessions.get(number)
         if known is not None:
             session = session._replace(since_ns=known.since_ns)
@@ -71,7 +71,7 @@ class SessionTable:
         """Return the sessions that a snapshot keeps, in order of their numbers.
 
         These are the sessions without a death record, and the last session of each rank. The session with the highest
-        number is always kept, so that no number is assigned twice. A number below it that is missing is that of a dead
+        number is always kept, so that no number is assigned twice. A lower number that is missing belongs to a dead
         session (see `dead_sessions`).
         """
         ranked = {max(numbers) for numbers in self.ranks.values()}
@@ -91,12 +91,12 @@ class SessionTable:
     # -- questions -------------------------------------------------------------------------------------------------
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of `ranks` that have sessions, all of which are recorded as dead."""
+        """Return each of `ranks` that has sessions and whose sessions are all recorded as dead."""
         deaths, known = self.deaths, self.ranks
         return [rank for rank in ranks if rank in known and all(number in deaths for number in known[rank])]
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        """Return those of the sessions `numbers` that are dead: recorded as dead, or left out of a snapshot since."""
+        """Return each of the sessions `numbers` that is recorded as dead, or that a snapshot has left out since."""
         known, last = self.sessions, self.last
         return [n for n in numbers if n in self.deaths or (n not in known and 0 < n <= last)]
 
@@ -106,5 +106,5 @@ class SessionTable:
         return sorted(set(some) - self.deaths.keys())
 
     def presumed_alive_among(self, numbers: Iterable[int]) -> list[int]:
-        """Return those of the sessions `numbers` that are known and not recorded as dead."""
+        """Return each of the sessions `numbers` that is known and not recorded as dead."""
         return sorted((self.sessions.keys() & set(numbers)) - self.deaths.keys())

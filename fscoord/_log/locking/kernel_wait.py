@@ -1,16 +1,19 @@
-"""Wait for a log's lock in the kernel, and still keep a deadline.
+"""Wait for a log's lock in the kernel, with a deadline.
 
 A lock call that blocks in the kernel can't be given a deadline: Python repeats it after a signal. So a thread makes
 that call. There is one such thread for each log and process, however many threads of the process wait.
 
 The thread blocks on a descriptor of its own. Suppose that it used the descriptor of a handle, and all waiters gave up.
 When another thread then acquired the lock on that descriptor, the kernel would grant the blocked request as well, and
-two threads would have the lock. When the kernel grants the lock, the thread hands it over to the first waiter, together
-with the descriptor. If no waiter is left, the thread unlocks it.
+two threads would have the lock.
 
-The order of the locks: `_guard` protects `_requests` and the list of waiters of each. It is held for a few lines
-only, in which nothing blocks. A thread that holds a process mutex may take `_guard` (see `cancel_wait`), and no thread
-does so in the opposite order: the thread that hands over a lock takes the process mutex without holding `_guard`.
+When the kernel grants the lock, the thread hands the lock over to the first waiter, together with the descriptor. If no
+waiter is left, the thread releases the lock.
+
+The order of the locks: `_guard` protects `_requests` and the list of waiters of each request. It is held for a few
+lines only, and nothing blocks in them. A thread that holds a process mutex may take `_guard` (see `cancel_wait`), and
+no thread does so in the opposite order: the thread that hands over a lock takes the process mutex without holding
+`_guard`.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ class WaitableLock(Protocol):
 
 
 def wait_for_lock(lock: WaitableLock, left: float, reopen: Callable[[], int]) -> None:
-    """Return when `lock` has been handed over, when another attempt to lock is worthwhile, or after `left` seconds.
+    """Wait until `lock` was handed over, until another attempt to lock is worthwhile, or for `left` seconds.
 
     `reopen` opens the log once more and returns the descriptor.
 
@@ -95,10 +98,10 @@ class _Waiter:
 
 
 class _LockThread:
-    """A thread that blocks in the kernel for the lock of one log, and hands it over to the first of its waiters.
+    """A thread that blocks in the kernel for the lock of one log, and hands the lock over to the first waiter.
 
-    The thread itself stores the handover in the waiter's lock, because no KeyboardInterrupt can reach it: Python
-    raises one in the main thread only.
+    This thread, and not the waiter, stores the handover in the waiter's lock. No KeyboardInterrupt can reach this
+    thread, because Python raises one in the main thread only.
     """
 
     def __init__(self, key: tuple[int, int, int], first: _Waiter) -> None:
@@ -149,7 +152,7 @@ class _LockThread:
     def _first(self, *, end: bool = False) -> _Waiter | None:
         """Return the first waiter that has not given up. If there is none and `end` is set, accept no more waiters.
 
-        Both happen under one hold of the guard. Otherwise a waiter could join a thread that is about to end.
+        Both steps happen under one hold of the guard. Otherwise a waiter could join a thread that is about to end.
         """
         with _guard[0]:
             self.remove()
@@ -178,9 +181,9 @@ class _LockThread:
                     self.fd = -1
             waiter.gone = True
             waiter.wake.set()
-        # The thread that takes the lock releases the handover. If none does within `HANDOVER_S`, because the waiter has
-        # given up or is inside a signal handler, the lock is released here. Otherwise no process could get it. Only
-        # one of the two threads can find `lock.handover` set, because both test it under the mutex.
+        # The thread that takes the lock releases the handover. If no thread does so within `HANDOVER_S`, because the
+        # waiter has given up or is inside a signal handler, the lock is released here. Otherwise no process could get
+        # it. Only one of the two threads can find `lock.handover` set, because both test it under the mutex.
         if not handover.acquire(timeout=HANDOVER_S):
             with lock.mutex:
                 if lock.handover is handover:
@@ -193,7 +196,7 @@ _requests: dict[tuple[int, int, int], _LockThread] = {}
 """The threads of this process that wait in the kernel, by device, inode number and kind of lock."""
 _guard = [system.threading.RLock()]
 """Protects `_requests` and the waiters of each. It is re-entrant because a signal handler may interrupt its holder and
-call in."""
+take it again."""
 
 
 def _file_key(fd: int, kind: int) -> tuple[int, int, int]:

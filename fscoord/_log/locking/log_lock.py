@@ -1,4 +1,4 @@
-"""`LogLock`: the advisory lock of a log, in one of three kinds, with a wait that has a deadline, and its holder.
+"""`LogLock`: the advisory lock of a log, in one of three kinds. It reports its holder. A wait for it has a deadline.
 
 `LogLock.try_lock` and `LogLock.unlock` are attributes. For the kinds of lock that the kernel keeps, ``unlock`` is a C
 function with its arguments bound. A caller of this form ::
@@ -42,8 +42,8 @@ BASE: Final = 1 << 62
 SPINS: Final = 3
 NAP_FIRST_S, NAP_S = 0.00005, 0.0005
 NAP_PHASE_S: Final = 0.02
-"""How long to nap and try again before waiting in the kernel, in seconds. Among many busy writers that is faster: a
-lock that the kernel grants to a sleeping process is unused until that process wakes."""
+"""How long a waiter naps and tries again before it waits in the kernel, in seconds. With many busy writers, naps are
+faster: a lock that the kernel grants to a sleeping process is unused until that process wakes."""
 POLL_S: Final = 0.05
 
 
@@ -52,7 +52,7 @@ def _range(kind: int, session: int) -> bytes:
 
 
 def _nothing() -> None:
-    """Neither lock nor unlock anything."""
+    """Do nothing, in the place of `try_lock` or `unlock`."""
 
 
 def _no_descriptor() -> None:
@@ -80,16 +80,17 @@ class LogLock:
         fd: the descriptor of the log to which the kernel's lock belongs, open for writing.
         try_lock: acquires the lock, or raises BlockingIOError at once.
         unlock: releases the lock, or does nothing if it is not held.
-        handover: None, or a locked `threading.Lock`: the log's lock has come for a waiter, and is kept for the next
-            thread that holds `mutex`. That thread sets ``handover`` to None and calls ``release()`` on it, and then has
-            the log's lock. Nothing can interrupt it between these steps.
+        handover: a locked `threading.Lock` while the log's lock, granted for a waiter, is kept for the next thread that
+            takes `mutex`; otherwise None. That thread sets ``handover`` to None, calls ``release()`` on the old value,
+            and then has the log's lock. Nothing can interrupt the thread between these steps.
         can_block: whether the kernel can be asked to wait for this lock.
         mutex: the process mutex of the log. A thread holds it while it calls `try_lock`, `unlock` or `bind`.
 
     A `shared` lock excludes writers but not other readers, and a descriptor that is open for reading is enough for it.
     Soft locks have no shared mode, so a shared soft lock does nothing.
 
-    The lock may move from one descriptor to another. `descriptors`, the open descriptors of the handle, follows it.
+    The lock may move from one descriptor to another. Then `descriptors`, the open descriptors of the handle, changes
+    too.
     """
 
     fd: int
@@ -164,7 +165,7 @@ class LogLock:
         self.try_lock = try_lock
 
     def refuse(self, error: OSError) -> UnsupportedFilesystemError | None:
-        """Return the error to raise if `error` of a lock call means that there are no such locks here, else None."""
+        """Return the error to raise if `error` of a lock call means that the mount has no such locks, else None."""
         return _unsupported(error, self.kind, self.path) if error.errno in _REFUSALS else None
 
     def is_taken(self, error: OSError) -> bool:
@@ -244,8 +245,8 @@ class LogLock:
         self.bind(fd, self.session)
         if self.kind == OFD:
             try:
-                self.try_lock()  # so far only byte L is locked; this adds the range that names the session
-            except OSError as error:  # the lock is held all the same; its holder is then not named
+                self.try_lock()  # only byte L is locked so far; this call adds the range that names the session
+            except OSError as error:  # the lock is held nevertheless, but waiters can't name its holder
                 raise_if_foreign(error)
         self.handover = handover
         self._descriptors.discard(old)
@@ -267,10 +268,10 @@ class LogLock:
         self.close()
 
     def after_fork(self, mutex: Any) -> None:
-        """In a forked child: forget the parent's lock and handover, whose descriptor is closed, and use `mutex`.
+        """Forget the parent's lock and handover in a forked child, and use `mutex` from now on.
 
-        The old mutex may be locked for ever. A thread that acquired the log's lock and then waited for the old mutex
-        would keep the lock from all processes.
+        The descriptor is closed already. The old mutex may be locked for ever. A thread that acquired the log's lock
+        and then waited for the old mutex would keep the lock from all processes.
         """
         self.mutex = mutex
         self.handover = None

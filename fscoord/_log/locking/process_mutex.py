@@ -1,4 +1,4 @@
-"""`ProcessMutex`: excludes the threads of this process from each other on one log, whatever handles they use."""
+"""`ProcessMutex`: the mutex of one log among the threads of this process, whichever handles they use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class ProcessMutex:
 
     Attributes:
         mutex: the re-entrant lock itself. If a signal handler calls the store in the middle of an operation of its own
-            thread, a plain lock would deadlock. With this one, the handler finds ``is_inside`` set and gets an error.
+            thread, a plain lock would deadlock. With a re-entrant lock, the handler finds ``is_inside`` set and gets an
+            error.
         is_inside: whether the thread that holds ``mutex`` is inside an operation. Only that thread reads or writes it.
     """
 
@@ -33,7 +34,7 @@ _guard = [system.threading.RLock()]
 
 
 LogKey = tuple[bytes, int, int]
-"""Identifies a log: its id, and the device and inode number of generation 0. The id alone is also that of a copy."""
+"""Identifies a log: its id, and the device and inode number of generation 0. A copy of the log has the same id."""
 
 
 def process_mutex_for(key: LogKey) -> ProcessMutex:

@@ -1,16 +1,17 @@
 """`SymlinkLock`: the soft lock of a log, for mounts without locks. It is held while a symbolic link exists.
 
 The link leads nowhere; its text names the holder. symlink(2) creates it as a whole or not at all, and succeeds for one
-process only. Over NFS, that is one request, and so is the removal. No process opens the link.
+process only. Over NFS, the creation is one request, and the removal is another. No process opens the link.
 
 A regular file, created with O_EXCL as filelock does, has three disadvantages. Its holder keeps it open, so an NFS
 client needs three requests to remove it. A process that is killed before it has written the file leaves an empty one,
 which names no holder. And the waiters open it again and again to read the holder, so the server gives their host a
 delegation for it, which it must recall before the file can be removed (RFC 8881, 10.4).
 
-An NFS client that gets no reply repeats the request, and the server then answers the holder itself that the name exists
-already. So each attempt writes a text of its own, and a process that is refused sometimes reads the link and compares
-the text with its own. (open(2), O_EXCL, describes the same for hard links on NFS before version 3.)
+An NFS client that gets no reply repeats the request. Then the server answers that the name exists already, even if this
+process has created the link itself. So each attempt writes a text of its own, and a process that is refused sometimes
+reads the link and compares the text with its own. (open(2), O_EXCL, describes the same for hard links on NFS before
+version 3.)
 
 Emacs locks the files that it edits in the same way.
 """
@@ -58,7 +59,7 @@ class _Owner(NamedTuple):
         """Return the owner of the link with `text`.
 
         Raises:
-            MalformedRecord: `text` is not that of a soft lock.
+            MalformedRecord: `text` is not the text of a soft lock's link.
         """
         found = _TEXT.fullmatch(text)
         if found is None:
@@ -88,8 +89,8 @@ class SymlinkLock:
     """The symbolic link at `path`, as one handle uses it. The caller keeps other threads out with the process mutex.
 
     A `KeyboardInterrupt` may come between any two lines of `acquire` and `release`. So `_may_hold` is set before the
-    link is created, and cleared after it has been removed. While it is set, `release` reads the link, and removes it
-    if its text is that of this handle's last attempt.
+    link is created, and cleared after it has been removed. While `_may_hold` is set, `release` reads the link, and
+    removes the link if its text is the text of this handle's last attempt.
     """
 
     _identity: ProcessIdentity
@@ -126,7 +127,7 @@ class SymlinkLock:
                 raise BlockingIOError(system.errno.EAGAIN, "the log is locked") from None
 
     def release(self) -> None:
-        """Remove the link, if it is that of the last attempt.
+        """Remove the link, if the last attempt has created it.
 
         Raises:
             OSError: the file system failed. The link may still exist, and this may be called again.
@@ -139,7 +140,7 @@ class SymlinkLock:
         self._may_hold = False
 
     def close(self) -> None:
-        """Remove the link if it is that of any attempt, because this handle makes no more attempts."""
+        """Remove the link if any attempt of this handle has created it. The handle makes no more attempts."""
         try:
             if self._is_unchecked and self._epoch == system.process_epoch():
                 text = _read(self.path)
@@ -165,7 +166,7 @@ class SymlinkLock:
         self._epoch, self._may_hold, self._is_unchecked = system.process_epoch(), False, False
 
     def _holds_existing(self) -> bool:
-        """Return whether the existing link is that of this handle, and remove it if it is stale.
+        """Return whether this handle has created the existing link. Remove the link if it is stale.
 
         The link is read only if `CHECK_INTERVAL_S` have passed since the last check.
         """
@@ -201,7 +202,7 @@ class SymlinkLock:
         """Remove the link with `text`, whose owner was a process of this host and is dead.
 
         Between the last read and the removal no other process can replace the link. Processes of other hosts can't find
-        out that the owner is dead, and of this host's processes only the one that has bound `REMOVER` removes links.
+        out that the owner is dead. On this host, only the process that has bound `REMOVER` removes links.
         """
         turn = system.import_uninterrupted("fscoord._runtime.network").acquire_host_mutex(REMOVER)
         if turn is not None:

@@ -1,7 +1,7 @@
-"""Wake the waiters of a log: the bell, the watcher of it, the sleep of one waiter, and the poller of a host.
+"""The parts that wake the waiters of a log: the bell, its watcher, the sleep of one waiter, and the poller of a host.
 
-All of it is a hint. Nothing here reads or appends records, or knows what is waited for: the wait that arms a waiter and
-reads the log is `fscoord.stores.file.waits`. No part of this folder needs the log lock, and a caller holds neither that
-nor the process mutex while it waits. `changed_keys` alone runs under the process mutex, because it is applied with the
-records.
+Every wake-up is a hint. No part reads or appends records, or knows for which condition a waiter waits.
+`fscoord.stores.file.waits` arms a waiter and reads the log. No part needs the log lock. While a caller waits, it holds
+neither the log lock nor the process mutex. Only `changed_keys` runs under the process mutex, because it gets the
+records when they are applied.
 """

@@ -1,4 +1,4 @@
-"""`ChangedKeys`: collects the buckets of all changed keys, for the process that rings the bell for its whole host."""
+"""`ChangedKeys`: the buckets of all changed keys, collected for the process that rings the bell for its whole host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ChangedKeys"]
 
 
 class ChangedKeys:
-    """A state machine that passes every call on to `state_machine`, and remembers the buckets of all keys it saw.
+    """A state machine that passes every call on to `state_machine`, and collects the buckets of all changed keys.
 
     Attributes:
         covers_all: whether any key may have changed, so that `take` returns all buckets.
@@ -55,7 +55,7 @@ class ChangedKeys:
         return self._state_machine.live_size()
 
     def mark_all(self) -> None:
-        """Let the next `take` return all buckets, because a record concerns every waiter, such as a death."""
+        """Make the next `take` return all buckets, because a record, such as a death record, concerns every waiter."""
         self.covers_all = True
 
     def take(self) -> Collection[int]:

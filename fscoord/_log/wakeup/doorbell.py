@@ -9,8 +9,8 @@ has looked. With the bell, a write wakes only the waiters of its bucket. If all 
 barrier of N processes would cost N^2 wake-ups.
 
 A byte is armed with pwrite(2), which raises IN_MODIFY. The ring is a utimensat(2), which raises IN_ATTRIB. Waiters
-watch for IN_ATTRIB alone, so arming wakes no waiter. The bytes are read and written by positional I/O (under pyfakefs
-there is no bell), and not through mmap(2), which kills the process if the disk is full.
+watch for IN_ATTRIB alone, so arming wakes no waiter. The bytes are read and written by positional I/O. mmap(2) is not
+used, because it kills the process if the disk is full. Under pyfakefs there is no bell.
 
 A waiter that depends on a session also arms a byte for the end of the session, and a process rings that byte when it
 closes the session.
@@ -44,13 +44,13 @@ def session_end_bucket(session: int) -> int:
 
 
 class Doorbell:
-    """An open bell. If no file is at `path`, a complete one is created, unless `create` is false.
+    """An open bell. If there is no file at `path`, a complete file is created, unless `create` is false.
 
     A new bell gets the group and the access control list of the log, whose path is `like`.
 
     Attributes:
         is_new: whether this object created the file.
-        fd: its descriptor; -1 after `close`, and in a forked child.
+        fd: the descriptor of the bell; -1 after `close`, and in a forked child.
 
     Raises:
         OSError: the bell can't be opened or created.
@@ -87,8 +87,8 @@ class Doorbell:
         self._finalizer()
 
     def arm(self, number: int) -> bytes:
-        """Make byte `number` odd, so that a write to that bucket rings. Return the byte, for `is_rung`."""
-        seen = int.from_bytes(system.os.pread(self.fd, 1, number), "little")  # of a truncated bell: 0
+        """Make byte `number` odd, so that a write to that bucket rings. Return the new byte, which `is_rung` takes."""
+        seen = int.from_bytes(system.os.pread(self.fd, 1, number), "little")  # 0 if the bell was truncated
         armed = bytes([seen | 1])
         if not seen & 1:
             system.os.pwrite(self.fd, armed, number)

@@ -1,12 +1,12 @@
 """`PollerElection`: one process of a host polls the file server for all processes of the host that wait on one log.
 
 On a mount that several hosts share, nothing reports the write of another host, so a waiter must poll. A hundred waiting
-processes of a host would send the same request a hundred times. Instead they share a bell (see `doorbell`) in a
-directory of the host, and one of them, the poller, asks the server and rings that bell for the others.
+processes of a host would send the same request a hundred times. Instead these processes share a bell (see `doorbell`)
+in a directory of the host. One process, the poller, asks the server and rings that bell for the others.
 
-The poller is the process that holds the lock on one byte of that bell. When it leaves or dies, the kernel grants the
-lock to another process at once. The new poller rings all buckets, because its predecessor may have died after a
-poll and before the ring.
+The poller is the process that holds the lock on one byte of that bell. When the poller leaves or dies, the kernel
+grants the lock to another process at once. The new poller rings all buckets, because its predecessor may have died
+after a poll and before the ring.
 
 The poller counts its polls in the bell. If the count stops (the poller's process may be stopped), each waiter polls by
 itself. As with every bell, all of this is a hint: each poll reads the log from the server.
@@ -32,7 +32,8 @@ HEARTBEAT_BYTE, INTERVAL_BYTE, HURRY_BYTE = SIZE, SIZE + 1, SIZE + 2
 """Bytes after the buckets: the number of polls, the time between two polls in milliseconds, and the number of requests
 for faster polls."""
 FALLBACK = "/tmp"  # noqa: S108
-"""Used without an XDG_RUNTIME_DIR (basedir specification). The directory that is made in it is checked."""
+"""The directory that is used if XDG_RUNTIME_DIR is not set (basedir specification). The subdirectory that is made in it
+is checked."""
 SLOW_INTERVAL_MS: Final = 8
 """A new waiter asks for faster polls if the time between two polls is longer."""
 POLLER_BYTE: Final = 1 << 20
@@ -66,7 +67,7 @@ def node_bell_path(key: LogKey) -> str:
 
 
 def _make_private(directory: str, uid: int) -> None:
-    """Make `directory` if it does not exist, and check that it is a directory, private to this user, and local."""
+    """Make `directory` if it does not exist. Check that it is a directory, private to this user, and local."""
     try:
         system.os.mkdir(directory, 0o700)
     except FileExistsError as error:
@@ -84,7 +85,7 @@ def _make_private(directory: str, uid: int) -> None:
 
 
 class PollerElection:
-    """This process's part in the election of the host's poller, and the waiter that polls if this process was elected.
+    """The part of this process in the election of the host's poller. If it is elected, one of its waiters polls.
 
     `_guard` protects the descriptors, the poller and the set of waiters. A thread may block in the kernel for the
     poller's lock. That thread takes `_guard` only after the kernel has granted the lock.
@@ -100,7 +101,7 @@ class PollerElection:
         self._guard = system.threading.RLock()
         self._held = system.Descriptors()  # the descriptor that has the poller's lock, while this process has it
         self._requested = system.Descriptors()  # the descriptor on which a thread blocks for that lock
-        self._poller: Any = None  # the waiter of this process that polls; `self` once no waiter may
+        self._poller: Any = None  # the waiter of this process that polls; `self` once no waiter may poll
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._hurries = 0
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._held)
@@ -127,7 +128,7 @@ class PollerElection:
             if not self._waiting:
                 self._resign()
                 return
-        self._recheck()  # without the guard: the threads that this wakes take it
+        self._recheck()  # called without the guard, because the threads that it wakes take the guard
 
     def _resign(self) -> None:
         for fd in list(self._held):
@@ -136,7 +137,7 @@ class PollerElection:
     def _unlock(self, fd: int, owned_fds: set[int]) -> None:
         """Release the poller's lock and close its descriptor.
 
-        To close it is not enough: a child that is forked at this moment may inherit the descriptor, and the lock.
+        Closing the descriptor is not enough: a child that is forked at this moment may inherit it, and the lock.
         """
         try:
             self._lock(fd, system.fcntl.F_OFD_SETLK, system.fcntl.F_UNLCK)
@@ -149,16 +150,16 @@ class PollerElection:
         system.fcntl.fcntl(fd, command, system.FLOCK_STRUCT.pack(kind, 0, POLLER_BYTE, 1, 0))
 
     def close(self) -> None:
-        """Release the poller's lock. No thread of this process waits for this bell any more."""
+        """Release the poller's lock, because no thread of this process waits for this bell any more."""
         with self._guard:
             self._waiting.clear()
             self._poller = self  # so that no waiter becomes the poller
             self._resign()
 
     def try_elect(self, waiter: Any) -> bool:
-        """Make `waiter` the poller if there is none; return whether it is the poller.
+        """Make `waiter` the poller if there is none. Return whether `waiter` is the poller.
 
-        If another process is the poller, a thread begins to wait for its lock.
+        If another process is the poller, a thread begins to wait for the poller's lock.
         """
         if self._poller is waiter:
             return True
@@ -174,7 +175,7 @@ class PollerElection:
                 self._requested.clear()
             self._poller = waiter
         self._hurries = self._byte(HURRY_BYTE)
-        self.notify(range(SIZE))  # the poller before may have died between a poll and its ring
+        self.notify(range(SIZE))  # the previous poller may have died between a poll and its ring
         return True
 
     def _try_lock(self, fd: int) -> bool:
@@ -186,10 +187,13 @@ class PollerElection:
         return True
 
     def _request_lock(self, fd: int) -> None:
-        """Start a thread that blocks until the present poller leaves or dies, when the kernel grants it the lock."""
+        """Start a thread that blocks for the poller's lock.
+
+        The kernel grants the lock when the present poller leaves or dies.
+        """
         try:
             system.start_thread("fscoord-poller", self._wait_for_lock, fd)
-        except RuntimeError as error:  # no thread is left: waiters poll when the heartbeat stops
+        except RuntimeError as error:  # no thread is left; waiters then poll when the heartbeat stops
             safe_files.close_owned(fd, self._requested)
             raise_if_foreign(error)
 
@@ -231,7 +235,7 @@ class PollerElection:
         return self._poller is waiter
 
     def notify(self, buckets: Iterable[int]) -> bool:
-        """Ring for those of `buckets` that are armed; return whether any is."""
+        """Ring each of `buckets` that is armed. Return whether any of them was armed."""
         fd = self._bell.fd
         counters = system.os.pread(fd, SIZE, 0)
         armed = [number for number in buckets if number < len(counters) and counters[number] & 1]
@@ -248,7 +252,7 @@ class PollerElection:
         system.os.pwrite(self._bell.fd, bytes([number & 0xFF]), offset)
 
     def after_fork(self) -> None:
-        """In a forked child: leave the election. The lock is the parent's, and the descriptors are closed already."""
+        """Leave the election in a forked child. The parent keeps the lock. The descriptors are closed already."""
         self._guard = system.threading.RLock()
         self._waiting.clear()
         self._poller = self

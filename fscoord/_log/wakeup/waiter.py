@@ -1,4 +1,4 @@
-"""`Waiter`: one wait on a log, of a thread or a task: how long it sleeps between looks, and what ends a sleep early."""
+"""`Waiter`: the sleeps of one wait on a log, by a thread or a task. It decides when each sleep ends."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ SLOW_FIRST_S, SLOW_LAST_S = 0.1, 1.0
 POLL_FIRST_S = 0.001
 DEATH_WATCH_FIRST_S = 0.005
 OWN_POLL_S = 10.0
-"""How long to trust another process of the node that there is nothing new."""
+"""How long a waiter relies on the poller of its node before it polls once by itself, in seconds."""
 
 
 class Waiter:
     """One wait, from its first arming to its last look.
 
     Args:
-        watcher: wakes it.
-        longest_sleep: for a wait that also watches for deaths: how many seconds it may sleep at most. The death of a
-            watched process then ends its sleeps, too.
-        other_buckets: rings for these also end its sleeps, beside those for the bucket for which it is armed.
+        watcher: wakes this waiter.
+        longest_sleep: returns the longest sleep in seconds of a wait that also watches for deaths. The death of a
+            watched process then also ends a sleep. None for any other wait.
+        other_buckets: further buckets. A ring of one of them ends a sleep, as a ring of the armed bucket does.
 
     Attributes:
-        waker: ends its sleep.
-        was_rung: how the last sleep ended: by a ring, or else because it was time for a poll.
-        is_over: whether the store was closed meanwhile.
-        role_changed: whether it must check if it is the poller of its node now.
+        waker: ends the sleep of this waiter.
+        was_rung: whether a ring ended the last sleep. Otherwise the sleep ended because it was time for a poll.
+        is_over: whether the wait is over, because the store was closed.
+        role_changed: whether the waiter must check if it has become the poller of its node.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Waiter:
             self._pause = POLL_FIRST_S
         else:
             self._pause = DEATH_WATCH_FIRST_S if longest_sleep else SLOW_FIRST_S
-        self._wakes_at: float | None = None  # when the current sleep ends by itself; None: it does not sleep
+        self._wakes_at: float | None = None  # the end of the current sleep without a ring; None: no sleep
         self._is_beside_election = self._is_poller = False
         self._poll_pause = POLL_FIRST_S
         self._heartbeats = -1
@@ -74,7 +74,7 @@ class Waiter:
                 self.watcher.fall_back_to_polling(error)
 
     def close(self) -> None:
-        """The wait is over."""
+        """End the wait."""
         if self._wakes_at is not None:
             self._end_sleep()
         election = self.watcher.election
@@ -82,7 +82,7 @@ class Waiter:
             election.remove(self)
 
     def arm(self, bucket: int) -> None:
-        """Before a look at the log: have what is written to `bucket` after that look end the next sleep."""
+        """Arm `bucket` before a look at the log, so that a write to it after that look ends the next sleep."""
         self._event_count, self._deaths = self.watcher.event_count, self.watcher.deaths
         bell = self.watcher.bell
         if bell is not None:
@@ -95,7 +95,7 @@ class Waiter:
                 self.watcher.fall_back_to_polling(error)
 
     def notify_node(self, buckets: Collection[int]) -> None:
-        """After a look that found changes of `buckets`: as the poller of the node, ring its bell for them."""
+        """Ring the node's bell for `buckets`, which a look found changed. Only the poller of the node rings."""
         election = self.watcher.election
         if election is not None and buckets and election.is_poller(self):
             try:
@@ -106,7 +106,7 @@ class Waiter:
                 self.watcher.fall_back_to_polling(error)
 
     def is_rung(self) -> bool:
-        """Return whether the log may have news for this wait, or the wait is over."""
+        """Return whether the log may have changed for this wait, or the wait is over."""
         if self.is_over or self.role_changed or (self._longest_sleep and self._deaths != self.watcher.deaths):
             return True
         bell = self.watcher.bell
@@ -125,10 +125,10 @@ class Waiter:
             return True
 
     def max_sleep(self, deadline: float) -> float:
-        """Return for how many seconds to sleep at most; 0.0 when it is time to look, and `was_rung` tells why.
+        """Return the longest time to sleep, in seconds. 0.0 means to look now, and `was_rung` then gives the reason.
 
         Args:
-            deadline: the end of the wait, by the monotonic clock. No sleep is longer.
+            deadline: the end of the wait, by the monotonic clock. No sleep lasts beyond it.
         """
         try:
             while True:
@@ -157,7 +157,7 @@ class Waiter:
             self._fail(error)
 
     def _fail(self, error: OSError) -> None:
-        """The bell of the node failed: poll, beginning with a look at once."""
+        """Change to polling, because the bell of the node failed, and look at once."""
         raise_if_foreign(error)
         self.watcher.fall_back_to_polling(error)
         if self._wakes_at is not None:
@@ -165,7 +165,7 @@ class Waiter:
         self.was_rung = False
 
     def _begin_sleep(self, deadline: float) -> float:
-        """Return when the sleep that begins now ends by itself, by the monotonic clock."""
+        """Begin a sleep. Return when it ends if no ring comes, by the monotonic clock."""
         now = system.time.monotonic()
         self.role_changed = False
         election = self.watcher.election
@@ -173,7 +173,7 @@ class Waiter:
         if election is None:
             pause = self._pause
             if not self.watcher.has_events:
-                pause *= random.uniform(0.75, 1.25)  # many that poll should not do so in step
+                pause *= random.uniform(0.75, 1.25)  # so that many waiters do not poll at once
         else:
             self._is_poller = election.try_elect(self)
             pause = self._poll_pause * random.uniform(0.75, 1.25) if self._is_poller else SLOW_LAST_S
@@ -181,10 +181,10 @@ class Waiter:
 
     def _end_sleep(self) -> None:
         self.watcher.end_sleep(self)
-        self._wakes_at = None  # only now: if a signal handler raises in between, `close` ends the sleep once more
+        self._wakes_at = None  # last: if a signal handler raises before this line, `close` ends the sleep again
 
     def _must_look(self, deadline: float, *, is_rung: bool) -> bool:
-        """After a sleep: return whether it is time to look at the log, and not to sleep on."""
+        """Return, after a sleep, whether to look at the log. Otherwise the waiter sleeps again."""
         self.was_rung = is_rung
         election = self.watcher.election
         if election is not None:
@@ -197,7 +197,7 @@ class Waiter:
         return True
 
     def _must_look_beside(self, election: PollerElection, deadline: float, *, is_rung: bool) -> bool:
-        """As `_must_look`, where one process polls for the whole node."""
+        """Return what `_must_look` returns, where one process polls for the whole node."""
         if self._is_poller:
             if not is_rung:
                 self._poll_pause = min(self._poll_pause * 2, self.watcher.poll_last)
@@ -209,7 +209,7 @@ class Waiter:
                 self.was_rung = False
                 return True
         elif not is_rung:
-            # The other process rings for what it finds, as long as its heartbeat shows that it polls.
+            # The poller is another process. As long as its heartbeat changes, it polls, and rings for each change.
             now, before = system.time.monotonic(), self._heartbeats
             self._heartbeats = election.heartbeat_count()
             is_alone = self._heartbeats == before

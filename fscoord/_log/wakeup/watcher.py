@@ -1,14 +1,16 @@
-"""`ChangeWatcher`: sleep until a log may have changed. Events of the file system end a sleep early; polls bound it.
+"""`ChangeWatcher`: the sleep of waiters until a log may have changed.
 
-Nothing depends on an event: a lost one costs the time until the next poll, which runs beside every sleep. Of the
-waiting threads of a process one reads the inotify descriptor, and wakes the threads whose keys were written (when
-several read it, two threads lost 210 of 600 wake-ups). When that thread leaves, another takes over the reading. An
-event loop reads the descriptor itself.
+An event of the file system ends a sleep early, and the next poll ends it at the latest. So no result depends on an
+event: a lost event costs the time until the next poll.
 
-A signal handler may wait, too, in the middle of another wait of its thread. It must never block on a lock that the
-interrupted code holds. `_sleeping` therefore has no mutex: it changes by single C calls, and code that iterates over it
-copies it first. `_reader_mutex` is only ever tried, never waited for. `_guard`, which guards the table of watchers, is
-reentrant.
+One of the waiting threads of a process reads the inotify descriptor, and wakes the threads whose keys were written.
+(When several threads read it, two threads lost 210 of 600 wake-ups.) When the reading thread leaves, another thread
+takes over. An event loop reads the descriptor itself.
+
+A signal handler may also wait, and interrupt another wait of its thread. The handler must never block on a lock that
+the interrupted code holds. Therefore `_sleeping` has no mutex: single C calls change it, and code that iterates over
+the set copies it first. No thread blocks for `_reader_mutex`; a thread only tries to lock it. `_guard`, which guards
+the table of watchers, is reentrant.
 """
 
 from __future__ import annotations
@@ -31,40 +33,41 @@ __all__ = ["MODES", "ChangeWatcher", "Sleeper", "shared_watcher"]
 MODES: Final = ("auto", "inotify", "poll")
 POLL_LAST_S = 0.1
 SHARED_POLL_LAST_S = 0.175
-"""Where each look is a request to a server: less than ten in a second, counted from the first."""
+"""The longest pause, in seconds, where each look is a request to a server. A waiter then looks less than ten times in a
+second, counted from the first look."""
 
 
 class Sleeper(Protocol):
-    """A waiter, as far as the watcher knows it.
+    """The part of a waiter that the watcher uses.
 
     Attributes:
-        role_changed: set when the waiter must check whether it is the poller of its node now.
+        role_changed: set when the waiter must check whether it has become the poller of its node.
     """
 
     waker: Waker
     role_changed: bool
 
     def is_rung(self) -> bool:
-        """Return whether its sleep is over, because the log may have news for it."""
+        """Return whether the waiter's sleep is over, because the log may have changed for it."""
 
 
 class ChangeWatcher:
-    """What the waiting threads of a process on one log share, or the waiting tasks of one of its event loops.
+    """The watcher of one log that all waiting threads of a process share, or all waiting tasks of one event loop.
 
     Args:
-        log_path: the log, watched itself where there is no bell.
+        log_path: the path of the log. If there is no bell, the log itself is watched.
         bell: the bell that is watched, or None.
-        mode: ``"auto"``, ``"inotify"`` (or else an error) or ``"poll"``.
+        mode: ``"auto"``, ``"poll"``, or ``"inotify"``, which is an error if there is no inotify.
         is_local: whether every writer is on this host, so that inotify reports all changes.
-        is_node: whether the bell is the bell of a node, where one process polls for all.
+        is_node: whether the bell belongs to a node, on which one process polls for all processes.
         backend: how the waiters sleep.
 
     Attributes:
         is_announced: whether writers know of the bell.
-        event_count: counts the events. Where there is no bell, it is all that tells a waiter of a change.
-        deaths: counts the watched processes that have ended.
-        is_outdated: whether the log goes on in another file than the one watched.
-        election: of the poller of the node, if there is one.
+        event_count: the number of events so far. Without a bell, only this number shows a change to a waiter.
+        deaths: the number of watched processes that have ended.
+        is_outdated: whether the log continues in another file than the watched one.
+        election: the election of the node's poller, or None.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class ChangeWatcher:
         self._log_path = log_path
         self.bell = bell
         self.backend = backend
-        self._is_loop_driven = False  # whether an event loop reads the events, and no waiting thread may
+        self._is_loop_driven = False  # whether an event loop, and no waiting thread, reads the events
         self.is_outdated = False
         self.is_announced = False
         self.event_count = 0
@@ -121,7 +124,7 @@ class ChangeWatcher:
             self._events = events.watch_file(target, mask, on_event)
         except FileNotFoundError as error:
             raise_if_foreign(error)
-            self.is_outdated = True  # the next look at the log tells why, or what to watch instead
+            self.is_outdated = True  # the next look at the log finds the reason, or the file to watch instead
         except (OSError, ImportError) as error:
             raise_if_foreign(error)
             if mode == "inotify":
@@ -139,13 +142,13 @@ class ChangeWatcher:
                 self.election = PollerElection(self.bell, on_vacancy)
 
     def _subscribe_loop(self, events: Any) -> None:
-        """If an event loop can read `events`, let it do so; then no waiting thread does."""
+        """Make the event loop read `events`, if it can. Then no waiting thread reads them."""
         me, backend = weakref.ref(self), self.backend
 
         def on_readable() -> None:
             watcher = me()
             if watcher is None or watcher._events is not events:
-                backend.release(events)  # or the loop would call this again and again
+                backend.release(events)  # otherwise the loop would call this function again and again
             elif events.wait(0):
                 watcher._dispatch(events)
 
@@ -158,12 +161,12 @@ class ChangeWatcher:
         return self.is_closed or self.is_outdated or (bell is not None and bell.is_lost)
 
     def note_file(self, file: str) -> None:
-        """The log is in `file` by now: without a bell, that is the file to watch."""
+        """Note that the log is in `file` by now. Without a bell, a watcher of another file is outdated."""
         if self.bell is None and self._events is not None and file != self._log_path:
             self.is_outdated = True
 
     def close(self) -> None:
-        """Give the descriptors back; those that still wait go on by polling."""
+        """Close the descriptors. Waiters that still wait continue by polling."""
         self.is_closed = True
         bell, self.bell = self.bell, None
         events, self._events = self._events, None
@@ -176,18 +179,21 @@ class ChangeWatcher:
             bell.close()
 
     def after_fork(self) -> None:
-        """In a forked child: close the descriptors, which report events to the parent; no loop reads them here."""
+        """Close the descriptors in a forked child, because they report events to the parent."""
         self.is_closed = True
         bell, self.bell = self.bell, None
         events, self._events = self._events, None
-        self.election = None  # it has been left already
+        self.election = None  # the child has left the election already
         if events is not None:
             events.close()
         if bell is not None:
             bell.close()
 
     def watch_process(self, pid: int) -> bool:
-        """Have the death of process `pid` end the sleeps of those that watch for deaths; False if it can't here."""
+        """Make the death of process `pid` end the sleep of each waiter that watches for deaths.
+
+        Return False if no event can report the death here.
+        """
         events = self._events
         is_watched = events is not None and events.is_pollable and bool(events.watch_process(pid))
         if is_watched and self._is_loop_driven:
@@ -195,12 +201,12 @@ class ChangeWatcher:
         return is_watched
 
     def watches(self, pid: int) -> bool:
-        """Return whether the death of process `pid` still ends sleeps."""
+        """Return whether process `pid` is still watched, so that its death ends sleeps."""
         events = self._events
         return events is not None and events.is_pollable and pid in events.processes
 
     def fall_back_to_polling(self, error: OSError) -> None:
-        """The bell failed with `error`: poll from now on."""
+        """Poll from now on, because the bell failed with `error`."""
         bell, self.bell, self._events = self.bell, None, None
         election, self.election = self.election, None
         if election is not None:
@@ -211,19 +217,19 @@ class ChangeWatcher:
     # -- sleeping --------------------------------------------------------------------------------------------------
 
     def begin_sleep(self, sleeper: Sleeper) -> None:
-        """From now on wake `sleeper` when it is rung.
+        """Wake `sleeper` from now on when a ring comes for it.
 
-        It must call `is_rung` after this: an event that was read before this call did not wake it.
+        The caller must call `sleeper.is_rung` afterwards, because an event that was read before did not wake `sleeper`.
         """
         self._sleeping.add(sleeper)
 
     def end_sleep(self, sleeper: Sleeper) -> None:
-        """The sleep of `sleeper` has ended: wake another one, which reads the events in its place."""
+        """End the sleep of `sleeper`, and wake another sleeper, which reads the events in its place."""
         self._sleeping.discard(sleeper)
         self._pass_reader_role()
 
     def block(self, sleeper: Sleeper, seconds: float) -> None:
-        """Sleep in this thread until `sleeper` is woken, or for `seconds`; read the events, if no other thread does."""
+        """Sleep in this thread until `sleeper` is woken, or for `seconds`. Read the events if no other thread does."""
         events = self._events
         if (
             events is None
@@ -234,7 +240,10 @@ class ChangeWatcher:
             cast(system.AutoResetEvent, sleeper.waker).wait(seconds)
 
     def _read_events(self, events: Any, sleeper: Sleeper, seconds: float) -> bool:
-        """Wait for an event; False if another thread does, which wakes this one or leaves the reading to it."""
+        """Wait for an event. Return False if another thread reads the events.
+
+        That thread then wakes this thread, or leaves the reading to this thread.
+        """
         try:
             if not self._reader_mutex.acquire(blocking=False):
                 return False
@@ -250,7 +259,7 @@ class ChangeWatcher:
                 raise_if_foreign(error)
 
     def _dispatch(self, events: Any, reader: Sleeper | None = None) -> None:
-        """There was an event: wake the sleepers whose keys were written. The `reader` itself is awake."""
+        """Wake, after an event, the sleepers whose keys were written. The `reader` itself is awake."""
         self.event_count += 1
         self.deaths += events.reap_exited()
         for other in list(self._sleeping):
@@ -258,25 +267,25 @@ class ChangeWatcher:
                 other.waker.set()
 
     def _pass_reader_role(self) -> None:
-        """Wake one sleeper that was not woken already: it finds that no thread reads the events."""
+        """Wake one sleeper that was not woken already. It finds that no thread reads the events, and reads them."""
         for other in list(self._sleeping):
             if other.waker.set():
                 break
 
     def _on_event(self) -> None:
-        """Wake all sleepers. Event sources that have a thread of their own call it; they report no key."""
+        """Wake all sleepers. An event source with a thread of its own calls this method, because it reports no key."""
         self.event_count += 1
         for sleeper in list(self._sleeping):
             sleeper.waker.set()
 
     def _on_vacancy(self) -> None:
-        """Have every sleeper check whether it is the poller of the node now."""
+        """Make every sleeper check whether it has become the poller of the node."""
         for sleeper in list(self._sleeping):
             sleeper.role_changed = True
         self.wake_all()
 
     def wake_all(self) -> None:
-        """Have every sleeper check whether its sleep is over."""
+        """Make every sleeper check whether its sleep is over."""
         events = self._events
         for sleeper in list(self._sleeping):
             sleeper.waker.set()
@@ -291,12 +300,13 @@ _guard = [system.threading.RLock()]  # guards insertion into `_watchers`
 def shared_watcher(key: LogKey, kind: str, backend: WaitBackend, make: Callable[[], ChangeWatcher]) -> ChangeWatcher:
     """Return the watcher that the waits of `backend` in this process share on the log `key`.
 
-    If there is none, or a stale one, `make` makes it. `kind` tells those apart that learn of changes in different ways.
+    If there is no such watcher, or it is stale, `make` creates one. `kind` distinguishes watchers that learn of changes
+    in different ways.
     """
     watcher = _watchers.get((key, kind, backend))
     if watcher is not None and not watcher.is_stale:
         return watcher
-    made = make()  # not under the guard, for it opens files and may block
+    made = make()  # not under the guard, because it opens files and may block
     with _guard[0]:
         watcher = _watchers.get((key, kind, backend))
         if watcher is None or watcher.is_stale:
