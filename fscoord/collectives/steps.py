@@ -11,7 +11,7 @@ from contextlib import suppress
 from fscoord._arguments import Key, Timeout, Value, check_positive, key_bytes, key_text, to_seconds, value_bytes
 from fscoord._runtime import system
 from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps
-from fscoord.collectives.arrivals import Attempt, Decoder, Roll, attempt, check_rank
+from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, attempt, check_rank
 from fscoord.errors import BarrierError, StoreTimeoutError
 from fscoord.store import Store
 
@@ -40,16 +40,16 @@ def barrier(
         return (yield from _anonymous_barrier(store, world_size, key_bytes(key_prefix), _limit(store, barrier_timeout)))
     limit = _limit(store, barrier_timeout)
     call = attempt(key_prefix, rank, world_size, limit, trace_timeout, rank_tracing_decoder)
-    roll = Roll(store, call.prefix, call)
+    arrivals = Arrivals(store, call.prefix, call)
     try:
-        complete = roll.arrive()
+        complete = arrivals.arrive()
         if fail_fast:
-            yield from roll.wait_alive()
+            yield from arrivals.wait_alive()
         elif not complete:
-            yield from roll.wait()
+            yield from arrivals.wait()
     except StoreTimeoutError as error:
-        missing = roll.missing()
-        roll.sign_off(bool(missing), call.trace_left())
+        missing = arrivals.missing()
+        arrivals.record_outcome(bool(missing), call.trace_left())
         if missing:
             mixed = store.check([call.prefix + b"/num_members"])
             hint = "; some callers gave no rank: either all do, or none" if mixed else ""
@@ -69,7 +69,7 @@ def synchronize(
     call, content = attempt(key_prefix, rank, world_size, _limit(store, timeout)), value_bytes(data)
     prefix = call.data_prefix()
     own = prefix + b"%d" % rank
-    Roll(store, prefix + b"/finished", call).refuse_if_finished(own)
+    Arrivals(store, prefix + b"/finished", call).refuse_if_finished(own)
     _give(store, own, content)
     yield from _meet(store, call, prefix)
     return (yield from _collect(store, call, prefix, "synchronize"))
@@ -137,13 +137,13 @@ def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: fl
 
 def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitSteps[list[bytes]]:
     values = yield from _read_all(store, call, prefix, what)
-    roll = Roll(store, prefix + b"/finished", call)
+    arrivals = Arrivals(store, prefix + b"/finished", call)
     try:
-        if not roll.arrive() and call.rank == 0:
-            yield from roll.wait()
+        if not arrivals.arrive() and call.rank == 0:
+            yield from arrivals.wait()
     except StoreTimeoutError as error:
-        missing = roll.missing()
-        roll.sign_off(bool(missing), call.trace_left())
+        missing = arrivals.missing()
+        arrivals.record_outcome(bool(missing), call.trace_left())
         if missing:
             raise call.time_out(f"in {what}, waiting for the others to finish,", missing, error, store) from error
     return values
