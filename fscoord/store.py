@@ -440,8 +440,8 @@ def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
     except StopIteration as end:
         return cast(T, end.value)
     finally:
-        # At once, and not when it is collected: an exception that is kept also keeps this frame, and with it the
-        # generator, whose `finally` blocks give back what it has taken.
+        # Closed here, and not when it is collected: its `finally` blocks release what the generator has acquired. An
+        # exception that the caller keeps also keeps this frame, and the frame keeps the generator.
         steps.close()
 
 

@@ -89,7 +89,10 @@ def describe_missing(store: Store, missing: Sequence[int]) -> MissingRanks:
 
 
 def location_of(members: Sequence[Member]) -> str:
-    """Return ``host:pid`` and state of the last session of a rank that may be alive, or of the last one if none is."""
+    """Return ``host:pid`` and the state of one of `members`, the sessions of a rank.
+
+    The last session that may be alive is returned. If every session is dead, the last session is returned.
+    """
     if not members:
         return "not seen here"
     last = max(members, key=lambda member: (member.alive != "no", member.number))
@@ -114,11 +117,16 @@ Event = tuple[int, bool]
 
 
 class UsedBeforeError(BarrierError):
-    """All ranks, this one included, had arrived before this call. `StoreBarrier` catches this error and passes."""
+    """All ranks had arrived before this call, and so had this rank. `StoreBarrier` catches this error and passes."""
 
 
 class Verdict(NamedTuple):
-    """The reason why a round is broken: the ranks that had not arrived, and the dead ranks among them."""
+    """The reason why a round is broken.
+
+    Attributes:
+        missing: the ranks that had not arrived.
+        dead: the missing ranks that are dead.
+    """
 
     missing: list[int]
     dead: list[int]
@@ -137,7 +145,7 @@ class Rounds(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """The arguments of one rank's call, checked, and the time at which it began. The timeouts are in seconds."""
+    """The checked arguments of one rank's call, and `start`, when the call began. All times are in seconds."""
 
     prefix: bytes
     rank: int
@@ -148,11 +156,11 @@ class Attempt(NamedTuple):
     start: float
 
     def waited(self) -> float:
-        """Return how long the call has taken so far."""
+        """Return how many seconds the call has taken so far."""
         return system.time.monotonic() - self.start
 
     def left(self) -> float:
-        """Return how long the call may still wait."""
+        """Return for how many seconds the call may still wait."""
         return max(0.0, self.timeout - self.waited())
 
     def trace_left(self) -> float:
@@ -162,7 +170,7 @@ class Attempt(NamedTuple):
     def time_out(
         self, what: str, missing: list[int], cause: StoreTimeoutError, store: Store, hint: str = ""
     ) -> StoreTimeoutError:
-        """Return the error that names `missing`, in torch's words, and separates the dead ranks from the late ones."""
+        """Return the error that names the ranks `missing`, in torch's words, with dead ranks apart from late ranks."""
         names, more = self._names(missing)
         fates = describe_missing(store, missing)
         holder = f"; {cause.holder} holds the store's lock" if cause.holder else ""
@@ -178,7 +186,7 @@ class Attempt(NamedTuple):
         )
 
     def broken(self, verdict: Verdict, store: Store) -> BrokenBarrierError:
-        """Return the error for a barrier that can't complete any more."""
+        """Return the error for a barrier whose round `verdict` calls broken."""
         names, more = self._names(verdict.missing)
         dead = [self._named(rank) for rank in verdict.dead[:MISSING_MAX]]
         return BrokenBarrierError(
@@ -194,7 +202,10 @@ class Attempt(NamedTuple):
         return [self._named(rank) for rank in missing[:MISSING_MAX]], more
 
     def data_prefix(self) -> bytes:
-        """Return the prefix of the keys of the ranks' data. No two calls share a key, as a1 + 0 and a + 10 would."""
+        """Return the prefix of the keys with the ranks' data: the prefix of the call, with a colon where it needs one.
+
+        Without the colon, rank 0 under the prefix ``a1`` and rank 10 under the prefix ``a`` would share a key.
+        """
         ambiguous = self.prefix[-1:].isdigit() or self.prefix.endswith(b":")
         return self.prefix + b":" if ambiguous else self.prefix
 
@@ -206,7 +217,10 @@ class Attempt(NamedTuple):
         )
 
     def _named(self, rank: int) -> str:
-        """Return the decoder's name of `rank`; its number if there is no decoder or no time, or the decoder fails."""
+        """Return the name that the decoder gives `rank`.
+
+        Return the number of the rank if there is no decoder, if no time is left, or if the decoder fails.
+        """
         if self.decoder is None or not self.trace_left():
             return str(rank)
         try:
@@ -223,14 +237,14 @@ def attempt(
     trace_timeout: Timeout = TRACE_TIMEOUT_S,
     decoder: Decoder | None = None,
 ) -> Attempt:
-    """Return the call with these arguments, checked, that begins now."""
+    """Check the arguments of a call that begins now, and return them as an `Attempt`."""
     start = system.time.monotonic()
     check_rank(rank, check_positive("world_size", world_size))
     return Attempt(key_bytes(prefix), rank, world_size, to_seconds(timeout), to_seconds(trace_timeout), decoder, start)
 
 
 def check_rank(rank: int, world_size: int) -> None:
-    """Raise unless `rank` is one of `world_size`."""
+    """Raise `BarrierError` unless `rank` is between 0 and `world_size` - 1."""
     if not 0 <= check_int64("rank", rank) < world_size:
         raise BarrierError(f"rank {rank} is not one of {world_size}: ranks go from 0 to world_size - 1")
 
@@ -262,7 +276,7 @@ class Arrivals:
         self._store.append(self._arrivals, own)
         text = self._arrived = self._store.get(self._arrivals)
         count, end = text.count(b" "), own[own.index(b"/") :]
-        # The two usual cases need no loop over all tokens: every other rank waits for this call.
+        # The two usual cases are decided without a loop over all tokens, because the other ranks wait for this call.
         if count == text.count(end) and b"-" not in text:
             if count < world_size:
                 return False
@@ -287,11 +301,11 @@ class Arrivals:
         return len(_present(events)) == world_size
 
     def wait(self) -> WaitSteps[list[int]]:
-        """Wait until all have arrived."""
+        """Wait until all ranks have arrived."""
         return self._wait_for_all(None, SlowWaitLogger(__name__, self._progress))
 
     def _wait_for_all(self, needed: list[int] | None, slow_logger: SlowWaitLogger) -> WaitSteps[list[int]]:
-        """Wait until all have arrived, or some of the ranks `needed` are dead, and return those."""
+        """Wait until all ranks have arrived or some of the ranks `needed` are dead; return the dead ranks."""
         dead: list[int] = yield WaitRequest(
             KEYS, [self._complete], self._call.left(), ranks=needed, slow_logger=slow_logger
         )
@@ -305,10 +319,10 @@ class Arrivals:
         return f"barrier {key_text(self._call.prefix)!r} on rank {self._call.rank} ({came})"
 
     def wait_alive(self) -> WaitSteps[None]:
-        """After `arrive`: wait until all ranks have arrived, or a missing rank is known to be dead.
+        """Wait until all ranks have arrived, or a missing rank is known to be dead. `arrive` must be called first.
 
         Raises:
-            BrokenBarrierError: a missing rank is dead. Every rank that arrived before the verdict raises the same.
+            BrokenBarrierError: a missing rank is dead. All ranks that arrived before the verdict raise the same error.
         """
         tokens = self._arrived.split()
         own = b"%d/%d" % (self._call.rank, self._call.world_size)
@@ -349,7 +363,7 @@ class Arrivals:
         return [rank for rank in range(self._call.world_size) if rank not in present]
 
     def record_outcome(self, timed_out: bool, timeout: float) -> None:
-        """Append this rank's time-out token if `timed_out`. Otherwise set ``complete`` for the last rank, which has not.
+        """Append this rank's time-out token if `timed_out`; otherwise set ``complete``, because the last rank did not.
 
         The call takes at most `timeout` seconds. It uses a clone of the store, because the timeout of a handle holds
         for all threads that use the handle.
@@ -365,7 +379,11 @@ class Arrivals:
             pass  # the caller raises its time-out anyway; without the token, a later call of this rank may be refused
 
     def refuse_if_finished(self, data_key: bytes) -> None:
-        """Raise if this rank has passed before, or if others have passed without its data, the value of `data_key`."""
+        """Raise `UsedBeforeError` if this rank has passed before, or other ranks have passed without its data.
+
+        Args:
+            data_key: the key with the data of this rank.
+        """
         events = self._read()
         if (self._call.rank, True) in events:
             self._refuse_unless_timed_out(events)
