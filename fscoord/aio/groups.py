@@ -147,7 +147,7 @@ class Membership:
     async def observe(
         self, known: Sequence[recipes.Participant] = (), timeout: Timeout | None = None
     ) -> list[recipes.Participant]:
-        """Wait until the participants are others than `known`; see `fscoord.recipes.Membership.observe`."""
+        """Wait until the participants or their data differ from `known`; see `fscoord.recipes.Membership.observe`."""
         return await self._driver.drive(self._core._observing(known, timeout))
 
     async def watch(self, timeout: Timeout | None = math.inf) -> AsyncIterator[list[recipes.Participant]]:

@@ -273,7 +273,7 @@ class Election(Hold):
         return self.token
 
     async def leader(self) -> recipes.Leader | None:
-        """Return the present leader, or None if no leader has announced itself."""
+        """Return the present leader, or None if no living leader has announced itself."""
         return await self._driver.run(self._election.leader)
 
     async def observe(self, after: int = 0, timeout: Timeout | None = None) -> recipes.Leader:
