@@ -201,7 +201,10 @@ def _ask_slurm(values: Mapping[str, str], ignored: list[str]) -> _Answers:
 
 
 def _tasks_on_node(name: str, text: str, node: int) -> int:
-    """Return the number of tasks on node number `node`. Slurm's ``2(x3),1`` means three nodes with 2, one with 1."""
+    """Return the number of tasks on node number `node`.
+
+    In the form of Slurm, ``2(x3),1`` means three nodes with two tasks each, and one node with one task.
+    """
     counts: list[tuple[int, int]] = []
     for part in text.split(","):
         match = _TASKS_PER_NODE.fullmatch(part)

@@ -415,7 +415,7 @@ class Store(ABC):
         return None
 
     def _new_wait(self, request: WaitRequest, notifier: Any) -> Wait[Any]:
-        """Return the wait that carries out `request`, and that `notifier`, a result of `_notifier_for`, wakes."""
+        """Return the wait that carries out `request`. `notifier`, a result of `_notifier_for`, wakes this wait."""
         raise TypeError(
             f"{type(self).__name__} has no notifier {notifier!r}, and waits for {request} in its calls only"
         )
@@ -503,7 +503,7 @@ def notifier_for(store: Store, backend: WaitBackend) -> Any:
 
 
 def new_wait(store: Store, request: WaitRequest, notifier: Any) -> Wait[Any]:
-    """Return the wait that carries out `request` on `store`, and that `notifier`, a result of `notifier_for`, wakes."""
+    """Return the wait that carries out `request` on `store`. `notifier`, a result of `notifier_for`, wakes the wait."""
     return store._new_wait(request, notifier)
 
 

@@ -82,7 +82,7 @@ def connect(endpoints: Sequence[Endpoint], ends: float) -> socket.socket:
         ends: the deadline, by the clock of `time.monotonic`.
 
     Raises:
-        OSError: no endpoint accepted a connection. It is the error of the last endpoint.
+        OSError: no endpoint accepted a connection. The error is that of the last endpoint.
     """
     failure = OSError(system.errno.EADDRNOTAVAIL, "the host has no address")
     for number, (family, address) in enumerate(endpoints):

@@ -151,7 +151,7 @@ class Wait(Protocol[T_co]):
     def max_sleep(self) -> float:
         """Return the longest time to sleep, in seconds; 0.0 when the next look is due.
 
-        The driver calls this method again after each sleep, because the cause of another wait may end a sleep early.
+        The driver calls this method again after each sleep, because a sleep may end early although no look is due.
         """
 
     def block(self, seconds: float) -> None:

@@ -34,7 +34,7 @@ WAIT_THREADS_MAX: Final = 16
 """The most threads that wait on one store."""
 
 SLICE_S: Final = 0.2
-"""How long one wait keeps a thread, in seconds. A cancelled wait ends after this time at the latest."""
+"""How many seconds one wait keeps a thread. A cancelled wait ends after this time at the latest."""
 
 PAUSE_S: Final = 0.02
 """The pause in seconds when a wait for a value finds a queue under the key, or a wait for an item finds a value."""

@@ -217,7 +217,7 @@ class CallExecutor:
                     continue
                 try:
                     value = await answer(found)
-                except (asyncio.CancelledError, Exception) as failure:  # noqa: BLE001 - it comes out of `steps`
+                except (asyncio.CancelledError, Exception) as failure:  # noqa: BLE001 - raised in `steps`
                     error = failure
         finally:
             # Closed here, and not when it is collected: its `finally` blocks release what the generator has acquired.
@@ -262,9 +262,8 @@ class CallExecutor:
 
     def _work(self) -> None:
         while True:
-            wakeup = (
-                system.AutoResetEvent()
-            )  # a new one each time: it is taken out of the list for good before it is set
+            # A new event for each wait of the thread: an event is removed from `_idle` before it is set.
+            wakeup = system.AutoResetEvent()
             with self._mutex:
                 call = self._calls.popleft() if self._calls else None
                 if call is None:

@@ -186,7 +186,7 @@ class Attempt(NamedTuple):
         )
 
     def broken(self, verdict: Verdict, store: Store) -> BrokenBarrierError:
-        """Return the error for a barrier whose round `verdict` calls broken."""
+        """Return the error for a round that is broken by `verdict`."""
         names, more = self._names(verdict.missing)
         dead = [self._named(rank) for rank in verdict.dead[:MISSING_MAX]]
         return BrokenBarrierError(

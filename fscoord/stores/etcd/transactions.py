@@ -1,4 +1,4 @@
-"""`Transactions`, the reads and writes of an `~fscoord.EtcdStore`, and `KeyWatcher`, its waits for other writers."""
+"""`Transactions`, which reads and writes the keys of an `~fscoord.EtcdStore`; `KeyWatcher`, which waits for keys."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ DEATH_POLL_S: Final = 0.05
 """The interval in seconds at which sessions are checked whose processes the kernel does not watch."""
 
 PROBE_S: Final = 0.5
-"""The interval for sessions whose processes the kernel watches: a process may close its handle and continue."""
+"""The interval in seconds at which sessions are checked whose processes the kernel watches. Without these checks, a
+process that closes its handle and continues would not be detected."""
 
 
 class DeathWatch:

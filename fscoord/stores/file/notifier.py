@@ -155,7 +155,7 @@ class ChangeNotifier:
             watcher.wake_all()
 
     def _watch(self, deadline: float) -> ChangeWatcher:
-        """Return the watcher. Its bell is announced before, if possible."""
+        """Return the watcher, after an attempt to announce its bell."""
         watcher = self._watcher
         if watcher is None or watcher.is_closed or watcher.is_outdated:
             kind = self._mode + " for all" * self._watches_every_key
