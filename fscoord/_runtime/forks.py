@@ -1,9 +1,9 @@
 """Recovery of a forked child: one hook, which runs the steps of all modules in a fixed order.
 
-fork(2) copies the whole memory of the process, but of its threads only the calling thread. If another thread was
-changing data, that change is never completed in the child, and the locks of that thread are never released. Descriptors
-that the child inherits keep the parent's file locks. So a child creates every mutex of the package again and closes
-every descriptor.
+fork(2) copies the whole memory of the process, but only one thread, the calling thread. If another thread was changing
+data, the change is never completed in the child, and the locks of that thread are never released. Descriptors that the
+child inherits keep the parent's file locks. So a child creates every mutex of the package again and closes every
+descriptor.
 
 A module with a mutex, a thread or a descriptor registers a step under one of the names in `ORDER`. The steps run in the
 order of `ORDER`, whatever the order of imports. If the child is interrupted, for example by Ctrl-C, all steps run

@@ -190,7 +190,7 @@ class Fenced:
         self._core = recipes.Fenced(store.store, key)
 
     async def set(self, value: Value, token: int) -> None:
-        """Set the value under `token`, the fencing token of the caller's lock."""
+        """Set the value under `token`, the fencing token of a present or past hold of the lock."""
         await self._driver.run(lambda: self._core.set(value, token))
 
     async def get(self) -> bytes:

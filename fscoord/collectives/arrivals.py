@@ -202,8 +202,9 @@ class Attempt(NamedTuple):
         return [self._named(rank) for rank in missing[:MISSING_MAX]], more
 
     def data_prefix(self) -> bytes:
-        """Return the prefix of the keys with the ranks' data: the prefix of the call, with a colon where it needs one.
+        """Return the prefix of the keys with the ranks' data.
 
+        It is the prefix of the call, with a colon added if that prefix ends in a digit or a colon.
         Without the colon, rank 0 under the prefix ``a1`` and rank 10 under the prefix ``a`` would share a key.
         """
         ambiguous = self.prefix[-1:].isdigit() or self.prefix.endswith(b":")
