@@ -1,4 +1,4 @@
-"""`python -m fscoord`: the command line, where the `fscoord` script is not on the path."""
+"""The command line as `python -m fscoord`, for systems where the `fscoord` script is not on the path."""
 
 from fscoord.cli import main
 

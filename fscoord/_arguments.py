@@ -49,13 +49,17 @@ class MalformedText(Exception):
 
 
 class NotACounterError(ValueError):
-    """`Store.add` on a value that is not an integer. It has a class of its own, because a signal handler may raise a
-    plain `ValueError`.
+    """`Store.add` was called on a value that is not an integer.
+
+    The error has a class of its own, because a signal handler may raise a plain `ValueError`.
     """
 
 
 class CounterRangeError(OverflowError):
-    """The sum of `Store.add` does not fit in 64 bits. A class of its own, as `NotACounterError`."""
+    """The sum of `Store.add` does not fit in 64 bits.
+
+    The error has a class of its own, for the same reason as `NotACounterError`.
+    """
 
 
 Key = str | bytes
@@ -120,7 +124,11 @@ def timeout_given(timeout: Timeout | None, other_name: str, other: Timeout | Non
 
 
 def keys_bytes(keys: Iterable[Key]) -> list[bytes]:
-    """Return `keys` as bytes, as `key_bytes` does. A single key instead of a sequence is a `TypeError`."""
+    """Return each of `keys` as bytes, with the errors of `key_bytes`.
+
+    Raises:
+        TypeError: `keys` is a single key and not a sequence.
+    """
     if isinstance(keys, (str, bytes, bytearray, memoryview)):
         raise TypeError(f"expected a sequence of keys, not a single {type(keys).__name__}")
     return [key_bytes(key) for key in keys]
@@ -159,7 +167,7 @@ def value_bytes(value: Value) -> bytes:
 
 
 def pairs_bytes(keys: Iterable[Key], values: Iterable[Value]) -> list[tuple[bytes, bytes]]:
-    """Return the pairs of `keys` and `values` as bytes; raise what `Store.multi_set` raises."""
+    """Return the pairs of `keys` and `values` as bytes, with the errors of `Store.multi_set`."""
     if isinstance(values, (str, bytes, bytearray, memoryview)):
         raise TypeError(f"expected a sequence of values, not a single {type(values).__name__}")
     names = keys_bytes(keys)
@@ -174,7 +182,13 @@ def pairs_bytes(keys: Iterable[Key], values: Iterable[Value]) -> list[tuple[byte
 
 
 def counter_sum(current: bytes | None, amount: int, key: bytes) -> int:
-    """Return the integer in `current`, the value of `key` or None, plus `amount`. See `Store.add` for the errors."""
+    """Return the sum of `amount` and the integer in `current`, with the errors of `Store.add`.
+
+    Args:
+        current: the value of `key`; None counts as 0.
+        amount: the integer to add.
+        key: the key, for messages.
+    """
     if current is None:
         total = amount
     else:
@@ -215,7 +229,7 @@ def words_in(text: bytes, separator: str, count: int) -> list[str]:
 
 
 def utf8(text: bytes) -> str:
-    """Return `text` decoded.
+    """Decode `text` as UTF-8.
 
     Raises:
         MalformedText: it is not UTF-8.
@@ -227,7 +241,7 @@ def utf8(text: bytes) -> str:
 
 
 def check_int64(name: str, value: object) -> int:
-    """Return `value`, the argument `name`, which must be an integer of 64 bits.
+    """Check that `value`, the argument `name`, is an integer of 64 bits, and return it.
 
     Raises:
         TypeError: it is not an integer.
@@ -241,10 +255,10 @@ def check_int64(name: str, value: object) -> int:
 
 
 def check_choice(name: str, value: str, known: Iterable[str]) -> str:
-    """Return `value`, the argument `name`, which must be one of `known`.
+    """Check that `value`, the argument `name`, is one of `known`, and return it.
 
     Raises:
-        ValueError: it is not.
+        ValueError: `value` is not one of `known`.
     """
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")
@@ -252,7 +266,7 @@ def check_choice(name: str, value: str, known: Iterable[str]) -> str:
 
 
 def check_positive(name: str, value: object) -> int:
-    """Return `value`, the argument `name`, which must be an integer of 64 bits and at least 1.
+    """Check that `value`, the argument `name`, is an integer of 64 bits and at least 1, and return it.
 
     Raises:
         TypeError: it is not an integer.
@@ -266,7 +280,7 @@ def check_positive(name: str, value: object) -> int:
 
 
 def to_seconds(timeout: object) -> float:
-    """Return `timeout`, seconds or a `timedelta`, in seconds; ``timedelta.max`` is ``math.inf``.
+    """Convert `timeout`, a number of seconds or a `timedelta`, to seconds. ``timedelta.max`` becomes ``math.inf``.
 
     Raises:
         TypeError: it is neither a number nor a `timedelta`.
@@ -287,7 +301,7 @@ def to_seconds(timeout: object) -> float:
 
 
 def to_timedelta(value: float) -> timedelta:
-    """Return `value` seconds as a `timedelta`, or ``timedelta.max`` if that is too long for one."""
+    """Return `value` seconds as a `timedelta`, or ``timedelta.max`` if a `timedelta` can't hold so many seconds."""
     try:
         return timedelta(seconds=value)
     except OverflowError:
@@ -295,12 +309,12 @@ def to_timedelta(value: float) -> timedelta:
 
 
 def missing_message(what: str, keys: Sequence[bytes], waited: float) -> str:
-    """Return the message of a time-out: it names the missing `keys` and the seconds `waited`."""
+    """Return the message of a time-out, which names the missing `keys` and how many seconds the caller has `waited`."""
     after = f"did not come within {waited:.3g} s" if waited >= 0.001 else "is not there"
     return f"{what} {key_names(keys)} {after}"
 
 
 def key_names(keys: Sequence[bytes]) -> str:
-    """Return the names of the first 16 of `keys` for a message, and the number of the others."""
+    """Return the text with which a message names `keys`: the first 16 keys, and the number of the other keys."""
     more = f" and {len(keys) - 16} more" if len(keys) > 16 else ""
     return ", ".join(repr(key_text(key)) for key in keys[:16]) + more

@@ -1,9 +1,9 @@
 """The environment variables of launchers: rank, world size, local rank, local world size and run of this process.
 
-`detect` reads them and returns what it found, and in which variables. The nearest launcher counts: a rank that
-torchrun or mpirun starts inside a Slurm step inherits the variables of the step, which describe the agent or daemon
-that started the rank. So the order is torchrun, Open MPI, PMI (MPICH, Intel MPI), PMIx, PALS (HPE Cray), Flux, Slurm
-and pytest-xdist.
+`detect` reads the variables, and returns the values and the variables in which it found them. Only the nearest launcher
+counts. For example, a rank that torchrun or mpirun starts inside a Slurm step inherits the variables of the step, but
+these describe the agent or daemon that started the rank. So the order is torchrun, Open MPI, PMI (MPICH, Intel MPI),
+PMIx, PALS (HPE Cray), Flux, Slurm and pytest-xdist.
 
 The variables are in the launchers' manuals: torchrun's *Environment Variables*; mpirun(1) of Open MPI; Hydra's
 ``PMI_*`` and ``MPI_LOCAL*``; the PMIx standard's ``PMIX_RANK`` and ``PMIX_NAMESPACE``; flux-environment(7); srun(1) and
@@ -22,7 +22,7 @@ from fscoord._runtime import system
 __all__ = ["Environment", "RunId", "detect", "rank_and_world_size"]
 
 RunId = tuple[str, int] | str
-"""A job and its restart count, by which runs are ordered; or a text, by which runs are only the same or different."""
+"""The id of a run. A job id and a restart count give runs an order. Texts only say whether two runs are the same."""
 
 SLURM_STEP_MAX = 0xFFFFFFF0
 """The largest id of a step that srun starts (slurm.h). Larger ids are those of batch scripts and interactive shells."""
@@ -32,7 +32,7 @@ _TASKS_PER_NODE = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 @dataclass(frozen=True)
 class Environment:
-    """The result of `detect`. An attribute for which there is no variable is None.
+    """The result of `detect`. An attribute is None if the environment has no variable for it.
 
     Attributes:
         launcher: the launcher of this process: ``"torchrun"``, ``"Open MPI"``, ``"PMI"``, ``"PMIx"``, ``"PALS"``,
@@ -43,8 +43,8 @@ class Environment:
         local_rank: the number of this process among those on its host, from 0.
         local_world_size: the number of processes on this host.
         run_id: the run of the job. A restart of a worker does not change it; a restart of the job does.
-        sources: for each attribute that was found, the names of its variables.
-        ignored: variables that were set but do not count, one sentence for each.
+        sources: the names of the variables of each attribute that was found, by attribute.
+        ignored: one sentence for each variable that was set but does not count.
     """
 
     launcher: str | None = None
@@ -57,7 +57,7 @@ class Environment:
     ignored: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return what was found and in which variables, for people."""
+        """Return the attributes and their variables, as text for people."""
         found = [
             f"{name.replace('_', ' ')} {getattr(self, name)} ({source})" for name, source in self.sources.items()
         ] or ["nothing"]
@@ -75,8 +75,8 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
         variables: the environment variables; None: those of this process.
 
     Raises:
-        ValueError: the nearest launcher's variables contradict each other or can't be parsed. Those of another launcher
-            are not used instead.
+        ValueError: the nearest launcher's variables contradict each other or can't be parsed. The variables of another
+            launcher are not used instead.
     """
     values = {name: value for name, value in (system.os.environ if variables is None else variables).items() if value}
     ignored: list[str] = []
@@ -93,10 +93,11 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """Return `rank` and `world_size`; each that is None is taken from the environment.
+    """Return `rank` and `world_size`. An argument that is None is replaced by its value in the environment.
 
     Raises:
-        ValueError: one is None and the environment does not have it. The message lists what the environment has.
+        ValueError: an argument is None and the environment has no value for it. The message lists the values that the
+            environment has.
     """
     if rank is not None and world_size is not None:
         return rank, world_size
@@ -118,7 +119,7 @@ _Answers = dict[str, _Answer]
 
 
 class _Launcher(NamedTuple):
-    """The variables of a launcher. If there are several for one value, the first that is set counts."""
+    """The variables of a launcher. If a value has several variables, the first variable that is set counts."""
 
     name: str
     rank: str
@@ -138,7 +139,7 @@ _OPEN_MPI = _Launcher(
 _PMI = _Launcher(
     "PMI", "PMI_RANK", ("PMI_SIZE",), ("PMI_LOCAL_RANK", "MPI_LOCALRANKID"), ("PMI_LOCAL_SIZE", "MPI_LOCALNRANKS")
 )
-_PMIX = _Launcher("PMIx", "PMIX_RANK")  # without the world size
+_PMIX = _Launcher("PMIx", "PMIX_RANK")  # PMIx has no variable for the world size
 _PALS = _Launcher("PALS", "PALS_RANKID", ("PMI_SIZE",), ("PALS_LOCAL_RANKID",), ("PALS_LOCAL_SIZE",))
 _FLUX = _Launcher("Flux", "FLUX_TASK_RANK", ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",))
 _SLURM = _Launcher(
@@ -200,7 +201,10 @@ def _ask_slurm(values: Mapping[str, str], ignored: list[str]) -> _Answers:
 
 
 def _tasks_on_node(name: str, text: str, node: int) -> int:
-    """Return the number of tasks on node number `node`. Slurm's ``2(x3),1`` means three nodes with 2, one with 1."""
+    """Return the number of tasks on node number `node`.
+
+    In the form of Slurm, ``2(x3),1`` means three nodes with two tasks each, and one node with one task.
+    """
     counts: list[tuple[int, int]] = []
     for part in text.split(","):
         match = _TASKS_PER_NODE.fullmatch(part)
@@ -232,7 +236,10 @@ def _is_slurms_own_pmix(values: Mapping[str, str]) -> bool:
 
 
 def _local_answers(values: Mapping[str, str], answers: _Answers) -> _Answers:
-    """Return the local values of another launcher with the same rank and world size, which then provides PMI."""
+    """Return the local rank and local world size from a launcher that provides PMI.
+
+    A launcher provides PMI if its own variables have the same rank and world size as `answers`, those of PMI.
+    """
     world = [answers["rank"].value, answers["world_size"].value]
     for other in (_ask(_PALS, values, []), _ask(_FLUX, values, []), _ask_slurm(values, [])):
         if [other[name].value for name in ("rank", "world_size") if name in other] == world:
@@ -257,9 +264,9 @@ def _refuse_impossible(answers: _Answers) -> None:
 
 
 def _runs(values: Mapping[str, str], launcher: str | None) -> Iterator[tuple[RunId, str]]:
-    """Yield the runs that this process belongs to with their variables, the nearest first.
+    """Yield each run to which this process belongs, with the variables of the run, the nearest run first.
 
-    Launchers also count restarts of *workers*. Those are not part of a run id, because the run continues.
+    Launchers also count restarts of *workers*. These restarts are not part of a run id, because the run continues.
     """
     if launcher == "pytest-xdist" and "PYTEST_XDIST_TESTRUNUID" in values:
         yield values["PYTEST_XDIST_TESTRUNUID"], "PYTEST_XDIST_TESTRUNUID"

@@ -40,7 +40,10 @@ __all__ = [
 
 
 def missing_extra(user: str, module: str, extra: str) -> ImportError:
-    """Return the error of `user` for a missing `module` of `extra`; its ``name`` is ``fscoord[extra]``."""
+    """Return the error for `user`, which needs the missing `module` of `extra`.
+
+    The ``name`` of the error is ``fscoord[extra]``.
+    """
     name = f"fscoord[{extra}]"
     return ImportError(f"{user} needs {module}: install the extra, pip install '{name}'", name=name)
 
@@ -71,20 +74,21 @@ class FscoordError(RuntimeError):
 
 
 def _timeout_message(message: str) -> str:
-    """Return `message`, which begins with "timeout" or contains "timeout=" afterwards.
+    """Return `message`, with "timeout" added at its beginning unless it begins with "timeout" or contains "timeout=".
 
-    Callers of torch's stores search messages for "timeout". That a path or key contains it is not enough.
+    Callers of torch's stores search messages for "timeout". A path or a key in the message may contain this word by
+    chance, and so must not count.
     """
     return message if message.startswith("timeout") or "timeout=" in message else f"timeout: {message}"
 
 
 class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
-    """A wait reached its deadline. Its message contains "timeout", which callers of torch's stores search for.
+    """A wait reached its deadline. The message contains "timeout", for which callers of torch's stores search.
 
     Attributes:
         keys: the keys that were still missing, as text.
         missing_ranks: the ranks that had not arrived at a barrier, as its decoder names them.
-        dead_ranks: those missing ranks that are known dead, as text; the others are late.
+        dead_ranks: the missing ranks that are known dead, as text; the other missing ranks are late.
         holder: the process that held the log lock at the end, as ``host:pid``, or None if the lock was not the reason.
         waited: the time waited, in seconds.
     """
@@ -132,7 +136,8 @@ class StoreGoneError(StoreError):
 class SessionDeadError(StoreGoneError):
     """The store has recorded this handle's session as dead; open the store again.
 
-    This happens to a process that was cut off from the others for long. The handle has written nothing since.
+    The error is raised in a process that was stopped, or cut off from the other processes, for long. The handle has
+    written nothing since its session was recorded as dead.
     """
 
 
@@ -182,7 +187,7 @@ class LimitExceededError(StoreError, ValueError):
 
 
 class InsecurePathError(StoreError, PermissionError):
-    """The path is a symbolic link, is not a regular file, or has an owner or permissions that are too open."""
+    """The path is a symbolic link, is not a regular file, or has a wrong owner or permissions that are too open."""
 
 
 class UnsupportedFilesystemError(StoreError, OSError):
@@ -202,7 +207,7 @@ class BrokenBarrierError(BarrierError):
 
     Attributes:
         missing: the ranks that had not arrived, as the barrier's decoder names them.
-        dead: those missing ranks that are known dead, as text.
+        dead: the missing ranks that are known dead, as text.
     """
 
     def __init__(self, message: str, *, missing: Sequence[str] = (), dead: Sequence[str] = ()) -> None:
@@ -224,7 +229,7 @@ class WorkFailedError(FscoordError):
 
 
 class RendezvousError(FscoordError):
-    """A rendezvous failed: nodes did not find each other or did not agree. The names of its kinds are torch's."""
+    """A rendezvous failed: nodes did not find each other or did not agree. The subclasses have the names of torch."""
 
 
 class RendezvousClosedError(RendezvousError):
@@ -232,7 +237,7 @@ class RendezvousClosedError(RendezvousError):
 
 
 class RendezvousTimeoutError(RendezvousError, TimeoutError):
-    """Too few nodes joined in time. Its message contains "timeout"."""
+    """Too few nodes joined in time. The message contains "timeout"."""
 
     def __init__(self, message: str) -> None:
         super().__init__(_timeout_message(message))

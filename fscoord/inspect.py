@@ -1,6 +1,6 @@
-"""Inspect the files of a `~fscoord.FileStore` without opening the store: `dump`, `verify`, `repair` and `copy`.
+"""Functions on the files of a `~fscoord.FileStore` that is not opened: `dump`, `verify`, `repair` and `copy`.
 
-None of the functions changes a file that it reads. Each also works on damaged files, which no store can open.
+No function changes a file that it reads. All functions also work on damaged files, which a store can't open.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`Store`: the contract of all stores; `Capabilities`, in which they differ; `Member`, one session of a store.
+"""The contract of all stores: `Store`, the base class; `Capabilities`, in which stores differ; `Member`, a session.
 
-Names and meanings follow torch's c10d ``Store``. Where c10d's own stores disagree with each other, the docstring of the
-operation says which meaning holds here. This module knows no concrete store.
+The names and meanings are those of torch's c10d ``Store``. Where the stores of c10d disagree with each other, the
+docstring of the operation says which meaning holds here. This module does not depend on any particular store.
 """
 
 from __future__ import annotations
@@ -49,28 +49,30 @@ S = TypeVar("S", bound="Store")
 T = TypeVar("T")
 
 POLL_INTERVAL_S: Final = 0.1
-"""Interval of polls of a store that can't report changes."""
+"""The interval in seconds of polls of a store that can't report changes."""
 
 DEATH_POLL_S: Final = 0.02
-"""Interval at which a wait asks for deaths, on a store that can't report them."""
+"""The interval in seconds at which a wait checks for dead sessions, on a store that can't report deaths."""
 
 
 class Capabilities(NamedTuple):
-    """What a kind of store offers beyond the contract, and where it offers less.
+    """The features that a kind of store has beyond the contract, and its limits.
 
-    The defaults describe a store that keeps exactly the contract. The suite in ``fscoord.testing`` tests each store for
-    the capabilities that it claims, and the documentation's table "Stores compared" is made from them.
+    The defaults describe a store that keeps exactly the contract. The suite in ``fscoord.testing`` tests that each
+    store has the capabilities that it claims. The documentation's table "Stores compared" is made from the
+    capabilities.
 
     Attributes:
         processes: several processes can share one store.
         hosts: several hosts can share one store.
         durable: there is an option by which acknowledged writes survive a power failure.
-        survives_handles: the data is still there after the last handle was closed and another one is opened.
-        survives_first_handle: the store does not end with its first handle, whose process may run its server.
-        sessions: the store lists its sessions and, where `Store.has_liveness` is true, tells which are dead.
-        certain: it is always known whether a failed write has taken effect. Otherwise its error may have
+        survives_handles: the data is still there when all handles were closed and a new handle is opened.
+        survives_first_handle: the store continues when its first handle is closed. Otherwise the process of the first
+            handle runs the server.
+        sessions: the store lists its sessions. Where `Store.has_liveness` is true, it also reports which are dead.
+        certain: it is always known whether a failed write has taken effect. Otherwise the error of the write may have
             ``maybe_applied`` set.
-        lists_any_key: `Store.list_keys` lists keys that are not UTF-8. Otherwise it raises if there are any.
+        lists_any_key: `Store.list_keys` lists keys that are not UTF-8. Otherwise it raises if there are such keys.
         deletes_at_once: `Store.delete_key` removes the value and the queue of a key in one step.
         value_max: the longest value, in bytes. It may also limit the size of one `Store.multi_set`.
     """
@@ -91,14 +93,16 @@ class Member(NamedTuple):
     """One session of a store: a handle that has registered.
 
     Attributes:
-        number: the number of the session; none is used twice.
-        host: the name of its host.
-        pid: the id of its process.
-        rank: the last rank that it announced, or None.
-        label: the label that its handle was opened with, or ``""``.
-        since: the time of its registration, in seconds since the epoch by its host's clock; for people only.
-        alive: ``"yes"``, ``"no"`` (its process has ended or the handle was closed) or ``"unknown"``.
-        found_dead: the time of its death record, in seconds since the epoch by the recording host's clock, or None.
+        number: the number of the session. No number is used twice.
+        host: the name of the session's host.
+        pid: the id of the session's process.
+        rank: the last rank that the session announced, or None.
+        label: the label with which the handle was opened, or ``""``.
+        since: the time of the registration, in seconds since the epoch by the clock of the session's host. It is
+            information for people; the clocks of two hosts may differ.
+        alive: ``"yes"``, ``"no"`` (the process has ended or the handle was closed) or ``"unknown"``.
+        found_dead: the time of the death record, in seconds since the epoch by the clock of the host that recorded the
+            death; None if there is no death record.
     """
 
     number: int
@@ -112,32 +116,33 @@ class Member(NamedTuple):
 
 
 CALL_MAX_S: Final = 20.0
-"""The longest call that waits for a request with a logger of its own: shorter than waits that a store itself logs."""
+"""The longest call, in seconds, for a request that has its own `SlowWaitLogger`. A store logs longer calls itself."""
 
 
 class Store(ABC):
     """Named values, counters and queues that several processes share.
 
-    Keys are ``str`` or ``bytes``: a ``str`` is its UTF-8 bytes (with ``surrogateescape``), so ``"k"`` and ``b"k"``
-    are one key. Values are given as ``str`` or any bytes-like object and returned as ``bytes``. Timeouts are seconds or
-    `timedelta`; ``None`` means the store's own, ``0`` look once, ``math.inf`` or ``timedelta.max`` no limit.
+    A key is a ``str`` or ``bytes``. A ``str`` stands for its UTF-8 bytes (with ``surrogateescape``), so ``"k"`` and
+    ``b"k"`` are the same key. A value is given as a ``str`` or any bytes-like object, and returned as ``bytes``. A
+    timeout is a number of seconds or a `timedelta`. ``None`` means the store's timeout, and ``0`` means that the
+    operation looks once and does not wait. ``math.inf`` and ``timedelta.max`` mean no limit.
 
-    Every operation takes effect once, between its call and its return. Every handle may be used by several threads.
-    Bad arguments change nothing: `TypeError` for a wrong type, `ValueError` for a wrong value,
+    Every operation takes effect once, between its call and its return. Several threads may use one handle. An operation
+    with a bad argument changes nothing. It raises `TypeError` for a wrong type, `ValueError` for a wrong value, and
     `~fscoord.LimitExceededError` for a key over 1 KiB or a value over 64 MiB.
 
     Any operation may raise `~fscoord.StoreTimeoutError` if it can't reach or lock the store within the store's
-    timeout, and `~fscoord.StoreError` or one of its kinds if the store fails. The ``maybe_applied`` of a failed write
-    tells whether it may have taken effect.
+    timeout. It may raise `~fscoord.StoreError` or one of its subclasses if the store fails. The ``maybe_applied`` of
+    the error says whether a failed write may have taken effect.
     """
 
     capabilities: Capabilities = Capabilities()
-    """What this kind of store offers; see `Capabilities`."""
+    """The capabilities of this kind of store; see `Capabilities`."""
 
     _timeout: float = DEFAULT_TIMEOUT
 
     _typical_call_s: float = math.inf
-    """How many seconds a call that does not wait for others usually takes at most; 0: it only touches memory."""
+    """The usual upper limit, in seconds, of a call that does not wait for other processes. 0: calls only use memory."""
 
     @abstractmethod
     def set(self, key: Key, value: Value) -> None:
@@ -145,7 +150,7 @@ class Store(ABC):
 
     @abstractmethod
     def get(self, key: Key) -> bytes:
-        """Return the value of `key`. If there is none, wait for it up to the store's timeout.
+        """Return the value of `key`. If the key has no value, wait for one up to the store's timeout.
 
         Raises:
             StoreTimeoutError: the key did not appear.
@@ -164,10 +169,10 @@ class Store(ABC):
 
     @abstractmethod
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
-        """Set `key` to `desired` if its value is `expected`; return the value that it has afterwards.
+        """Set `key` to `desired` if its value is `expected`; return the value that the key has afterwards.
 
-        If the key is missing, an empty `expected` creates it. Any other `expected` writes nothing and is returned, as
-        in c10d.
+        If the key is missing and `expected` is empty, the key is created. If the key is missing and `expected` is not
+        empty, nothing is written and `expected` is returned, as in c10d.
         """
 
     @abstractmethod
@@ -179,16 +184,16 @@ class Store(ABC):
         """Wait until `check` of `keys` is true, under one deadline.
 
         Raises:
-            StoreTimeoutError: its ``keys`` names every key that is still missing.
+            StoreTimeoutError: a key is still missing at the deadline. The ``keys`` of the error are all missing keys.
         """
 
     @abstractmethod
     def delete_key(self, key: Key) -> bool:
-        """Remove the value and the queue of `key`; return whether it had either."""
+        """Remove the value and the queue of `key`; return whether the key had a value or a queue."""
 
     @abstractmethod
     def num_keys(self) -> int:
-        """Return the number of keys with a value. Queues and internal keys are not counted, as in c10d."""
+        """Return the number of keys with a value. As in c10d, queues and internal keys do not count."""
 
     @abstractmethod
     def list_keys(self, prefix: Key = "") -> list[str]:
@@ -200,15 +205,17 @@ class Store(ABC):
 
     @abstractmethod
     def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
-        """Return the values of `keys`, in their order. Wait for missing ones under one deadline, the store's timeout.
+        """Return the values of `keys`, in the order of `keys`.
+
+        If values are missing, wait for all of them under one deadline, which the store's timeout sets.
 
         Raises:
-            StoreTimeoutError: its ``keys`` names every key that is still missing.
+            StoreTimeoutError: a value is still missing at the deadline. The ``keys`` of the error are all missing keys.
         """
 
     @abstractmethod
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
-        """Set every key to its value, in one step.
+        """Set each of `keys` to the value at the same place in `values`, all in one step.
 
         Raises:
             ValueError: the numbers of keys and values differ; nothing is written.
@@ -233,23 +240,24 @@ class Store(ABC):
 
     @abstractmethod
     def clone(self: S) -> S:
-        """Return another handle on the same store, with the same timeout and independent of this one."""
+        """Return a new handle on the same store. It has the same timeout, and is independent of this handle."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release the resources of this handle. Closing it again does nothing; any other use raises
-        `~fscoord.StoreClosedError`.
+        """Release the resources of this handle.
+
+        A second call does nothing. Any other later use of the handle raises `~fscoord.StoreClosedError`.
         """
 
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
-        """Wait until `world_size` callers have called this with `key`. A key can be used for one barrier only.
+        """Wait until `world_size` callers have called this method with `key`. A key can be used for one barrier only.
 
-        The keys ``{key}/num_members`` and ``{key}/last_member`` are those of c10d, so that processes of both libraries
-        can use one barrier.
+        The barrier uses the keys ``{key}/num_members`` and ``{key}/last_member``, as c10d does. So processes of both
+        libraries can meet at one barrier.
 
         Raises:
             BarrierError: more than `world_size` callers arrived, or a key of the barrier has a value of another kind.
-            StoreTimeoutError: fewer arrived before the deadline.
+            StoreTimeoutError: fewer than `world_size` callers arrived before the deadline.
         """
         run_blocking(
             self, self._barrier_steps(key, world_size, self._timeout if timeout is None else to_seconds(timeout))
@@ -275,13 +283,13 @@ class Store(ABC):
 
     @property
     def has_liveness(self) -> bool:
-        """Whether this store can tell which sessions are dead. If not, it reports none as dead."""
+        """Whether this store can detect dead sessions. Otherwise it reports no session as dead."""
         return False
 
     def register(self) -> int:
-        """Register this handle as a session, unless it is one already, and return the session's number.
+        """Register this handle as a session, unless it is registered already, and return the number of the session.
 
-        The first call writes to the store. On a store without sessions it does nothing, and the number is 0.
+        The first call writes to the store. On a store without sessions the call does nothing and returns 0.
 
         Raises:
             StoreError: the handle can't write, because it is read-only.
@@ -290,51 +298,55 @@ class Store(ABC):
         return 0
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:  # noqa: ARG002 - see `has_liveness`
-        """Return all sessions, in the order of their numbers; none on a store without sessions.
+        """Return all sessions, in the order of their numbers. On a store without sessions the list is empty.
 
-        It registers this handle and records the deaths that it finds, unless the handle is read-only.
+        Unless the handle is read-only, the call registers the handle and records the deaths that it finds.
 
         Args:
-            ranks: return only sessions that have announced one of these ranks.
+            ranks: if given, return only the sessions that have announced one of these ranks.
         """
         return []
 
     def announce_rank(self, rank: int) -> None:  # noqa: B027 - a store without sessions does nothing
-        """Record that this handle is rank `rank`. A handle may be several ranks, and several handles one rank."""
+        """Record that this handle is rank `rank`. A handle may announce several ranks, and a rank several handles."""
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:  # noqa: ARG002 - see `has_liveness`
-        """Return those of `ranks` that are known dead: some session announced the rank, and all that did are dead.
+        """Return the ranks among `ranks` that are known dead.
 
-        A rank that no session announced is not known dead, and neither is one with a session whose state is unknown.
-        All handles get the same answer, because a death is recorded before it is returned.
+        A rank is known dead if one or more sessions have announced it, and all these sessions are dead. A rank is not
+        known dead if the state of one of its sessions is unknown, or if no session has announced it. All handles return
+        the same ranks, because each death is recorded before it is returned.
         """
         return []
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:  # noqa: ARG002 - see `has_liveness`
-        """Return those of the sessions `numbers` that are known dead, as `dead_ranks` does for ranks."""
+        """Return the sessions among `numbers` that are known dead. A death is recorded before it is returned."""
         return []
 
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """Wait for `keys` as `wait` does, but end the wait as soon as one of `ranks` is known dead.
 
         Returns:
-            The ranks that are known dead, if keys are missing; an empty list if all keys are there.
+            The ranks that are known dead, if a key is missing. An empty list, if all keys are there.
 
         Raises:
-            StoreTimeoutError: neither happened before the deadline.
+            StoreTimeoutError: at the deadline a key is missing and no rank is known dead.
         """
         needed = list(ranks)
         limit = self._timeout if timeout is None else to_seconds(timeout)
         return self._wait_beside(list(keys_bytes(keys)), limit, lambda: self.dead_ranks(needed))
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
-        """Wait as `wait_alive` does, but for the sessions `numbers` instead of ranks, and return those known dead."""
+        """Wait for `keys`, but end the wait as soon as one of the sessions `numbers` is known dead.
+
+        The result and the errors are those of `wait_alive`, with sessions in the place of ranks.
+        """
         needed = list(numbers)
         limit = self._timeout if timeout is None else to_seconds(timeout)
         return self._wait_beside(list(keys_bytes(keys)), limit, lambda: self.dead_sessions(needed))
 
     def _wait_beside(self, names: list[bytes], limit: float, find: Callable[[], list[int]]) -> list[int]:
-        """Wait for the keys `names`, or until `find` returns the dead; return those."""
+        """Wait for the keys `names`, or until `find` returns dead ranks or sessions; return the dead."""
         if not self.has_liveness:
             self.wait(names, limit)
             return []
@@ -354,7 +366,8 @@ class Store(ABC):
     def _wait(self, request: WaitRequest) -> Any:
         """Carry out `request` in this thread, and return its answer; see `WaitRequest`.
 
-        A store with waits of its own overrides this. Here the public methods wait, which know requests for keys only.
+        A store that makes `Wait` objects overrides this method. The default uses the public methods that wait, and so
+        can only carry out requests for keys.
         """
         slow_logger = request.slow_logger
         if slow_logger is None:
@@ -379,21 +392,30 @@ class Store(ABC):
         return []
 
     def _wait_for_change(self, known: object, timeout: float) -> object:
-        """Wait until something may have changed since the call that returned `known`, or for `timeout` seconds.
+        """Wait until the store may have changed since the call that returned `known`, at most `timeout` seconds.
 
-        Return the value to pass as `known` the next time; with None return at once. A store that learns of no changes
-        sleeps for `POLL_INTERVAL_S`, and may have changed then.
+        The default is for a store that can't report changes: it sleeps for `POLL_INTERVAL_S`, and assumes a change.
+
+        Args:
+            known: the result of the previous call. With None the call returns at once.
+            timeout: the longest wait, in seconds.
+
+        Returns:
+            The value to pass as `known` to the next call.
         """
         if known is not None:
             system.time.sleep(min(POLL_INTERVAL_S, timeout))
         return True
 
     def _notifier_for(self, backend: WaitBackend) -> Any:  # noqa: ARG002 - see there
-        """Return what wakes the waits of `backend`, for `_new_wait`; None if this store waits in its calls only."""
+        """Return the notifier that wakes the waits of `backend`, for `_new_wait`.
+
+        Return None if this store can only wait in a call, and makes no `Wait` objects.
+        """
         return None
 
     def _new_wait(self, request: WaitRequest, notifier: Any) -> Wait[Any]:
-        """Return the wait that carries out `request`, woken by what `_notifier_for` returned."""
+        """Return the wait that carries out `request`. `notifier`, a result of `_notifier_for`, wakes this wait."""
         raise TypeError(
             f"{type(self).__name__} has no notifier {notifier!r}, and waits for {request} in its calls only"
         )
@@ -408,7 +430,7 @@ class Store(ABC):
         self._timeout = to_seconds(timeout)
 
     def has_extended_api(self) -> bool:
-        """Return whether the store has `append`, `multi_get` and `multi_set`; true for every store of fscoord."""
+        """Return whether the store has `append`, `multi_get` and `multi_set`. Every store of fscoord has them."""
         return True
 
     def __enter__(self: S) -> S:
@@ -423,25 +445,25 @@ class Store(ABC):
         self.close()
 
 
-# For the modules of this package. The hooks themselves are for the stores, which override them.
+# The other modules of this package call these functions. They call private methods, which the stores override.
 
 
 def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
-    """Return what `steps` ends with, after waiting in this thread for each of its requests."""
+    """Run the generator `steps`, wait in this thread for each of its requests, and return its result."""
     try:
         request = next(steps)
         while True:
             try:
                 answer = wait_on(store, request)
-            except BaseException as error:  # noqa: BLE001 - it comes out of `steps`, unless it is caught there
+            except BaseException as error:  # noqa: BLE001 - raised in `steps`, which may catch it
                 request = steps.throw(error)
             else:
                 request = steps.send(answer)
     except StopIteration as end:
         return cast(T, end.value)
     finally:
-        # At once, and not when it is collected: an exception that is kept also keeps this frame, and with it the
-        # generator, whose `finally` blocks give back what it has taken.
+        # Closed here, and not when it is collected: its `finally` blocks release what the generator has acquired. An
+        # exception that the caller keeps also keeps this frame, and the frame keeps the generator.
         steps.close()
 
 
@@ -459,20 +481,35 @@ def barrier_steps(store: Store, request: BarrierRequest) -> WaitSteps[None]:
 
 
 def wait_for_change(store: Store, known: object, timeout: float) -> object:
-    """Wait until something may have changed in `store` since the call that returned `known`; None: return at once."""
+    """Wait until `store` may have changed since the call that returned `known`, at most `timeout` seconds.
+
+    Args:
+        store: the store.
+        known: the result of the previous call. With None the call returns at once.
+        timeout: the longest wait, in seconds.
+
+    Returns:
+        The value to pass as `known` to the next call.
+    """
     return store._wait_for_change(known, timeout)
 
 
 def notifier_for(store: Store, backend: WaitBackend) -> Any:
-    """Return what wakes the waits of `backend` on `store`, for `new_wait`; None if `store` waits in its calls only."""
+    """Return the notifier that wakes the waits of `backend` on `store`, for `new_wait`.
+
+    Return None if `store` can only wait in a call, and makes no `Wait` objects.
+    """
     return store._notifier_for(backend)
 
 
 def new_wait(store: Store, request: WaitRequest, notifier: Any) -> Wait[Any]:
-    """Return the wait that carries out `request` on `store`, woken by what `notifier_for` returned."""
+    """Return the wait that carries out `request` on `store`. `notifier`, a result of `notifier_for`, wakes the wait."""
     return store._new_wait(request, notifier)
 
 
 def typical_call_s(store: Store) -> float:
-    """Return how many seconds a call that does not wait for others usually takes at most; 0: it only touches memory."""
+    """Return the usual upper limit, in seconds, of a call on `store` that does not wait for other processes.
+
+    It is 0 if the calls only use memory.
+    """
     return store._typical_call_s

@@ -1,4 +1,7 @@
-"""`escape_word`: a host name as one word, for keys and values whose fields are separated by spaces. Pure."""
+"""`escape_word`, which makes one word of a host name, for keys and values whose fields are separated by spaces.
+
+The module is pure: it makes no system calls.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Events of the file system: inotify(7), read by the waiting thread itself, or a watchdog `Observer` elsewhere.
+"""Events of the file system, from inotify(7) or, on platforms without it, from an `Observer` of watchdog.
 
-No other module imports watchdog. Its bindings of inotify are not a documented API: its version is bounded, and if they
-fail, waiters poll.
+The waiting thread itself reads the events of inotify. No other module imports watchdog. watchdog's bindings of inotify
+are not a documented API, so its version is bounded. If the bindings fail, waiters poll.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ LOG_CHANGED = 0x0002 | 0x0004 | 0x0400 | 0x0800  # IN_MODIFY, IN_ATTRIB, IN_DELE
 BELL_RUNG = 0x0004 | 0x0400 | 0x0800
 
 PROCESSES_MAX = 256
-"""The most processes that one instance watches: each needs a descriptor."""
+"""The most processes that one instance watches. Each process needs a descriptor."""
 
 
 def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
     """Return a source of events of the file `path`.
 
-    If its ``is_pollable`` is true, the waiting thread must call its ``wait(seconds)``. Otherwise a thread of the source
-    calls `wake` after each event. ``close()`` ends it.
+    If the ``is_pollable`` of the source is true, the waiting thread must call ``wait(seconds)`` of the source.
+    Otherwise a thread of the source calls `wake` after each event. ``close()`` ends the source.
 
     Args:
         path: the file.
         mask: the events of inotify(7).
-        wake: see above.
+        wake: the function that the thread of the source calls.
 
     Raises:
         OSError: the file can't be watched, the user has no inotify instance or watch left, or this version of watchdog
@@ -48,11 +48,12 @@ def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
 class Inotify:
     """An inotify instance with one watch, read by the waiting threads.
 
-    Several threads use it at once without a lock. A signal handler may wait as well, and would deadlock on the lock of
-    the wait that it has interrupted. So every change of shared data is one operation on a dict or a set.
+    Several threads use one instance at the same time, without a lock. With a lock, a signal handler that waits would
+    deadlock if it interrupted a wait that holds the lock. So every change of shared data is one operation on a dict or
+    a set.
 
     Attributes:
-        processes: the watched processes, whose end also ends a wait: process id to pidfd.
+        processes: the pidfd of each watched process, by process id. The end of a watched process also ends a wait.
     """
 
     is_pollable = True
@@ -72,7 +73,7 @@ class Inotify:
         self._epolls: dict[str, Any] = {}
         self._is_complete = False  # whether `_poll` includes the epoll
         _instances.add(self)
-        # Each descriptor is opened and recorded in one chain of C calls: rule 1 in `interrupts`.
+        # One chain of C calls opens and records each descriptor: rule 1 in `interrupts`.
         descriptors.update(map(system.os.eventfd, (0,), (system.os.EFD_CLOEXEC | system.os.EFD_NONBLOCK,)))
         (self._interruptions,) = descriptors
         descriptors.update(starmap(inotify_c.inotify_init, ((),)))
@@ -102,7 +103,7 @@ class Inotify:
         return poll
 
     def wait(self, limit: float) -> bool:
-        """Wait for an event or `interrupt`, at most `limit` seconds; return whether there was one."""
+        """Wait for an event or a call of `interrupt`, at most `limit` seconds; return whether one came."""
         try:
             ready = self._poll.poll(limit * 1000)
         except RuntimeError as error:  # a signal handler waits, and has interrupted its thread in this call
@@ -117,16 +118,23 @@ class Inotify:
         return bool(ready)
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors of which one is readable while `wait` would return at once; none after `close`."""
+        """Return the descriptors for which `wait` waits. It returns at once while one of them is readable.
+
+        After `close` the list is empty.
+        """
         if not self._close.alive:
             return []
         return [*self._sources, *([self._pidfds.fileno()] if self._pidfds is not None else [])]
 
     def watch_process(self, pid: int) -> bool:
-        """Make the end of process `pid` end `wait`. Return False without pidfd_open(2) or a free descriptor.
+        """Watch process `pid`, so that its end also ends `wait`.
 
-        The pidfds are in an epoll(7), because a descriptor can be added to that while another thread waits for it. If
-        the process has ended already, `wait` returns at once, or pidfd_open(2) fails.
+        The pidfds are in an epoll(7), because a descriptor can be added to an epoll while another thread waits for the
+        epoll. If the process has ended already, `wait` returns at once, or pidfd_open(2) fails.
+
+        Returns:
+            False if the process can't be watched: the system has no pidfd_open(2), no descriptor is free, or
+            `PROCESSES_MAX` processes are watched already.
         """
         if pid in self.processes:
             return True
@@ -159,7 +167,7 @@ class Inotify:
         return True
 
     def _open_process(self, pid: int) -> int:
-        """Return a pidfd of process `pid`, recorded in the same chain of C calls: rule 1 in `interrupts`."""
+        """Open a pidfd of process `pid`, record it in the same chain of C calls (rule 1 in `interrupts`), return it."""
         opened: list[int] = []
         opening = partial(opened.extend, map(system.os.pidfd_open, (pid,)))
         system.in_one_chain(opening, partial(self._descriptors.update, opened))
@@ -170,7 +178,7 @@ class Inotify:
         system.close_quietly(fd)
 
     def reap_exited(self) -> int:
-        """Stop watching the processes that have ended; return how many this call has found."""
+        """Stop watching the processes that have ended; return how many ended processes this call has found."""
         pidfds = self._pidfds
         if pidfds is None:
             return 0
@@ -198,7 +206,7 @@ class Inotify:
             self._pidfds.close()
 
     def after_fork(self) -> None:
-        """In a forked child: close the epoll. The descriptors are closed by another step (`system.Descriptors`)."""
+        """Close the epoll in a forked child. Another step closes the descriptors (`system.Descriptors`)."""
         if self._pidfds is not None:
             self._pidfds.close()
 
@@ -224,7 +232,7 @@ class ObserverSource:
         self._observer.start()
 
     def close(self) -> None:
-        """End the observer's threads; a forked child has none."""
+        """End the observer's threads. In a forked child there are no such threads, and nothing is done."""
         if self._owner == system.os.getpid():
             self._observer.stop()
 

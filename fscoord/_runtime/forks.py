@@ -1,14 +1,14 @@
-"""Recovery of a forked child: one hook, and the order in which it runs the steps of all modules.
+"""Recovery of a forked child: one hook, which runs the steps of all modules in a fixed order.
 
-fork(2) copies the memory of all threads, but only the thread that calls it. In the child, the change that another
-thread was making is never completed, and its locks are never released. Descriptors that the child inherits keep the
-parent's file locks. So a child creates every mutex of the package again and closes every descriptor.
+fork(2) copies the whole memory of the process, but only one thread, the calling thread. If another thread was changing
+data, the change is never completed in the child, and the locks of that thread are never released. Descriptors that the
+child inherits keep the parent's file locks. So a child creates every mutex of the package again and closes every
+descriptor.
 
-A module with a mutex, a thread or a descriptor registers a step under one of the names in `ORDER`. The steps run in
-that order, whatever the order of imports. If the child is interrupted, for example by Ctrl-C, all of them run again. A
-step may only acquire mutexes that it or an earlier step has created again. It does not call `process_epoch`, and may
-run twice.
-docs/forks.md lists what each step does.
+A module with a mutex, a thread or a descriptor registers a step under one of the names in `ORDER`. The steps run in the
+order of `ORDER`, whatever the order of imports. If the child is interrupted, for example by Ctrl-C, all steps run
+again. So each step may run twice. A step may only acquire mutexes that an earlier step, or the step itself, has created
+again. A step does not call `process_epoch`. docs/forks.md lists what each step does.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ ORDER: Final = (
 _steps: dict[str, Callable[[], None]] = {}
 _life = [1]
 _guards: dict[int, Any] = {}
-"""A mutex for each process id: after a fork in C several threads of the child may call `recover_from_fork` at once. A
-child never uses its parent's, which may be locked."""
+"""The mutex of `recover_from_fork`, by process id. After a fork in C several threads of the child may call
+`recover_from_fork` at the same time. A child never uses its parent's mutex, which may be locked."""
 
 
 def after_fork_in_child(step: str, call: Callable[[], None]) -> None:
-    """Register `call` as the step of this name.
+    """Register `call` as the step named `step`.
 
-    Python's hook runs it in the child of `os.fork`; after a fork in C, the first operation of the child does.
+    In a child of `os.fork`, a hook of Python runs the step. After a fork in C, the first operation of the child runs
+    it.
 
     Raises:
         ValueError: `ORDER` has no such name.
@@ -68,7 +69,7 @@ def after_fork_in_child(step: str, call: Callable[[], None]) -> None:
 
 
 def recover_from_fork() -> None:
-    """Run all steps, in a forked child that has not run them yet."""
+    """Run all steps in a forked child, unless the child has run them already."""
     with _guards.setdefault(os.getpid(), threading.RLock()):
         if fork_marker[0]:
             return
@@ -82,14 +83,14 @@ def recover_from_fork() -> None:
 
 
 def process_epoch() -> int:
-    """Return a number that differs between a process and its forked children, in a tenth of the time of getpid(2)."""
+    """Return a number that differs between a process and its forked children. The call is faster than getpid(2)."""
     if not fork_marker[0]:
         recover_from_fork()
     return _life[0]
 
 
 class _PidMark:
-    """The `fork_marker` of a kernel without MADV_WIPEONFORK: compares process ids."""
+    """The `fork_marker` for a kernel without MADV_WIPEONFORK. It compares process ids."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -113,9 +114,10 @@ def _make_mark() -> Any:
 
 
 fork_marker = _make_mark()
-"""``fork_marker[0]`` is 0 in a forked child until `recover_from_fork` has run, also after a fork in C.
+"""A page of memory that marks a forked child: its first byte is 0 in the child until `recover_from_fork` has run.
 
-The kernel fills this page with zeros in a child. Reading it takes 15 ns, a tenth of the time of getpid(2).
+The kernel fills the page with zeros in a child, also after a fork in C. Reading the page takes 15 ns, a tenth of the
+time of getpid(2).
 """
 
 if hasattr(os, "register_at_fork"):

@@ -1,34 +1,36 @@
 """Ctrl-C safety: the rules that keep an interrupted operation whole, and the functions that implement them.
 
-A signal handler runs in the main thread, in the middle of whatever that thread is doing, and may raise any exception:
-`KeyboardInterrupt`, a `TimeoutError` for SIGALRM, one of the program's own. The exception leaves the operation that it
-interrupts. Afterwards every handle must still work, no lock may stay locked and no descriptor may be lost. The modules
+A signal handler runs in the main thread, at any point of the operation that this thread executes. The handler may raise
+any exception: `KeyboardInterrupt`, a `TimeoutError` for SIGALRM, or an exception of the program. The exception ends the
+operation. Afterwards every handle must still work, no lock may stay locked and no descriptor may be lost. The modules
 of this package follow these rules and cite them as "the rules in `interrupts`".
 
-CPython runs a handler at three kinds of points only: when it enters a Python function, after it has called a C
-function, and at a jump backwards.
+CPython runs a handler at three kinds of points only: when the interpreter enters a Python function, after it has called
+a C function, and at a jump backwards.
 
 1. **A resource is created and recorded in one chain of C calls.** No handler runs inside a C function that calls other
-   C functions, as in ``descriptors.update(map(os.open, ...))`` or `in_one_chain`. The interruption comes before the
+   C functions, as in ``descriptors.update(map(os.open, ...))`` or `in_one_chain`. So an interruption comes before the
    descriptor exists, or after its owner has recorded it. With two statements, an interruption between them would lose
-   the descriptor and every lock that belongs to it. Closing goes the other way round, also in one chain: a number is
-   forgotten first, because another thread may get the same number as soon as it is closed.
-2. **A mutex is a bare lock in a ``with``.** The interpreter acquires it and enters the block without a point between.
-   `threading.Condition` and `threading.Event` are written in Python: an interruption inside them can leave their lock
-   locked for ever.
+   the descriptor and every lock that belongs to it. Closing is the reverse, also in one chain: the number is removed
+   from the record and then closed, because another thread may get the same number as soon as it is closed.
+2. **A mutex is a bare lock in a ``with``.** The interpreter acquires the lock and enters the block without such a point
+   between the two. `threading.Condition` and `threading.Event` are written in Python: an interruption inside them can
+   leave their lock locked for ever.
 3. **A ``finally`` that unlocks begins with a C function**, such as a bound method of a lock or a `functools.partial` of
-   an `os` function. A handler that runs when a Python function is entered would raise before the unlocking. After a C
-   function it raises when the lock is free.
+   an `os` function. If the first call were a Python function, a handler could raise at its entry, before the lock is
+   released. After a C function, the handler raises when the lock is free.
 4. **A foreign exception passes through unchanged.** A clause that catches an `OSError`, an `ImportError` or a
    `RuntimeError` calls `raise_if_foreign` first. Otherwise a handler's `TimeoutError`, which is an `OSError`, would be
    retried, reported as a failure of the file system, or lost.
 5. **A module that is rarely needed is imported in a thread of its own** (`import_uninterrupted`), because handlers run
-   in the main thread only. A `KeyboardInterrupt` inside importlib can leave the lock of an import locked for ever
-   (``_get_module_lock`` takes it before its ``try`` begins), and then every thread that imports that module hangs.
+   in the main thread only. A `KeyboardInterrupt` inside importlib can leave the lock of an import locked for ever,
+   because ``_get_module_lock`` acquires the lock before its ``try`` begins. Then every thread that imports the same
+   module hangs.
 
-A fork during an import copies the lock, but not the thread that would release it, and half of a module. So a forked
-child abandons the imports that this module had under way and starts them again. It leaves the imports of the program's
-own threads alone; an import that has to wait for one of those fails in the child after `CHILD_LIMIT_S`.
+A fork during an import copies the lock of the import and a half-initialized module. It does not copy the thread that
+would release the lock. So a forked child abandons the imports that this module had under way, and starts them again. It
+does not change the imports of the program's own threads. If an import in the child waits for one of those, it fails
+after `CHILD_LIMIT_S`.
 """
 
 from __future__ import annotations
@@ -51,10 +53,10 @@ _OF_THE_INTERPRETER: Final = (
     "concurrent poll() invocation",
     "release unlocked lock",
 )
-"""Beginnings of the messages of the interpreter's own RuntimeErrors that the package expects somewhere."""
+"""The beginnings of the messages of those RuntimeErrors that the interpreter raises and that the package expects."""
 
 _OF_A_LIST: Final = ("pop from empty list", "pop from an empty deque", "x not in list", "is not in deque")
-"""Ends of the messages of the errors that lists and deques raise."""
+"""The ends of the messages of the errors that lists and deques raise."""
 
 
 def in_one_chain(*steps: functools.partial[Any]) -> list[Any]:
@@ -66,8 +68,8 @@ def raise_if_foreign(error: BaseException) -> None:
     """Raise `error` again if neither the system nor the interpreter raised it: rule 4 above.
 
     An `OSError` of the system has an error number, and an `ImportError` of `import_uninterrupted` has the name of a
-    module. Those that a handler raises have neither. Every clause that catches one of these, or a `RuntimeError`, and
-    does not raise it again in any case, calls this first.
+    module. The exceptions of a handler have neither. A clause must call this function first if it catches an `OSError`,
+    an `ImportError` or a `RuntimeError`, and does not always raise it again.
     """
     if isinstance(error, FscoordError):
         return
@@ -80,20 +82,20 @@ def raise_if_foreign(error: BaseException) -> None:
 
 
 def raise_unless_absent(error: BaseException) -> None:
-    """Raise `error` again unless a list or a deque raised it, for lack of an item: rule 4 above.
+    """Raise `error` again unless a list or a deque raised it because an item was missing: rule 4 above.
 
-    Every clause that catches an `IndexError` of ``pop``, or a `ValueError` of ``remove``, calls this first.
+    A clause that catches an `IndexError` of ``pop``, or a `ValueError` of ``remove``, must call this function first.
     """
     if not str(error).endswith(_OF_A_LIST):
         raise error
 
 
 LIMIT_S: Final = 60.0
-"""How long an import may take. It takes longer only if it waits for its own caller, as when a signal handler has
-interrupted an import of the same module."""
+"""The longest import, in seconds. An import takes longer only if it waits for its own caller. This happens when a
+signal handler has interrupted an import of the same module."""
 
 CHILD_LIMIT_S: Final = 1.0
-"""The same limit in a forked child, if other threads of its parent were importing something."""
+"""The longest import in a forked child, if other threads of the parent were importing modules during the fork."""
 
 _Thread = threading.Thread  # the real one, even if a test replaces `threading`
 _importlib: Any = sys.modules["_frozen_importlib"]
@@ -126,7 +128,7 @@ class _Import:
             _importing.pop(me, None)
 
     def wait(self, limit: float) -> None:
-        """Wait until the import has ended; raise its error, or an `ImportError` after `limit` seconds."""
+        """Wait until the import has ended, and raise its error. After `limit` seconds, raise an `ImportError`."""
         if self.thread is not threading.current_thread():
             self.thread.join(limit)
             if self.thread.is_alive():
@@ -145,17 +147,17 @@ def _unable(name: str, why: str) -> ImportError:
 
 
 _importing: dict[int, str] = {}
-"""The module that each thread of this module imports, by thread identity."""
+"""The name of the module that each thread of an `_Import` is importing, by the identity of the thread."""
 _late: dict[str, threading.Thread] = {}
 _limit_s = [LIMIT_S]
 
 
 def import_uninterrupted(name: str) -> Any:
-    """Return the module `name`, imported in a thread of its own: rule 5 above.
+    """Import the module `name` in a thread of its own (rule 5 above), and return the module.
 
     Raises:
-        ImportError: there is no such module, or it raised an exception, or its import waits for another import that
-            does not end. The error's ``name`` is set, unlike that of an error from a signal handler.
+        ImportError: there is no such module, the module raised an exception, or its import waits for another import
+            that does not end. The ``name`` of the error is set. An `ImportError` of a signal handler has no ``name``.
         OSError: the system refused a call, for example because no descriptor is left.
     """
     found = sys.modules.get(name)
@@ -170,7 +172,7 @@ def import_uninterrupted(name: str) -> Any:
 
 
 def _after_fork_in_child() -> None:
-    """Abandon the imports of this module's threads. If other threads were importing as well, shorten the limit."""
+    """Abandon the imports of the `_Import` threads. If other threads were importing modules too, shorten the limit."""
     me = threading.get_ident()
     gone = _importing.keys() - {me}
     _importing.clear()
@@ -181,7 +183,7 @@ def _after_fork_in_child() -> None:
         owner = _owner(reference)
         if owner in gone:
             _abandon(name)
-        elif owner is None:  # it was being acquired or released
+        elif owner is None:  # a thread was acquiring or releasing the lock
             locks.pop(name, None)
         elif owner != me:
             others = True
@@ -195,17 +197,17 @@ def _after_fork_in_child() -> None:
 
 
 def _locks() -> dict[str, Callable[[], Any]]:
-    """Return weak references to importlib's locks, one for each import under way, by the name of the module."""
+    """Return a weak reference to importlib's lock for each import under way, by the name of the module."""
     return getattr(_importlib, "_module_locks", {})
 
 
 def _owner(reference: Callable[[], Any] | None) -> int | None:
-    """Return the identity of the thread that holds this lock of importlib, or None."""
+    """Return the identity of the thread that holds the lock of importlib at `reference`, or None."""
     return None if reference is None else getattr(reference(), "owner", None)
 
 
 def _abandon(name: str) -> None:
-    """Remove the lock and the half-made module that a thread of the parent left, so that the import can start again."""
+    """Remove the lock and the half-initialized module `name`, so that the import can start again in the child."""
     _locks().pop(name, None)
     module = sys.modules.get(name)
     if getattr(getattr(module, "__spec__", None), "_initializing", False):

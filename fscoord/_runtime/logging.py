@@ -1,4 +1,4 @@
-"""The package's loggers. `logging` is imported at the first message, because it takes a sixth of the import time.
+"""The package's loggers. The first message imports `logging`, because that takes a sixth of the package's import time.
 
 Logging never fails an operation: if `logging` can't be imported, for example because no descriptor is left, messages
 are dropped.
@@ -17,7 +17,7 @@ __all__ = ["logger"]
 
 
 def logger(module: str) -> logging.Logger:
-    """Return the logger named `module`, which is below ``fscoord``."""
+    """Return the logger named `module`, which is a child of the logger ``fscoord``."""
     try:
         loaded = import_uninterrupted("logging")
     except (OSError, ImportError) as error:

@@ -1,7 +1,7 @@
 """The network, as other modules use it: host names, addresses, ports, connections, and a mutex of the host.
 
-It is the only module that imports `socket`, and separate from `system`, because few programs need it and it loads
-slowly.
+Only this module imports `socket`. It is separate from `system`, because few programs need `socket`, which is slow to
+import.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = [
 ]
 
 Endpoint = tuple[socket.AddressFamily, Any]
-"""An address family, and an address of it with a port."""
+"""An address family, and an address of this family with a port."""
 
 LONGEST_S: Final = 1e6
-"""The longest timeout that is passed to a socket: the system rejects one of many years."""
+"""The longest timeout that is passed to a socket, in seconds. The system rejects a timeout of many years."""
 
 
 def is_ip_address(text: str) -> bool:
@@ -40,7 +40,7 @@ def is_ip_address(text: str) -> bool:
 
 
 def is_this_host(name: str) -> bool:
-    """Return whether `name`, a host name or an IP address, names this host, according to the resolver."""
+    """Return whether `name`, a host name or an IP address, belongs to this host, according to the resolver."""
     address = _address(name)
     if name.lower() == "localhost" or (address is not None and address.is_loopback):
         return True
@@ -78,11 +78,11 @@ def connect(endpoints: Sequence[Endpoint], ends: float) -> socket.socket:
     """Return a connection to the first of `endpoints` that accepts one, with ``TCP_NODELAY`` set.
 
     Args:
-        endpoints: tried in this order.
-        ends: the deadline, as of `time.monotonic`.
+        endpoints: the endpoints, in the order in which they are tried.
+        ends: the deadline, by the clock of `time.monotonic`.
 
     Raises:
-        OSError: no endpoint accepted; the error of the last one.
+        OSError: no endpoint accepted a connection. The error is that of the last endpoint.
     """
     failure = OSError(system.errno.EADDRNOTAVAIL, "the host has no address")
     for number, (family, address) in enumerate(endpoints):
@@ -109,7 +109,7 @@ def connect(endpoints: Sequence[Endpoint], ends: float) -> socket.socket:
 
 
 def drop_unsent(connection: socket.socket) -> None:
-    """Make the closing of `connection` reset it, so that the kernel discards unsent data."""
+    """Set `connection` to be reset when it is closed, so that the kernel discards unsent data."""
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     except OSError:  # closed already
@@ -117,10 +117,13 @@ def drop_unsent(connection: socket.socket) -> None:
 
 
 def acquire_host_mutex(name: str) -> socket.socket | None:
-    """Acquire a mutex of this host's network namespace; None if it is held, or if the system has none.
+    """Acquire the mutex `name` of this host's network namespace, and return the socket that holds it.
 
-    It is the abstract socket address `name` (unix(7)). Closing the returned socket, or the end of the process, releases
-    it.
+    The mutex is the abstract socket address `name` (unix(7)). It is released when the socket is closed or the process
+    ends.
+
+    Returns:
+        The socket; None if the mutex is held, or if the system has no abstract socket addresses.
     """
     if system.platform() != "linux" or system.is_fake_fs():
         return None
@@ -154,7 +157,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _resolve(name: str) -> tuple[set[str], set[str]]:
-    """Return the addresses and the canonical names of `name`; none if it can't be resolved."""
+    """Return the addresses and the canonical names of `name`; empty sets if `name` can't be resolved."""
     try:
         found = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP, flags=socket.AI_CANONNAME)
     except (OSError, UnicodeError) as error:

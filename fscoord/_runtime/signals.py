@@ -1,7 +1,7 @@
-"""Signal handling for programs: no signal is lost, and a termination signal lets the program clean up.
+"""Signal handling for programs: no signal is lost, and the program can clean up after a termination signal.
 
-Only programs use this module, such as the command line and the demonstration. The library does not change its caller's
-signal handlers.
+Only programs, such as the command line and the demonstration, use this module. The library does not change the signal
+handlers of its caller.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RESEND_AFTER_S = 0.01
 
 
 class Terminated(SystemExit):
-    """Raised when a signal asks this process to end. The exit code is 128 plus the signal's number, as in shells.
+    """A signal asked this process to end. The exit code is 128 plus the number of the signal, as in shells.
 
     Attributes:
         number: the number of the signal.
@@ -36,7 +36,7 @@ class Terminated(SystemExit):
 
 @contextmanager
 def resend_lost_signals() -> Iterator[None]:
-    """Within the ``with``, send a Ctrl-C or a termination signal again if Python drops its exception.
+    """During the body of the ``with``, send a Ctrl-C or a termination signal again if Python drops its exception.
 
     A signal handler may run in the main thread during a weak reference's callback, a ``__del__`` or a finalizer. An
     exception that it raises there cannot be caught: Python passes it to `sys.unraisablehook` and continues. This is not
@@ -49,8 +49,8 @@ def resend_lost_signals() -> Iterator[None]:
         if number is None or system.threading.current_thread() is not system.threading.main_thread():
             before(lost)
             return
-        # An exception raised here would be lost again, so another thread sends the signal. It is a bare thread, because
-        # the interrupted code may hold the lock that starting a `threading.Thread` needs.
+        # An exception raised here would be lost again, so another thread sends the signal. The thread is a bare thread:
+        # starting a `threading.Thread` needs a lock that the interrupted code may hold.
         _thread.start_new_thread(_resend, (number,))
 
     sys.unraisablehook = hook
@@ -77,10 +77,10 @@ def _resend(number: int) -> None:
 
 @contextmanager
 def raise_on_termination() -> Iterator[None]:
-    """Within the ``with``, SIGTERM and SIGHUP raise `Terminated`, so that the process cleans up before it ends.
+    """Make SIGTERM and SIGHUP raise `Terminated` in the body of the ``with``, so that the process can clean up.
 
-    An ignored signal stays ignored (``nohup``). In any thread but the main one this does nothing, because Python sets
-    handlers in the main thread only.
+    An ignored signal stays ignored (``nohup``). In a thread other than the main thread this function does nothing,
+    because Python sets handlers in the main thread only.
     """
 
     def terminate(number: int, _: FrameType | None) -> NoReturn:
@@ -94,7 +94,7 @@ def raise_on_termination() -> Iterator[None]:
 def defer_signals() -> Iterator[None]:
     """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the ``with``, whose body must be short.
 
-    They are not blocked in the kernel, because a process that is started meanwhile would inherit that.
+    The kernel does not block the signals, because a process that is started meanwhile would inherit the blocking.
     """
     deferred: list[int] = []
     try:
@@ -107,10 +107,10 @@ def defer_signals() -> Iterator[None]:
 
 @contextmanager
 def forward_signals(call: Callable[[int], object], names: Iterable[str]) -> Iterator[None]:
-    """Within the ``with``, each of the signals `names` calls `call` with its number and has no other effect.
+    """Call `call` with the number of each of the signals `names` that comes in the body of the ``with``.
 
-    `call` runs in the main thread, at any point of the body. An ignored signal stays ignored. In any thread but the
-    main one this does nothing.
+    The signals have no other effect. `call` runs in the main thread, at any point of the body. An ignored signal stays
+    ignored. In a thread other than the main thread this function does nothing.
     """
     with _handling(lambda number, _: call(number), *names):
         yield
@@ -118,7 +118,10 @@ def forward_signals(call: Callable[[int], object], names: Iterable[str]) -> Iter
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], object], *names: str) -> Iterator[None]:
-    """Set `handler` for the signals `names` that exist here and are not ignored; in the main thread only."""
+    """Set `handler` for those of the signals `names` that this system has and that are not ignored.
+
+    In a thread other than the main thread this function does nothing.
+    """
     if system.threading.current_thread() is not system.threading.main_thread():
         yield
         return

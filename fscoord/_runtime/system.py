@@ -1,7 +1,7 @@
-"""The operating system, as other modules use it: only this module imports modules for files, locks and clocks.
+"""The operating system, as other modules use it. Only this module imports modules for files, locks and clocks.
 
-Other modules call ``system.os.read(...)``. That costs one attribute lookup, and gives pyfakefs and the fault tests one
-place to replace the system under the whole package.
+Other modules call ``system.os.read(...)``, which costs one attribute lookup. So pyfakefs and the fault tests have one
+place where they can replace the system under the whole package.
 
 Under pyfakefs ``os.pread``, ``os.pwrite``, ``os.readv``, ``os.writev``, `mmap` and ``select.poll`` act on the *real*
 descriptor of the same number. Code that uses one of them checks `is_fake_fs` first.
@@ -50,7 +50,7 @@ O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 def is_fake_fs() -> bool:
-    """Return whether `os` has been replaced by one with files of its own, such as that of pyfakefs."""
+    """Return whether `os` has been replaced by a fake with its own files, such as that of pyfakefs."""
     return not isinstance(os, ModuleType)
 
 
@@ -58,7 +58,7 @@ fake_fs_mutex = threading.RLock()
 """Held around all file operations under a fake `os`, which is not thread-safe.
 
 Since Python 3.13, while one thread is inside a call of pyfakefs' ``os``, the calls of all other threads reach the real
-one. Descriptors of fake files then act on real files.
+``os``. There the descriptors of fake files stand for real files.
 """
 
 
@@ -71,7 +71,7 @@ after_fork_in_child("faked files", _renew_faked_mutex)
 
 
 def serialized_on_fake_fs(method: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a method that uses files without the mutex of a log: under a fake `os` it holds `fake_fs_mutex`."""
+    """Decorate a method that uses files without the mutex of a log. Under a fake `os` it holds `fake_fs_mutex`."""
 
     @functools.wraps(method)
     def alone(*arguments: P.args, **named: P.kwargs) -> R:
@@ -89,7 +89,7 @@ def hostname() -> str:
 
 
 def process_name(pid: int | str | None = None) -> str:
-    """Return ``host:pid``, one word (`escape_word`), of process `pid` of this host; by default of this process."""
+    """Return ``host:pid`` of process `pid` of this host, as one word (`escape_word`); by default of this process."""
     return f"{escape_word(hostname())}:{os.getpid() if pid is None else pid}"
 
 
@@ -139,17 +139,17 @@ class Descriptors(set[int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.close = os.close  # of the `os` that opens them, which may be a fake
+        self.close = os.close  # the close of the `os` that opens the descriptors, which may be a fake
         _descriptors[id(self)] = self
 
 
 _descriptors: weakref.WeakValueDictionary[int, Descriptors] = weakref.WeakValueDictionary()
 loose = Descriptors()
-"""Descriptors without an owner. All threads add to it and remove from it at any time."""
+"""The descriptors without an owner. All threads add to this set and remove from it at any time."""
 
 
 def _close_inherited() -> None:
-    """In a forked child: close all descriptors, each once. Unlock nothing, because the locks are the parent's."""
+    """Close all descriptors in a forked child, each once. Unlock nothing, because the locks are the parent's."""
     found: dict[Callable[[int], None], set[int]] = {}
     for kept in list(_descriptors.values()):
         found.setdefault(kept.close, set()).update(kept)
@@ -173,13 +173,13 @@ def close_quietly(*descriptors: int) -> None:
 
 
 def close_all(close: Callable[[int], None], descriptors: set[int]) -> None:
-    """Close `descriptors` with the `close` of the `os` that opened them, and empty the set. Ignore errors."""
+    """Close `descriptors` with `close`, a function of the `os` that opened them; empty the set and ignore errors."""
     while descriptors:
         try:
             descriptor = descriptors.pop()
             loose.discard(descriptor)
             close(descriptor)
-        except (OSError, KeyError):  # KeyError: another thread has removed the last
+        except (OSError, KeyError):  # KeyError: another thread has removed the last descriptor
             pass
 
 
@@ -188,10 +188,10 @@ SLEEP_MAX_S: Final = 1.0
 
 
 class AutoResetEvent:
-    """An event for one waiting thread, which the end of a wait resets.
+    """An event for one waiting thread. The end of a wait resets the event.
 
-    It consists of one bare lock. A `threading.Event` has a lock of its own: if a signal interrupts the thread that
-    holds it, a handler that sets the event, or waits for it, would deadlock.
+    The event consists of one bare lock. `threading.Event` is not used, because it guards its state by a lock. If a
+    signal interrupted the thread that holds this lock, a handler that sets the event or waits for it would deadlock.
     """
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ class AutoResetEvent:
         self._lock.acquire()
 
     def set(self) -> bool:
-        """Set the event: wake the waiter, or end its next wait at once. Return False if it was set already."""
+        """Set the event, which wakes the waiter or ends its next wait at once. Return False if it was set already."""
         try:
             self._lock.release()
         except RuntimeError:
@@ -207,7 +207,7 @@ class AutoResetEvent:
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the event at most `seconds`, and reset it. Return whether it was set."""
+        """Wait for the event at most `seconds`, and reset the event. Return whether it was set."""
         if seconds <= SLEEP_MAX_S:
             return self._lock.acquire(timeout=max(seconds, 0.0))
         ends = time.monotonic() + seconds
@@ -221,7 +221,7 @@ class AutoResetEvent:
 
 
 def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> threading.Thread:
-    """Start a daemon thread of this name that makes the call, and return it.
+    """Start a daemon thread named `name` that calls `call` with `arguments`, and return the thread.
 
     Raises:
         StoreUnavailableError: the thread can't be started.
@@ -243,7 +243,7 @@ start_bare_thread = _thread.start_new_thread
 
 
 def load_flock_locker() -> Any:
-    """Return portalocker's locker for flock(2), and the module of its exceptions."""
+    """Return portalocker's locker for flock(2), and the module of portalocker's exceptions."""
     return import_uninterrupted("portalocker.portalocker").FlockLocker(), import_uninterrupted("portalocker.exceptions")
 
 
@@ -261,7 +261,7 @@ def range_lock_holder(inode: int, seconds: float) -> str | None:
     """Return ``host:pid`` of another process of this host that locks a range of the file `inode`, or None.
 
     The kernel shows the holder of an open-file-description lock only in proc_pid_fdinfo(5) of the holder. So this
-    searches all processes, for at most `seconds`.
+    function searches all processes, for at most `seconds`.
     """
     deadline = time.monotonic() + seconds
     mark = f":{inode} "
@@ -304,7 +304,7 @@ def has_ofd_locks() -> bool:
 
 
 def has_inotify() -> bool:
-    """Return whether inotify(7) can be used: it needs Linux and real files."""
+    """Return whether inotify(7) can be used, which needs Linux and real files."""
     return sys.platform == "linux" and not is_fake_fs()
 
 
@@ -321,7 +321,7 @@ def make_private_directory() -> str:
 
 
 def unnamed_file(data: bytes) -> IO[bytes]:
-    """Return an open temporary file without a name that holds `data`, positioned at its beginning."""
+    """Create a temporary file without a name, write `data` to it, and return it open at its beginning."""
     import tempfile
 
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
@@ -335,7 +335,13 @@ def unnamed_file(data: bytes) -> IO[bytes]:
 
 
 def remove_directory(directory: str, files: Any, owner: int) -> None:
-    """Remove `directory` and the files in it, with the `os` that made it (`files`); only in process `owner`."""
+    """Remove `directory` and the files in it, if this is process `owner`.
+
+    Args:
+        directory: the path of the directory.
+        files: the `os` that made the directory, which may be a fake.
+        owner: the id of the process that made the directory.
+    """
     if files.getpid() != owner:
         return
     try:

@@ -11,14 +11,14 @@ from fscoord._runtime.logging import logger
 __all__ = ["FIRST_S", "FREE_TRIES", "Backoff", "SlowWaitLogger"]
 
 FREE_TRIES: Final = 16
-"""How many tries may fail before the pauses begin and the limit applies. Each failure means that another caller has
-succeeded."""
+"""The number of tries that may fail before the pauses begin and the limit applies. A try fails only if another caller
+has succeeded."""
 
 FIRST_PAUSE_S: Final = 0.001
 LONGEST_PAUSE_S: Final = 0.05
 
 FIRST_S: Final = 30.0
-"""How long a wait lasts before the first warning, in seconds. The duration doubles before each further warning."""
+"""How long a wait lasts before the first warning, in seconds. This time doubles before each further warning."""
 
 
 class Backoff:
@@ -39,7 +39,7 @@ class Backoff:
         return system.time.monotonic() - self._started
 
     def pause(self) -> bool:
-        """Count a try that failed, and pause before the next one; return False if the time is up."""
+        """Count a failed try, and pause before the next try. Return False if the time for all tries is over."""
         self.tries += 1
         if self.tries < FREE_TRIES:
             return True
@@ -56,8 +56,9 @@ class SlowWaitLogger:
 
     Args:
         name: the name of the logger.
-        describe: returns the object of the wait, for calls of `warn_if_due` without an argument. It is called only when
-            a warning is logged, and never under a lock of the store, so it may use the store.
+        describe: returns the text that names the object of the wait, for calls of `warn_if_due` without an argument. It
+            is called only when a warning is logged. It is never called under a lock of the store, so it may use the
+            store.
         started: when the wait began, by the monotonic clock; None: now.
     """
 
@@ -68,11 +69,11 @@ class SlowWaitLogger:
         self._next = self.started + FIRST_S
 
     def until_next(self) -> float:
-        """Return in how many seconds the next warning is due."""
+        """Return the number of seconds until the next warning is due."""
         return max(0.0, self._next - system.time.monotonic())
 
     def warn_if_due(self, describe: Callable[[], str] | None = None) -> None:
-        """If a warning is due, log that the wait continues, with the text that `describe` returns."""
+        """Log that the wait continues, if a warning is due. The message has the text that `describe` returns."""
         now = system.time.monotonic()
         if now >= self._next:
             waited = now - self.started

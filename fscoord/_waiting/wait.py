@@ -1,21 +1,23 @@
-"""How an operation waits: `WaitRequest`, what it waits for; `Wait`, one wait; `block_on`, which drives it in a thread.
+"""Waits: `WaitRequest`, the request to wait; `Wait`, one wait; `block_on` and `next_look`, the drivers.
 
 A recipe or a collective is written once, as a generator that yields a `WaitRequest` wherever it would wait
-(`WaitSteps`). `fscoord.store.run_blocking` runs such steps in a thread, and `fscoord.aio` runs them in a task of an
-event loop. Both have the store make a `Wait` of each request, drive that, and send its answer into the generator.
+(`WaitSteps`). `fscoord.store.run_blocking` runs such a generator in a thread, and `fscoord.aio` runs it in a task of an
+event loop. For each request, the store makes a `Wait`. A driver runs the wait, and the answer is sent into the
+generator.
 
-A `Wait` does everything except sleep: it returns for how long to sleep, and has a waker that ends a sleep early. There
-are two drivers, `block_on` for threads and `next_look` for event loops. Code that leaves its blocking to a driver is
-known as "sans-I/O".
+A `Wait` does not sleep. It returns for how long to sleep, and has a waker that ends a sleep early. There are two
+drivers, `block_on` for threads and `next_look` for event loops. Code that leaves its blocking to a driver is known as
+"sans-I/O".
 
-The order of the calls is what makes a wake-up safe::
+The order of the calls makes sure that no change is missed::
 
     arm     from here on a change wakes this wait
     look    finds every change from before
     sleep   until woken, and for `max_sleep` seconds at most
 
-A change that came before `arm` is found by the look, and one that comes after it ends the sleep. In the other order a
-change between the look and the arming would neither be found nor end the sleep, which then lasts until the next poll.
+The look finds a change that came before `arm`. A change that comes after `arm` ends the sleep. In the other order, a
+change could come between the look and `arm`. Then the look would not find it, no writer would end the sleep, and the
+sleep would last until the next poll.
 """
 
 from __future__ import annotations
@@ -53,18 +55,19 @@ ITEM: Final = "item"
 
 
 class WaitRequest(NamedTuple):
-    """What is waited for.
+    """A request to wait for keys of a store.
 
     Attributes:
-        kind: `KEYS`, until each has a value or a non-empty queue; `VALUES` of the keys; or one `ITEM` of a queue.
-        keys: the keys, checked; for an item, the name of the queue.
-        timeout: the most seconds to wait.
+        kind: the condition that ends the wait. `KEYS`: each key has a value or a non-empty queue. `VALUES`: each key
+            has a value. `ITEM`: a queue has a value.
+        keys: the keys, checked; for `ITEM`, the name of the queue.
+        timeout: the longest wait, in seconds.
         ranks: for `KEYS`: the wait also ends when one of these ranks is known dead.
-        sessions: likewise for sessions.
-        slow_logger: logs that this wait is long; without it the store logs that in its own words.
+        sessions: for `KEYS`: the wait also ends when one of these sessions is known dead.
+        slow_logger: logs warnings if the wait is long. None: the store logs its own warnings.
 
-    The answer is the list of the dead ranks or sessions for `KEYS` (empty when all keys are there), the list of the
-    values for `VALUES`, and the value for `ITEM`.
+    The answer for `KEYS` is the list of the dead ranks or sessions; it is empty when all keys are there. The answer for
+    `VALUES` is the list of the values. The answer for `ITEM` is the value that was taken from the queue.
     """
 
     kind: str
@@ -76,7 +79,7 @@ class WaitRequest(NamedTuple):
 
 
 class BarrierRequest(NamedTuple):
-    """A call of `fscoord.Store.barrier`, which a store may have in a way of its own. The answer is None."""
+    """A request to call `fscoord.Store.barrier`, which a store may implement in its own way. The answer is None."""
 
     key: bytes
     world_size: int
@@ -84,7 +87,7 @@ class BarrierRequest(NamedTuple):
 
 
 WaitSteps = Generator["WaitRequest | BarrierRequest", Any, T]
-"""Code that yields what it waits for, is sent the answer, or raises, and ends with a `T`."""
+"""A generator that yields its requests and returns a `T`. The driver sends it each answer, or raises an error in it."""
 
 
 class NotYet:
@@ -92,29 +95,36 @@ class NotYet:
 
 
 NOT_YET: Final = NotYet()
-"""What a look returns while the condition does not hold."""
+"""The result of a look while the condition of the wait does not hold."""
 
 
 class Waker(Protocol):
-    """Ends the sleep of one wait."""
+    """The object that ends the sleep of one wait."""
 
     def set(self) -> bool:
-        """Wake the waiter, or keep it from sleeping the next time; from any thread. False if that was done already."""
+        """Wake the waiter, or end its next sleep at once; return False if the waker was set already.
+
+        Any thread may call this method.
+        """
 
 
 class WaitBackend:
-    """How waits sleep, and how they learn of file events. This one is for threads: each sleeps by itself."""
+    """The way in which waits sleep and receive file events. This class is the backend for threads."""
 
     def new_waker(self) -> Waker:
         """Return the waker of a new wait."""
         return system.AutoResetEvent()
 
     def subscribe(self, events: Any, on_readable: Callable[[], None]) -> bool:  # noqa: ARG002 - see there
-        """Have `on_readable` called whenever `events` is readable; False if a waiting thread must read it instead."""
+        """Make an event loop call `on_readable` whenever `events` is readable.
+
+        Returns:
+            False if there is no event loop, so that a waiting thread must read `events` itself.
+        """
         return False
 
     def release(self, events: Any) -> None:
-        """Unsubscribe from `events`, and close it."""
+        """End the subscription to `events`, and close `events`."""
         events.close()
 
 
@@ -122,41 +132,41 @@ THREAD_BACKEND: Final = WaitBackend()
 
 
 class Wait(Protocol[T_co]):
-    """One wait, from its first look to its last. It is used by one thread at a time.
+    """One wait, from its first look to its last. One thread at a time may use it.
 
-    An operation that changes the store may arm a wait while it still holds the store's lock. Its own look, made under
-    that lock, then stands for the first look of the wait.
+    An operation that changes the store may arm a wait while it still holds the store's lock. Then the read that the
+    operation makes under this lock is the first look of the wait.
     """
 
     def arm(self) -> None:
-        """Have every change from now on end the next sleep. It must come before the look."""
+        """Make every later change end the next sleep. The driver must call this method before the look."""
 
     def look(self) -> T_co | NotYet:
-        """Return what is waited for, or `NOT_YET`.
+        """Return the answer to the request, or `NOT_YET` if the condition does not hold.
 
         Raises:
-            StoreTimeoutError: it is not there, and the time is up.
+            StoreTimeoutError: the condition does not hold at the deadline.
         """
 
     def max_sleep(self) -> float:
-        """Return for how many seconds to sleep at most; 0.0 when it is time to look.
+        """Return the longest time to sleep, in seconds; 0.0 when the next look is due.
 
-        It is called again after each sleep, because a sleep may also end for the sake of another waiter.
+        The driver calls this method again after each sleep, because a sleep may end early although no look is due.
         """
 
     def block(self, seconds: float) -> None:
-        """Sleep in this thread until woken, or for `seconds`."""
+        """Sleep in this thread until the waker is set, at most `seconds`."""
 
     @property
     def waker(self) -> Waker:
-        """What ends a sleep that an event loop makes in the place of `block`."""
+        """The waker that ends a sleep. An event loop sleeps on it and does not call `block`."""
 
     def close(self) -> None:
-        """The wait is over: give back what was armed. It may be called twice."""
+        """End the wait, and disarm it. This method may be called twice."""
 
 
 def block_on(wait: Wait[T]) -> T:
-    """Return what `wait` finds, sleeping in this thread."""
+    """Carry out `wait`, sleeping in this thread, and return its answer."""
     try:
         while True:
             wait.arm()
@@ -170,10 +180,12 @@ def block_on(wait: Wait[T]) -> T:
 
 
 def next_look(wait: Wait[T]) -> tuple[T | NotYet, float]:
-    """Do all that `block_on` does between two sleeps; return what was found, or for how long to sleep first.
+    """Carry out the part of `wait` between two sleeps, and close the wait if it has ended.
 
-    An event loop makes this one call in another thread, since each of its parts may block for a moment. The wait is
-    closed as soon as it has ended.
+    An event loop makes this call in another thread, because arming and looking may block for a moment.
+
+    Returns:
+        The answer and 0.0; or `NOT_YET` and the longest time to sleep before the next call, in seconds.
     """
     is_over = True
     try:

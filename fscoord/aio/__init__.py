@@ -1,4 +1,4 @@
-"""The stores and recipes of fscoord for asyncio: the same names, as coroutines and ``async with``."""
+"""The stores and recipes of fscoord for asyncio: classes and functions of the same names, as coroutines."""
 
 from fscoord.aio.collectives import barrier, broadcast, gather, get_all, synchronize
 from fscoord.aio.groups import DoubleBarrier, Fenced, Latch, Membership, once

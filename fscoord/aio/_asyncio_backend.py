@@ -1,4 +1,4 @@
-"""`AsyncioBackend`: how the tasks of an asyncio loop sleep: in no thread, and the loop reads the events for them."""
+"""`AsyncioBackend`: the wait backend of an asyncio loop, which reads events. A waiting task occupies no thread."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fscoord._waiting.wait import WaitBackend
 __all__ = ["AsyncioBackend", "AsyncioWaker", "call_soon"]
 
 LONGEST_S: Final = 86400.0
-"""Longer sleeps are several: no clock of a loop knows infinity."""
+"""The longest sleep in one step, in seconds. A loop can't set a timer of infinite length."""
 
 
 class AsyncioWaker:
-    """Ends the sleep of a task. It is set from any thread, and used up by a sleep, like `system.AutoResetEvent`."""
+    """The waker of a task. Any thread may set it, and the end of a sleep resets it, as with `system.AutoResetEvent`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -26,7 +26,11 @@ class AsyncioWaker:
         self._sleep: Callable[[], asyncio.Future[None] | None] = _no_sleep
 
     def set(self) -> bool:
-        """Wake the task, or keep it from sleeping the next time; False if that was done, or the loop is closed."""
+        """Wake the task, or end its next sleep at once.
+
+        Returns:
+            False if the waker was set already, or if the loop is closed.
+        """
         if self._is_set:
             return False
         self._is_set = True
@@ -36,10 +40,11 @@ class AsyncioWaker:
         _finish(self._sleep())
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until set, or for `seconds`, then reset."""
+        """Sleep until the waker is set, or for `seconds`; then reset the waker."""
         if not self._is_set and seconds > 0:
             sleep = self._loop.create_future()
-            # Weakly, because the store knows this waker: a task whose loop is gone must be collected to close its wait.
+            # The store refers to this waker. A strong reference to the future would keep a task whose loop is gone, and
+            # only the collection of that task closes its wait.
             self._sleep = weakref.ref(sleep)
             timer = self._loop.call_later(min(seconds, LONGEST_S), _finish, sleep)
             try:
@@ -51,14 +56,14 @@ class AsyncioWaker:
 
 
 class AsyncioBackend(WaitBackend):
-    """The tasks of `loop`, which reads events for all of them."""
+    """The wait backend of `loop`, which reads events for all its tasks."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._life = system.process_epoch()
 
     def is_of(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return whether this is the backend of `loop`, in this process."""
+        """Return whether this backend is for `loop` and was made in this process."""
         return self.loop is loop and self._life == system.process_epoch()
 
     def new_waker(self) -> AsyncioWaker:
@@ -66,7 +71,7 @@ class AsyncioBackend(WaitBackend):
         return AsyncioWaker(self.loop)
 
     def subscribe(self, events: Any, on_readable: Callable[[], None]) -> bool:
-        """Have the loop call `on_readable` whenever `events` is readable."""
+        """Make the loop call `on_readable` whenever `events` is readable; return False if the loop is closed."""
         return call_soon(self.loop, self._add, events, on_readable)
 
     def _add(self, events: Any, on_readable: Callable[[], None]) -> None:
@@ -74,9 +79,10 @@ class AsyncioBackend(WaitBackend):
             self.loop.add_reader(descriptor, on_readable)
 
     def release(self, events: Any) -> None:
-        """Close `events`, after the loop, if it is still open, has stopped reading it.
+        """Make the loop stop reading `events` unless the loop is closed, and then close `events`.
 
-        A forked child closes them, and leaves its parent's loop alone: both share one epoll instance of the kernel.
+        A forked child only closes `events`. It does not change its parent's loop, because parent and child share one
+        epoll instance of the kernel.
         """
         is_here = False
         with suppress(RuntimeError):
@@ -94,7 +100,11 @@ class AsyncioBackend(WaitBackend):
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: Any) -> bool:
-    """Have `loop` make this call, from any thread; False if it is closed, so that no task waits in it any more."""
+    """Schedule a call in `loop`, from any thread.
+
+    Returns:
+        False if the loop is closed. Then no task waits in the loop any more.
+    """
     try:
         loop.call_soon_threadsafe(call, *arguments)
     except RuntimeError:
@@ -103,7 +113,7 @@ def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arg
 
 
 def _no_sleep() -> None:
-    """Stand for the sleep of a task that does not sleep."""
+    """Return None, as the reference to the sleep of a task that does not sleep."""
 
 
 def _finish(future: asyncio.Future[None] | None) -> None:

@@ -1,8 +1,8 @@
-"""`StoreDriver`: the calls and waits of the tasks of a loop on one store; all of `fscoord.aio` goes through it.
+"""`StoreDriver`: makes the calls and waits of a loop's tasks on one store. All of `fscoord.aio` uses it.
 
-The waits of most stores sleep in the loop. `SlicedWaits` are for stores that can wait only in a call: there a task's
-wait is made of calls of a fraction of a second, in a bounded number of threads, so that the waits of all tasks take
-turns.
+The waits of most stores sleep in the loop. Some stores can only wait in a call, which blocks a thread. For these,
+`SlicedWaits` divides each wait into calls of a fraction of a second, in a bounded number of threads. The waits of all
+tasks take turns in these threads.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ __all__ = ["SlicedWaits", "StoreDriver"]
 T = TypeVar("T")
 
 CALL_THREADS_MAX: Final = 4
-"""How many threads make a store's calls at most, however many tasks there are."""
+"""The most threads that make calls on one store, whatever the number of tasks."""
 
 WAIT_THREADS_MAX: Final = 16
-"""How many threads wait at most."""
+"""The most threads that wait on one store."""
 
 SLICE_S: Final = 0.2
-"""How long each wait has a thread, and so how long the end of one that was cancelled may take."""
+"""How many seconds one wait keeps a thread. A cancelled wait ends after this time at the latest."""
 
 PAUSE_S: Final = 0.02
-"""How long to pause when a key has a queue where a value is waited for, or the other way round."""
+"""The pause in seconds when a wait for a value finds a queue under the key, or a wait for an item finds a value."""
 
 WORDS: Final = {KEYS: "key", VALUES: "the value of key", ITEM: "a value in queue"}
 
@@ -58,11 +58,11 @@ class StoreDriver:
         return await self._executor.run(function, undo)
 
     async def run_cleanup(self, error: BaseException, function: Callable[[], object]) -> None:
-        """Call `function` on the way out with `error`; see `CallExecutor.run_cleanup`."""
+        """Call `function` to clean up after `error`; see `CallExecutor.run_cleanup`."""
         await self._executor.run_cleanup(error, function)
 
     async def drive(self, steps: WaitSteps[T], undo: Callable[[T], object] | None = None) -> T:
-        """Return what `steps` ends with; see `CallExecutor.drive`."""
+        """Run `steps` in the running loop and return their result; see `CallExecutor.drive`."""
         return await self._executor.drive(steps, self._answer, undo)
 
     async def _answer(self, request: WaitRequest | BarrierRequest) -> Any:
@@ -71,7 +71,7 @@ class StoreDriver:
         return await self.wait(request)
 
     async def barrier(self, request: BarrierRequest) -> None:
-        """Carry out `request`."""
+        """Execute the barrier of `request`."""
         await self.drive(barrier_steps(self.store, request))
 
     async def wait(self, request: WaitRequest) -> Any:
@@ -83,14 +83,14 @@ class StoreDriver:
         return await self._executor.wait(new_wait(self.store, request, self._notifier), undo)
 
     def _bind_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the waits that begin from now on woken by `loop`."""
+        """Set `loop` as the loop that wakes the waits that begin from now on."""
         if self._backend is None or not self._backend.is_of(loop):
             self._backend = AsyncioBackend(loop)
             self._notifier = notifier_for(self.store, self._backend)
             self._sliced_waits = SlicedWaits(self.store) if self._notifier is None else None
 
     async def close(self) -> None:
-        """Close the store; tasks that wait get a `~fscoord.StoreClosedError`."""
+        """Close the store. Tasks that wait raise `~fscoord.StoreClosedError`."""
         try:
             if self._sliced_waits is not None:
                 await self.run(self._sliced_waits.close)
@@ -100,7 +100,7 @@ class StoreDriver:
 
 
 class SlicedWaits:
-    """The waits of a loop's tasks for `store`."""
+    """The waits of a loop's tasks on `store`, in slices of at most `SLICE_S` seconds."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -110,7 +110,7 @@ class SlicedWaits:
         _all.add(self)
 
     def renew(self) -> None:
-        """Have a mutex that nobody holds; in a forked child too."""
+        """Create the mutex: at the beginning, and again in a forked child, where the inherited mutex may be locked."""
         self._mutex = system.threading.Lock()  # guards `_reader`
 
     async def wait(self, request: WaitRequest) -> Any:
@@ -142,8 +142,12 @@ class SlicedWaits:
             await asyncio.sleep(min(left, PAUSE_S))
 
     def _look(self, request: WaitRequest, slow_logger: SlowWaitLogger) -> Any:
-        """Wait for one slice; return what is found, or None if there is something else under that key; in a thread."""
-        slow_logger.warn_if_due()  # here and not in the loop, for its words may come from the store
+        """Wait for one slice, in a thread.
+
+        Returns:
+            The answer to `request`, or None if a key has a queue instead of a value or a value instead of a queue.
+        """
+        slow_logger.warn_if_due()  # in this thread and not in the loop, because its text may come from the store
         if request.kind == KEYS:
             return wait_on(self._store, request)
         found = self._read_now(request)
@@ -158,7 +162,7 @@ class SlicedWaits:
                 return self._store.queue_pop(request.keys[0], block=False)
             except QueueEmptyError:
                 return None
-        if not self._store.check(request.keys):  # cheaper than a wait that is too late
+        if not self._store.check(request.keys):  # a check costs less than a read that times out
             return None
         system.process_epoch()
         with self._mutex:
@@ -176,7 +180,7 @@ class SlicedWaits:
         return StoreTimeoutError(message, keys=error.keys, holder=error.holder, waited=waited)
 
     def close(self) -> None:
-        """Close what was opened for the waits, and let the threads end."""
+        """Close the clone that reads values, and let the threads end."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()

@@ -1,8 +1,9 @@
-"""`CallExecutor`: a few threads that make a store's calls for a loop, and the loop's drivers of waits and of steps.
+"""`CallExecutor`: threads that make a store's calls for a loop, and the loop's drivers of waits and of steps.
 
-A call may have to wait: for the log's lock, which another process holds, or for a server. So no call is made in the
-loop, unless the store only touches memory. Where a call takes microseconds the loop waits for the thread itself, for a
-millisecond at most: the way back through the loop takes longer than the call.
+A call may have to wait, for a server or for the log's lock while another process holds it. So all calls are made in
+threads, unless the store only uses memory. A thread that reports its result through the loop takes longer than a short
+call. So where calls usually take microseconds, the loop first blocks until the thread is done, for a millisecond at
+most.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from fscoord.aio._asyncio_backend import AsyncioWaker, call_soon
 __all__ = ["CALL_WAS_MADE", "CallExecutor", "PendingCall"]
 
 CALL_WAS_MADE: Final = (Exception, asyncio.CancelledError)
-"""Raised by `CallExecutor.run`, these tell that the call was made. After a Ctrl-C, or the end of the loop, it may not
-have been."""
+"""The exceptions of `CallExecutor.run` after which the call has certainly been made. After any other exception, such as
+that of a Ctrl-C or of the end of the loop, the call may not have been made."""
 
 IDLE_S: Final = 1.0
-"""How long a thread without work stays."""
+"""How many seconds a thread without work stays."""
 
 T = TypeVar("T")
 
@@ -37,11 +38,11 @@ class PendingCall(Generic[T]):
     """One call, and its outcome.
 
     Attributes:
-        is_over: whether it was made.
-        value: what it returned.
-        error: what it raised.
-        cancelled: the cancellation of the task that waited for it, if there was one meanwhile.
-        on_end: called, in the thread that made the call, when it is over.
+        is_over: whether the call has returned or raised.
+        value: the result of the call.
+        error: the exception that the call raised, or None.
+        cancelled: the cancellation of the task that waits for the call, or None.
+        on_end: called when the call is over, in the thread that made the call.
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -54,7 +55,7 @@ class PendingCall(Generic[T]):
         self.on_end: Callable[[], object] | None = None
 
     def run(self) -> None:
-        """Make the call, in whatever thread."""
+        """Make the call in this thread, and record its outcome."""
         try:
             self.value = self._call()
         except BaseException as error:  # noqa: BLE001 - the task that waits for it gets it
@@ -66,11 +67,16 @@ class PendingCall(Generic[T]):
             on_end()
 
     def wait_briefly(self, seconds: float) -> bool:
-        """Wait in this thread, for `seconds` at most; return whether it is over."""
+        """Wait in this thread for the end of the call, at most `seconds`; return whether the call is over."""
         return self.is_over or self._wakeup.wait(seconds) or self.is_over
 
     def result(self) -> T:
-        """Return what the call returned, or raise; a cancellation takes precedence over what the call raised."""
+        """Return the result of the call.
+
+        Raises:
+            CancelledError: the task was cancelled while it waited for the call.
+            BaseException: the exception of the call, if the task was not cancelled.
+        """
         error, self.error = self.cancelled or self.error, None
         if error is not None:
             try:
@@ -81,11 +87,11 @@ class PendingCall(Generic[T]):
 
 
 class CallExecutor:
-    """A bounded number of threads, which exist only while there is something to do. A forked child has its own.
+    """A bounded number of threads, which exist only while there are calls to make. A forked child starts its own.
 
     Args:
-        threads_max: how many; with 0 calls are made in the loop.
-        typical_call_s: for how many seconds the loop waits for a call itself.
+        threads_max: the most threads. With 0 the calls are made in the loop.
+        typical_call_s: for how many seconds the loop blocks until a call is over, before it runs other tasks.
     """
 
     def __init__(self, threads_max: int, typical_call_s: float) -> None:
@@ -96,17 +102,17 @@ class CallExecutor:
         _all.add(self)
 
     def begin(self) -> None:
-        """Begin without threads and calls; in a forked child too."""
+        """Set the state without threads and calls: at the beginning, and in a forked child."""
         self._mutex = system.threading.Lock()  # guards the calls, the count of the threads, and the idle ones
         self._calls: deque[PendingCall[Any]] = deque()
         self._threads = 0
         self._idle: list[system.AutoResetEvent] = []
 
     async def run(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-        """Call `function` in a thread, and return what it returns.
+        """Call `function` in a thread, and return its result.
 
-        The call is never abandoned: a cancellation is raised after it has returned. Then, if it did not raise, `undo`
-        is called with what it returned.
+        The call is never abandoned. If this task is cancelled meanwhile, it waits for the end of the call, and calls
+        `undo` with the result of the call, if there is one. Then it raises the cancellation.
         """
         call = await self.complete(function)
         if call.cancelled is not None and call.error is None and undo is not None:
@@ -114,7 +120,7 @@ class CallExecutor:
         return call.result()
 
     async def complete(self, function: Callable[[], T]) -> PendingCall[T]:
-        """Call `function`, whether or not this task is cancelled meanwhile, and return the outcome."""
+        """Call `function` and return the outcome. A cancellation of this task does not end the call."""
         call = PendingCall(function)
         if not self._threads_max:
             call.run()
@@ -131,7 +137,7 @@ class CallExecutor:
         return call
 
     async def run_cleanup(self, error: BaseException, function: Callable[[], object]) -> None:
-        """Call `function` on the way out with `error`; an ordinary exception that it raises is dropped."""
+        """Call `function` to clean up, while `error` is being raised. An `Exception` of `function` is dropped."""
         if isinstance(error, (Exception, asyncio.CancelledError)):
             call = await self.complete(function)
             if call.error is not None and not isinstance(call.error, Exception):
@@ -157,9 +163,10 @@ class CallExecutor:
     # -- drivers: see `block_on` and `run_blocking` for those of threads -------------------------------------------
 
     async def wait(self, wait: Wait[T], undo: Callable[[T], object] | None = None) -> T:
-        """Return what `wait` finds, sleeping in this task; its looks are made in a thread.
+        """Carry out `wait` and return its answer. The task sleeps in the loop, and each look is made in a thread.
 
-        A cancellation closes the wait first. If a look found something nevertheless, `undo` is called with it.
+        If this task is cancelled, it closes the wait. If a look has found an answer meanwhile, the task calls `undo`
+        with this answer. Then it raises the cancellation.
         """
         is_closed = False
         try:
@@ -185,10 +192,11 @@ class CallExecutor:
         answer: Callable[[WaitRequest | BarrierRequest], Awaitable[Any]],
         undo: Callable[[T], object] | None = None,
     ) -> T:
-        """Return what `steps` ends with, awaiting `answer` for each of its requests.
+        """Run the generator `steps`, await `answer` for each of its requests, and return its result.
 
-        A cancellation is raised in `steps`, where it waits, and comes out when `steps` has undone what it had begun.
-        Should it have ended meanwhile, `undo` is called with what it ended with.
+        A cancellation is raised inside `steps`, at the point where the generator waits. There the generator undoes what
+        it has begun, and raises the cancellation again. If the generator has ended meanwhile, `undo` is called with its
+        result.
         """
         value: Any = None
         error: BaseException | None = None
@@ -209,16 +217,16 @@ class CallExecutor:
                     continue
                 try:
                     value = await answer(found)
-                except (asyncio.CancelledError, Exception) as failure:  # noqa: BLE001 - it comes out of `steps`
+                except (asyncio.CancelledError, Exception) as failure:  # noqa: BLE001 - raised in `steps`
                     error = failure
         finally:
-            # At once, and not when it is collected: an exception that is kept also keeps this frame, and with it the
-            # generator, whose `finally` blocks give back what it has taken.
+            # Closed here, and not when it is collected: its `finally` blocks release what the generator has acquired.
+            # An exception that the caller keeps also keeps this frame, and the frame keeps the generator.
             steps.close()
 
     def dismiss(self) -> None:
-        """Have the threads end as soon as there is nothing to do."""
-        system.process_epoch()  # after a fork in C it makes the child begin anew
+        """Make each thread end as soon as there is no call to make."""
+        system.process_epoch()  # in a child of a fork(2) in C this calls `begin`
         with self._mutex:
             self._idle_s = 0.0
             while self._idle:
@@ -243,7 +251,7 @@ class CallExecutor:
                     raise
 
     def _withdraw(self, call: PendingCall[Any]) -> bool:
-        """Return whether the call had not begun; then it is not made any more."""
+        """Remove `call` from the calls to make, unless a thread has begun it; return whether it was removed."""
         with self._mutex:
             try:
                 self._calls.remove(call)
@@ -254,9 +262,8 @@ class CallExecutor:
 
     def _work(self) -> None:
         while True:
-            wakeup = (
-                system.AutoResetEvent()
-            )  # a new one each time: it is taken out of the list for good before it is set
+            # A new event for each wait of the thread: an event is removed from `_idle` before it is set.
+            wakeup = system.AutoResetEvent()
             with self._mutex:
                 call = self._calls.popleft() if self._calls else None
                 if call is None:
@@ -291,7 +298,11 @@ def _set(over: asyncio.Future[None]) -> None:
 def _next_request(
     steps: WaitSteps[T], value: Any, error: BaseException | None
 ) -> tuple[bool, WaitRequest | BarrierRequest | T]:
-    """Send the answer `value`, or raise `error`, in `steps`; return whether it has ended, and its request or result."""
+    """Send the answer `value` to the generator `steps`, or raise `error` in it.
+
+    Returns:
+        Whether the generator has ended, and its result if it has, or else its next request.
+    """
     try:
         return False, steps.send(value) if error is None else steps.throw(error)
     except StopIteration as end:

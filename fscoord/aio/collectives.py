@@ -1,4 +1,4 @@
-"""Barriers and exchanges of data for tasks: names, arguments and errors of `fscoord.collectives`."""
+"""Barriers and exchanges of data for tasks, with the names, arguments and errors of `fscoord.collectives`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def barrier(
     timeout: Timeout | None = None,
     fail_fast: bool = False,
 ) -> None:
-    """Wait until `world_size` callers have come; see `fscoord.barrier`. A task that is cancelled counts as arrived."""
+    """Wait until `world_size` callers have arrived; see `fscoord.barrier`. A cancelled task counts as arrived."""
     prefix = key_given(key, "key_prefix", key_prefix)
     limit = timeout_given(timeout, "barrier_timeout", barrier_timeout)
     arguments = (world_size, prefix, limit, rank, rank_tracing_decoder, trace_timeout)
@@ -82,7 +82,7 @@ async def get_all(
     key: Key | None = None,
     timeout: Timeout | None = None,
 ) -> list[bytes]:
-    """Return the values of all ranks; see `fscoord.get_all`."""
+    """Wait for the values of all ranks and return them; see `fscoord.get_all`."""
     if world_size is None:
         raise TypeError("world_size is missing")
     start = key_given(key, "prefix", prefix)
@@ -122,7 +122,7 @@ async def synchronize(
     *,
     key: Key | None = None,
 ) -> list[bytes]:
-    """Give `data` to all ranks and return the data of all; see `fscoord.synchronize`."""
+    """Give `data` to all ranks and return the data of all ranks; see `fscoord.synchronize`."""
     prefix = key_given(key, "key_prefix", key_prefix)
     return await driver_of(store).drive(steps.synchronize(store.store, data, rank, world_size, prefix, timeout))
 
@@ -137,7 +137,7 @@ async def broadcast(
     *,
     source: int = 0,
 ) -> bytes:
-    """Give the `data` of rank `source` to all ranks, and return it; see `fscoord.broadcast`."""
+    """Give the `data` of rank `source` to all ranks, and return the data; see `fscoord.broadcast`."""
     return await driver_of(store).drive(steps.broadcast(store.store, data, rank, world_size, key, timeout, source))
 
 

@@ -1,4 +1,4 @@
-"""Where tasks meet, and what one does for all: latch, double barrier, membership, fenced value and `once`."""
+"""Recipes for groups of tasks: latch, double barrier, membership, fenced value, and `once`."""
 
 from __future__ import annotations
 
@@ -23,29 +23,30 @@ Work = Callable[[], Awaitable[Value]]
 
 
 class Latch:
-    """A door that opens when `count` times `count_down` was called; see `fscoord.recipes.Latch`."""
+    """A latch, which opens after `count` calls of `count_down`; see `fscoord.recipes.Latch`."""
 
     def __init__(self, store: AsyncStore, name: Key, count: int) -> None:
         self._driver = driver_of(store)
         self._core = recipes.Latch(store.store, name, count)
 
     async def count_down(self) -> int:
-        """Count one, and return how many are still missing."""
+        """Count one call, and return how many calls are still missing."""
         return await self._driver.run(self._core.count_down)
 
     async def missing(self) -> int:
-        """Return how many calls are still missing; 0: it is open."""
+        """Return how many calls of `count_down` are still missing; 0 means that the latch is open."""
         return await self._driver.run(self._core.missing)
 
     async def wait(self, timeout: Timeout | None = None) -> None:
-        """Wait until the latch is open; for argument and errors see `fscoord.recipes.Latch.wait`."""
+        """Wait until the latch is open; see `fscoord.recipes.Latch.wait` for the argument and the errors."""
         await self._driver.drive(self._core._waiting(timeout))
 
 
 class DoubleBarrier:
-    """Two barriers around one piece of work; see `fscoord.recipes.DoubleBarrier`, also for the arguments.
+    """Two barriers around one piece of work. See `fscoord.recipes.DoubleBarrier`, which has the same arguments.
 
-    A rank that is cancelled while it waits counts as one that came, as after a time-out, and may come again.
+    A rank whose task is cancelled while it waits counts as arrived, and may call again. The same holds after a
+    time-out.
     """
 
     def __init__(
@@ -62,11 +63,11 @@ class DoubleBarrier:
         self._core = recipes.DoubleBarrier(store.store, name, world_size, rank, timeout, fail_fast=fail_fast)
 
     async def enter(self, timeout: Timeout | None = None) -> None:
-        """Wait until all have come; for errors see `fscoord.recipes.DoubleBarrier.enter`."""
+        """Wait until all ranks have arrived; see `fscoord.recipes.DoubleBarrier.enter` for the errors."""
         await self._driver.drive(self._core._meeting(b"/enter", timeout))
 
     async def leave(self, timeout: Timeout | None = None) -> None:
-        """Wait until all have come to this end, too; it raises what `enter` does."""
+        """Wait until all ranks have arrived at the second barrier. The errors are those of `enter`."""
         await self._driver.drive(self._core._meeting(b"/leave", timeout))
 
     async def __aenter__(self: D) -> D:
@@ -79,7 +80,7 @@ class DoubleBarrier:
 
 
 class Membership:
-    """A group that tasks and processes join and leave; see `fscoord.recipes.Membership`, also for the arguments."""
+    """A group that tasks and processes join and leave. See `fscoord.recipes.Membership` for the arguments."""
 
     def __init__(self, store: AsyncStore, name: Key, data: Value = b"") -> None:
         self._driver = driver_of(store)
@@ -87,14 +88,14 @@ class Membership:
 
     @property
     def name(self) -> str:
-        """What it is called in the store."""
+        """The name of the group in the store."""
         return self._core.name
 
     async def join(self) -> None:
-        """Take part from now on. A task that is cancelled meanwhile does not take part.
+        """Join the group. A task that is cancelled meanwhile has not joined.
 
         Raises:
-            RuntimeError: this object takes part already.
+            RuntimeError: this object has joined already.
         """
         made: list[bytes] = []
         over: list[object] = []
@@ -115,12 +116,12 @@ class Membership:
         """Change this participant's data, and wake the tasks and threads that watch the group.
 
         Raises:
-            RuntimeError: this object does not take part.
+            RuntimeError: this object has not joined the group.
         """
         await self._driver.run(lambda: self._core.update(data))
 
     async def leave(self) -> bool:
-        """Take part no longer, and return whether this object did until now."""
+        """Leave the group, and return whether this object was in the group."""
         over: list[object] = []
         try:
             return await self._driver.run(self._core.leave)
@@ -136,23 +137,23 @@ class Membership:
             raise
 
     async def evict(self, member: recipes.Participant) -> bool:
-        """Take `member` out of the group, and return whether it was in it; see `fscoord.recipes.Membership.evict`."""
+        """Remove `member` from the group, and return whether it was there; see `fscoord.recipes.Membership.evict`."""
         return await self._driver.run(partial(self._core.evict, member))
 
     async def members(self) -> list[recipes.Participant]:
-        """Return the participants, in the order of joining. Participants that are found dead are removed."""
+        """Return the participants, in the order in which they joined, after the removal of dead participants."""
         return await self._driver.run(self._core.members)
 
     async def observe(
         self, known: Sequence[recipes.Participant] = (), timeout: Timeout | None = None
     ) -> list[recipes.Participant]:
-        """Wait until the participants are not `known` any more; see `fscoord.recipes.Membership.observe`."""
+        """Wait until the participants or their data differ from `known`; see `fscoord.recipes.Membership.observe`."""
         return await self._driver.drive(self._core._observing(known, timeout))
 
     async def watch(self, timeout: Timeout | None = math.inf) -> AsyncIterator[list[recipes.Participant]]:
-        """Yield the participants: at once, if there are any, and after each change, without end.
+        """Yield the participants at once, if there are any, and again after each change, without end.
 
-        For `timeout`, how long to wait for each change, and the error, see `fscoord.recipes.Membership.watch`.
+        `timeout` is how long to wait for each change. See `fscoord.recipes.Membership.watch` for its units and errors.
         """
         known: list[recipes.Participant] = []
         while True:
@@ -180,7 +181,7 @@ class Membership:
 
 
 class Fenced:
-    """A value that is written under a fencing token; see `fscoord.recipes.Fenced`, also for arguments and errors."""
+    """A value that is written under a fencing token. See `fscoord.recipes.Fenced` for the arguments and errors."""
 
     def __init__(self, store: AsyncStore, key: Key) -> None:
         self._store = store
@@ -189,15 +190,15 @@ class Fenced:
         self._core = recipes.Fenced(store.store, key)
 
     async def set(self, value: Value, token: int) -> None:
-        """Set the value, on behalf of the holder, present or past, whose lock has `token`."""
+        """Set the value under `token`, the fencing token of a present or past hold of the lock."""
         await self._driver.run(lambda: self._core.set(value, token))
 
     async def get(self) -> bytes:
-        """Return the value, waiting up to the store's timeout for the first."""
+        """Return the value. Wait up to the store's timeout for the first value."""
         return self._core._split(await self._store.get(self._key))[1]
 
     async def token(self) -> int:
-        """Return the highest token that it has seen; 0 before the first value."""
+        """Return the highest token under which the value was set, or 0 before the first value."""
         return await self._driver.run(self._core.token)
 
 
@@ -214,10 +215,10 @@ def once(
 def once(
     store: AsyncStore, name: Key, work: Work | None = None, *, timeout: Timeout | None = None
 ) -> Awaitable[bytes] | Callable[[Work], Callable[[], Awaitable[bytes]]]:
-    """Await `work` in one of the tasks, threads and processes that call this, and return its value in all of them.
+    """Await `work` in one of the callers, and return its value in all of them.
 
-    It shares its names with `fscoord.recipes.once`, and all that is said there holds. A task that
-    is cancelled while it does the work leaves it to the next one.
+    Callers are tasks, threads and processes. The same `name` may be used with `fscoord.recipes.once`, whose
+    documentation also holds for this function. If the task that does the work is cancelled, the next caller does it.
     """
     if work is None:
 
@@ -242,7 +243,7 @@ async def _await_once(store: AsyncStore, name: Key, work: Work, timeout: Timeout
 
 
 async def _do(store: AsyncStore, key: bytes, work: Work) -> None:
-    """Do the work and set what came of it, unless it is there already."""
+    """Do the work and set `key` to its outcome, unless the outcome of another caller is there already."""
     try:
         text = success(await work())
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What tasks hold for a while, and wait for in line: locks, semaphores and elections."""
+"""Locks, semaphores and elections for tasks. Tasks and processes wait in one line for each."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ H = TypeVar("H", bound="Hold")
 
 
 class Hold:
-    """A lock that a limited number of tasks or processes hold. The others wait in the order in which they came.
+    """A lock that a limited number of tasks or processes hold. The other contenders wait in the order of their arrival.
 
-    An asynchronous context manager. A task that is cancelled while it acquires holds nothing, and is in no queue, when
-    the cancellation is raised. A release that is cancelled is completed all the same. With a ``ttl`` each hold has a
-    thread, which renews the lease also while the loop is busy.
+    The object is an asynchronous context manager. When the cancellation of a task that acquires the lock is raised, the
+    task does not hold the lock and does not wait in line. A cancelled release is completed before the cancellation is
+    raised. With a ``ttl``, a thread renews the lease of each hold, also while the loop is busy.
     """
 
     def __init__(self, store: AsyncStore, core: Exclusive) -> None:
@@ -34,23 +34,24 @@ class Hold:
 
     @property
     def name(self) -> str:
-        """What it is called in the store."""
+        """The name of the lock in the store."""
         return self._core.name
 
     @property
     def token(self) -> int:
-        """The fencing token; see `fscoord.recipes.Lock.token`."""
+        """The fencing token of the last acquisition; see `fscoord.recipes.Lock.token`."""
         return self._core.token
 
     async def acquire(self, blocking: bool = True, timeout: Timeout | None = -1) -> bool:
-        """Acquire it, and return whether that was done.
+        """Acquire the lock, and return whether it was acquired.
 
         Args:
-            blocking: whether to wait.
-            timeout: how long, in seconds or as a `timedelta`; -1 is no limit. See `fscoord.recipes.Lock.acquire`.
+            blocking: whether to wait for the lock.
+            timeout: how long to wait, in seconds or as a `timedelta`; -1 is no limit. See
+                `fscoord.recipes.Lock.acquire`.
 
         Raises:
-            LockLostError: somebody took this one out of the line.
+            LockLostError: another process removed this contender from the line.
         """
         got: list[str] = []
         over: list[object] = []
@@ -69,11 +70,11 @@ class Hold:
             raise
 
     async def release(self) -> None:
-        """Release it. The first waiter in the queue gets it; no other waiter is woken.
+        """Release the lock. The first waiter in line acquires it, and no other waiter is woken.
 
         Raises:
-            RuntimeError: this object does not hold it.
-            LockLostError: it was taken away meanwhile. What was done under it may have been done beside another.
+            RuntimeError: this object does not hold the lock.
+            LockLostError: the lock was lost before. Another holder may have worked at the same time as this one.
         """
         gone: list[Any] = []
         over: list[object] = []
@@ -93,21 +94,21 @@ class Hold:
         raise RuntimeError(self._not_held())
 
     async def _release(self, gone: list[Any]) -> bool:
-        """Give back what was acquired last, and put it into `gone` first; return False if there is nothing."""
+        """Release the last acquisition, after recording it in `gone`; return False if there is none."""
         return await self._driver.run(partial(self._core._release, gone, None))
 
     def _finish(self, gone: list[Any]) -> None:
-        """Do what `_release` was interrupted in, without the loop. It may be called twice."""
+        """Complete an interrupted `_release` without the loop. It may be called twice."""
         self._core._finish(gone, None)
 
     def _not_held(self) -> str:
         return self._core._not_held()
 
     async def check(self) -> None:
-        """Look whether this object still holds it.
+        """Check that this object still holds the lock.
 
         Raises:
-            LockLostError: it does not.
+            LockLostError: this object does not hold the lock any more.
         """
         await self._driver.run(self._core.check)
 
@@ -116,7 +117,7 @@ class Hold:
         return await self._driver.run(self._core.holders)
 
     async def waiters(self) -> list[recipes.Contender]:
-        """Return the waiters, in the order in which they came."""
+        """Return the waiters, in the order of their arrival."""
         return await self._driver.run(self._core.waiters)
 
     async def __aenter__(self: H) -> H:
@@ -145,9 +146,9 @@ class Hold:
 
 
 class Lock(Hold):
-    """A lock that at most one task, thread or process holds; see `fscoord.recipes.Lock`, also for the arguments.
+    """A lock that at most one task, thread or process holds. See `fscoord.recipes.Lock` for the arguments.
 
-    Tasks that share the object wait in the same line as everybody else.
+    Tasks that share the object wait in the same line as all other contenders.
     """
 
     def __init__(
@@ -156,12 +157,12 @@ class Lock(Hold):
         super().__init__(store, recipes.Lock(store.store, name, timeout, ttl))
 
     async def locked(self) -> bool:
-        """Return whether anybody holds it."""
+        """Return whether any contender holds the lock."""
         return bool(await self.holders())
 
 
 class RLock(Lock):
-    """A `Lock` that the task which holds it may acquire again, and then releases as often."""
+    """A `Lock` that its holder may acquire again. The task must release it as often as it has acquired it."""
 
     def __init__(
         self, store: AsyncStore, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None
@@ -171,7 +172,7 @@ class RLock(Lock):
         self._depth = 0
 
     async def acquire(self, blocking: bool = True, timeout: Timeout | None = -1) -> bool:
-        """Acquire it, once more if this task holds it; see `Hold.acquire`."""
+        """Acquire the lock, or acquire it once more if this task holds it; see `Hold.acquire`."""
         task = asyncio.current_task()
         if self._owner is None or self._owner is not task:
             if not await super().acquire(blocking, timeout):
@@ -181,11 +182,11 @@ class RLock(Lock):
         return True
 
     async def release(self) -> None:
-        """Give it back, when this was called as often as `acquire`.
+        """Count one release. The lock is released when `release` was called as often as `acquire`.
 
         Raises:
-            RuntimeError: this task does not hold it.
-            LockLostError: it was taken away meanwhile.
+            RuntimeError: this task does not hold the lock.
+            LockLostError: the lock was lost before.
         """
         await super().release()
 
@@ -198,7 +199,7 @@ class RLock(Lock):
         return f"the lock {self.name!r} is not held by this object, in this task"
 
     def _is_freed(self, gone: list[Any]) -> bool:
-        """Count one less, and return whether that was the last one. Nothing is called here: see `_cleanup`."""
+        """Decrease the count of acquisitions, and return whether it is 0. This calls no function: see `_cleanup`."""
         if self._depth > 1:
             self._depth -= 1
             gone += [""]
@@ -212,7 +213,7 @@ class RLock(Lock):
 
 
 class Semaphore(Hold):
-    """What at most `value` hold at a time; see `fscoord.recipes.Semaphore`, also for the arguments."""
+    """A semaphore that at most `value` contenders hold. See `fscoord.recipes.Semaphore` for the arguments."""
 
     def __init__(
         self, store: AsyncStore, name: Key, value: int = 1, timeout: Timeout | None = None, ttl: Timeout | None = None
@@ -221,11 +222,11 @@ class Semaphore(Hold):
 
 
 class ReadWriteLock:
-    """A lock that many hold for reading or one for writing; see `fscoord.recipes.ReadWriteLock`, also for arguments.
+    """A lock that many readers or one writer hold. See `fscoord.recipes.ReadWriteLock` for the arguments.
 
     Attributes:
-        reader: the side for reading: ``async with lock.reader:``, or ``acquire`` and ``release``.
-        writer: the side for writing.
+        reader: the lock for readers: ``async with lock.reader:``, or ``acquire`` and ``release``.
+        writer: the lock for writers, used in the same way.
     """
 
     def __init__(
@@ -240,12 +241,12 @@ class ReadWriteLock:
         return await self.reader.holders()
 
     async def waiters(self) -> list[recipes.Contender]:
-        """Return the waiters, in the order in which they came."""
+        """Return the waiters, in the order of their arrival."""
         return await self.reader.waiters()
 
 
 class Election(Hold):
-    """The candidates for one office; see `fscoord.recipes.Election`, also for the arguments."""
+    """An election of one leader among candidates. See `fscoord.recipes.Election` for the arguments."""
 
     def __init__(
         self,
@@ -263,39 +264,39 @@ class Election(Hold):
         return await self.acquire(timeout=None if timeout is None else to_seconds(timeout))
 
     async def resign(self) -> None:
-        """Let the next one lead; see `Hold.release` for errors."""
+        """End the term, so that the next candidate in line leads; see `Hold.release` for the errors."""
         await self.release()
 
     @property
     def term(self) -> int:
-        """The term in which this candidate leads; see `token`."""
+        """The number of the term in which this candidate leads. It is the fencing token; see `token`."""
         return self.token
 
     async def leader(self) -> recipes.Leader | None:
-        """Return the leader that has announced itself, or None."""
+        """Return the present leader, or None if no living leader has announced itself."""
         return await self._driver.run(self._election.leader)
 
     async def observe(self, after: int = 0, timeout: Timeout | None = None) -> recipes.Leader:
         """Wait for a leader of a later term than `after`, and return it.
 
         Args:
-            after: the last term that is known; 0 is none.
-            timeout: seconds or a `timedelta`; None means the store's.
+            after: the last term that the caller knows; 0 if it knows none.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means the store's timeout.
 
         Raises:
-            StoreTimeoutError: there was none.
+            StoreTimeoutError: no such leader came in time.
         """
         return await self._driver.drive(self._election._observing(after, timeout))
 
     async def watch(self, timeout: Timeout | None = math.inf) -> AsyncIterator[recipes.Leader]:
-        """Yield each leader, for ever.
+        """Yield each leader, without end.
 
         Args:
-            timeout: how long to wait for each, in seconds or as a `timedelta`; without limit, unless it is given. None
-                means the store's.
+            timeout: how long to wait for each leader, in seconds or as a `timedelta`; by default without limit. None
+                means the store's timeout.
 
         Raises:
-            StoreTimeoutError: there was no other for that long.
+            StoreTimeoutError: the next leader did not come in time.
         """
         term = 0
         while True:
@@ -305,8 +306,8 @@ class Election(Hold):
 
 
 async def force_release(store: AsyncStore, name: Key, token: int) -> bool:
-    """Release the hold with the fencing token `token`, whoever has it; see `fscoord.recipes.force_release`.
+    """Release the hold with the fencing token `token` of any holder; see `fscoord.recipes.force_release`.
 
-    A task that is cancelled meanwhile has released it all the same.
+    A task that is cancelled meanwhile has released the hold when the cancellation is raised.
     """
     return await driver_of(store).run(partial(recipes.force_release, store.store, name, token))

@@ -18,13 +18,13 @@ __all__ = ["Item", "PriorityQueue", "Queue"]
 
 
 class Item:
-    """What was taken from a queue, until it is acknowledged or released; see `fscoord.recipes.Item`.
+    """An item that was taken from a queue and is neither acknowledged nor released yet; see `fscoord.recipes.Item`.
 
-    As an asynchronous context manager it is acknowledged at the end of the ``async with``, and released if that raises
-    or is cancelled.
+    The object is an asynchronous context manager. The end of the ``async with`` acknowledges the item. If the body
+    raises or is cancelled, the item is released.
 
     Attributes:
-        data: what was put.
+        data: the value that was put into the queue.
     """
 
     def __init__(self, store: AsyncStore, core: recipes.Item) -> None:
@@ -33,15 +33,15 @@ class Item:
         self.data = core.data
 
     async def ack(self) -> None:
-        """Remove it for good; for errors see `fscoord.recipes.Item.ack`."""
+        """Acknowledge the item, which removes it from the queue; see `fscoord.recipes.Item.ack` for the errors."""
         await self._driver.run(self._core.ack)
 
     async def release(self) -> None:
-        """Let somebody else take it, at the place in the order that it had."""
+        """Release the item, so that another consumer can take it. It keeps its place in the order."""
         await self._driver.run(self._core.release)
 
     async def check(self) -> None:
-        """Raise an error if this process has it no longer; see `fscoord.recipes.Item.ack`."""
+        """Raise an error if this process has lost the item; see `fscoord.recipes.Item.ack`."""
         await self._driver.run(self._core.check)
 
     async def __aenter__(self) -> Item:
@@ -55,7 +55,7 @@ class Item:
             if kind is None:
                 await self.ack()
             else:
-                with suppress(FscoordError):  # what was raised matters more
+                with suppress(FscoordError):  # the exception of the body matters more
                     await self.release()
         except CALL_WAS_MADE:
             raise
@@ -79,7 +79,7 @@ class Queue:
 
     @property
     def name(self) -> str:
-        """What it is called in the store."""
+        """The name of the queue in the store."""
         return self._core.name
 
     async def put(self, value: Value) -> None:
@@ -87,19 +87,20 @@ class Queue:
         await self._driver.run(partial(self._core.put, value))
 
     async def put_all(self, values: Iterable[Value]) -> None:
-        """Append items, all or none, which nobody else's come between."""
+        """Append one item for each of `values`, all or none, with no items of other producers between them."""
         await self._driver.run(partial(self._core.put_all, list(values)))
 
     async def take(self, block: bool = True, timeout: Timeout | None = None) -> Item:
-        """Take the first item that is free, and wait for one. A task that is cancelled meanwhile has taken none.
+        """Take the first free item, or wait for one. A task that is cancelled meanwhile has taken no item.
 
         Args:
-            block: whether to wait.
-            timeout: for how long, in seconds or as a `timedelta`; None means what the queue was made with.
+            block: whether to wait for an item.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means the timeout that was given to the
+                constructor.
 
         Raises:
-            QueueEmptyError: with ``block=False``, there is none.
-            StoreTimeoutError: none came.
+            QueueEmptyError: with ``block=False``, there is no free item.
+            StoreTimeoutError: no item was free before the deadline.
         """
         got: list[Taken] = []
         over: list[object] = []
@@ -122,21 +123,21 @@ class Queue:
         return await self._driver.run(self._core.taken)
 
     async def size(self) -> int:
-        """Return how many items may be taken; see `fscoord.recipes.Queue.size`."""
+        """Return the number of free items; see `fscoord.recipes.Queue.size`."""
         return await self._driver.run(self._core.size)
 
 
 class PriorityQueue(Queue):
-    """A `Queue` that hands out the item of the lowest priority first; see `fscoord.recipes.PriorityQueue`."""
+    """A `Queue` whose item with the lowest `priority` is taken first; see `fscoord.recipes.PriorityQueue`."""
 
     def __init__(self, store: AsyncStore, name: Key, timeout: Timeout | None = None) -> None:
         super().__init__(store, name, timeout)
         self._core: recipes.PriorityQueue = recipes.PriorityQueue(store.store, name, timeout)
 
     async def put(self, value: Value, priority: int = 0) -> None:
-        """Add an item; lower priorities go first."""
+        """Add an item. Items with a lower `priority` are taken first."""
         await self._driver.run(partial(self._core.put, value, priority))
 
     async def put_all(self, values: Iterable[Value], priority: int = 0) -> None:
-        """Add items of one priority, all or none."""
+        """Add one item for each of `values`, all with the same `priority`; all or none."""
         await self._driver.run(partial(self._core.put_all, list(values), priority))

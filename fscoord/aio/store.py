@@ -21,20 +21,21 @@ __all__ = ["AsyncStore", "Opening", "driver_of", "open_store"]
 class AsyncStore:
     """A store whose operations are coroutines, with the names, arguments and errors of `~fscoord.Store`.
 
-    Any number of tasks use one handle. On `~fscoord.FileStore`, `~fscoord.HashStore` and a `~fscoord.PrefixStore` of
-    one of them a task that waits occupies no thread: the loop listens to the bell for all. Other stores wait in their
-    calls; there up to 16 threads take turns at the waits of all tasks.
+    Any number of tasks may use one handle. On a `~fscoord.FileStore`, a `~fscoord.HashStore` and a
+    `~fscoord.PrefixStore` of one of them, a waiting task occupies no thread, because the loop receives the wake-ups of
+    all tasks. Other stores can only wait in a call. There the waits of all tasks take turns in up to 16 threads.
 
-    Calls that wait for nobody are made in up to 4 threads, because any of them may have to wait for the log's lock, or
-    for a server; those of a `~fscoord.HashStore`, which only touches memory, in the loop. A task that is cancelled
-    while its call is made learns that when the call is over: what was begun is done, and known. So a write that is
-    cancelled may have been done; what `queue_pop` had taken goes back to the end of the queue.
+    Calls that do not wait for other processes are made in up to 4 threads, because any of them may have to wait for the
+    log's lock or for a server. The calls of a `~fscoord.HashStore` are made in the loop, because they only use memory.
 
-    Use it in one event loop at a time; a forked child may use it in a loop of its own. As an asynchronous context
-    manager it closes the store.
+    If a task is cancelled during a call, the cancellation is raised after the call is over. So a cancelled write may
+    have taken effect. A value that a cancelled `queue_pop` has taken is appended to the queue again.
+
+    Use the object in one event loop at a time. A forked child may use it in a loop of its own. As an asynchronous
+    context manager it closes the store.
 
     Args:
-        store: the store that does the work; other code may use it as well.
+        store: the underlying store. Other code may use it at the same time.
     """
 
     def __init__(self, store: Store) -> None:
@@ -43,33 +44,33 @@ class AsyncStore:
 
     @property
     def store(self) -> Store:
-        """The store that does the work."""
+        """The underlying store."""
         return self._store
 
     @property
     def capabilities(self) -> Capabilities:
-        """In what the store differs from others; see `~fscoord.Capabilities`."""
+        """The capabilities of the underlying store; see `~fscoord.Capabilities`."""
         return self._store.capabilities
 
     @property
     def timeout(self) -> timedelta:
-        """How long operations wait by default; no limit is ``timedelta.max``."""
+        """The time that operations wait by default; ``timedelta.max`` is no limit."""
         return self._store.timeout
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set how long operations wait when they are not told otherwise."""
+        """Set the time that operations wait by default."""
         self._store.set_timeout(timeout)
 
     def has_extended_api(self) -> bool:
-        """Return what the store says."""
+        """Return whether the underlying store has `append`, `multi_get` and `multi_set`."""
         return self._store.has_extended_api()
 
     @property
     def has_liveness(self) -> bool:
-        """Whether the store can tell the living from the dead."""
+        """Whether the underlying store can detect dead sessions."""
         return self._store.has_liveness
 
-    # -- what waits for nobody -------------------------------------------------------------------------------------
+    # -- operations that do not wait for other processes -----------------------------------------------------------
 
     async def set(self, key: Key, value: Value) -> None:
         """See `~fscoord.Store.set`."""
@@ -135,7 +136,7 @@ class AsyncStore:
         """See `~fscoord.Store.dead_sessions`."""
         return await self._driver.run(partial(self._store.dead_sessions, list(numbers)))
 
-    # -- what may wait ---------------------------------------------------------------------------------------------
+    # -- operations that may wait ----------------------------------------------------------------------------------
 
     async def get(self, key: Key) -> bytes:
         """See `~fscoord.Store.get`."""
@@ -172,17 +173,17 @@ class AsyncStore:
         return await self._driver.run(partial(self._store.queue_pop, name, block=False), give_back)
 
     async def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
-        """See `~fscoord.Store.barrier`. A caller that is cancelled counts as arrived."""
+        """See `~fscoord.Store.barrier`. A cancelled caller counts as arrived."""
         await self._driver.barrier(BarrierRequest(key_bytes(key), world_size, self._limit(timeout)))
 
     # -- the handle ------------------------------------------------------------------------------------------------
 
     async def clone(self) -> AsyncStore:
-        """See `~fscoord.Store.clone`. With many tasks there is no need for it."""
+        """See `~fscoord.Store.clone`. Many tasks can share one handle, and need no clones."""
         return AsyncStore(await self._driver.run(self._store.clone))
 
     async def close(self) -> None:
-        """Close the store; tasks that wait get a `~fscoord.StoreClosedError`."""
+        """Close the store. Tasks that wait raise `~fscoord.StoreClosedError`."""
         await self._driver.close()
 
     async def __aenter__(self) -> AsyncStore:
@@ -196,12 +197,12 @@ class AsyncStore:
 
 
 def driver_of(store: AsyncStore) -> StoreDriver:
-    """Return what makes the calls and waits of `store`, for the recipes."""
+    """Return the driver that makes the calls and waits of `store`, for the recipes."""
     return store._driver
 
 
 class Opening(Coroutine[Any, Any, AsyncStore]):
-    """The coroutine that opens a store, which is also an asynchronous context manager that closes it."""
+    """The coroutine that opens a store. As an asynchronous context manager it also closes the store."""
 
     def __init__(self, opening: Coroutine[Any, Any, AsyncStore]) -> None:
         self._opening = opening
@@ -232,7 +233,7 @@ class Opening(Coroutine[Any, Any, AsyncStore]):
 def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any) -> Opening:
     """Open the store at `url` as `fscoord.open_store` does, with the same arguments and errors.
 
-    ``async with open_store(url) as store:`` closes it at the end; ``store = await open_store(url)`` leaves it open.
+    ``async with open_store(url) as store:`` closes the store at its end. ``store = await open_store(url)`` does not.
     """
     return Opening(_open(url, options))
 

@@ -1,25 +1,27 @@
 """Barriers and exchanges of data between ranks, on the contract of `~fscoord.Store` alone.
 
-Names, positional arguments and the messages of time-outs follow ``torch.distributed.elastic.utils.store``. All
-functions also take the keyword arguments ``world_size``, ``key`` and ``timeout``, where torch has other names. A key
-prefix can be used once: its keys stay in the store, and a second use raises `~fscoord.BarrierError`.
+The functions have the names, the positional arguments and the time-out messages of
+``torch.distributed.elastic.utils.store``. All functions also take the keyword arguments ``world_size``, ``key`` and
+``timeout``, where torch has other names. A key prefix can be used once. Its keys stay in the store, and a second use
+raises `~fscoord.BarrierError`.
 
-**Keys.** These are torch's:
+**Keys.** These keys are the same as in torch:
 
-- ``{prefix}/num_members`` and ``{prefix}/last_member`` of a barrier without ranks. It is `Store.barrier`, whose keys
-  are those of c10d, so that processes of torch can take part. Some stores do it in one round trip.
-- ``{prefix}{i}`` with the data of `get_all`, because its callers write that data, and ``{prefix}/finished``, the prefix
-  of the barrier with ranks by which `get_all` ends.
+- ``{prefix}/num_members`` and ``{prefix}/last_member`` of a barrier without ranks. This barrier is `Store.barrier`,
+  which uses the keys of c10d, so processes of torch can take part. Some stores execute it in one round trip.
+- ``{prefix}{i}`` with the data of `get_all`. The callers of `get_all` write this data.
+- ``{prefix}/finished``, the prefix of the barrier with ranks at the end of `get_all`.
 
-A barrier with ranks can't use a counter: a rank that tries again would count twice, and the missing ranks would be
-unknown. Instead, each arrival appends one token to ``{prefix}/arrivals``, from which every process can read at any time
-which ranks have arrived. The last arrival sets ``{prefix}/complete``, the only key that the others wait for. So torch's
-``{prefix}{rank}/TRACE`` and ``{prefix}/TRACING_GATE``, by which the missing ranks are found after a time-out, are not
-needed. Those keys collided for some prefixes (``a1`` + ``0`` = ``a`` + ``10``).
+A barrier with ranks can't use a counter: a rank that calls again would count twice, and the missing ranks would be
+unknown. Instead, each rank appends one token to ``{prefix}/arrivals``. Every process can read there at any time which
+ranks have arrived. The last rank to arrive sets ``{prefix}/complete``, the only key for which the other ranks wait.
 
-`synchronize` and `gather` write their data to ``{prefix}{rank}``. If the prefix ends in a digit or a colon, a colon
-is inserted (``a1:0``), so that no two prefixes share a key; otherwise the keys are torch's. `synchronize` also sets
-``{prefix}/given`` when all data is there, because a wait for N keys would be woken N times.
+torch finds the missing ranks after a time-out through the keys ``{prefix}{rank}/TRACE`` and ``{prefix}/TRACING_GATE``.
+They are not needed here. Two prefixes could share one of those keys (``a1`` + ``0`` = ``a`` + ``10``).
+
+`synchronize` and `gather` write their data to ``{prefix}{rank}``, as torch does. If the prefix ends in a digit or a
+colon, a colon is inserted (``a1:0``), so that no two prefixes share a key. `synchronize` also sets ``{prefix}/given``
+when the data of all ranks is there, because a wait for N keys would be woken N times.
 """
 
 from __future__ import annotations
@@ -77,23 +79,24 @@ def barrier(
     timeout: Timeout | None = None,
     fail_fast: bool = False,
 ) -> None:
-    """Wait until `world_size` callers have called this with `key_prefix`.
+    """Wait until `world_size` callers have called this function with `key_prefix`.
 
-    With `rank`, arriving is idempotent: a rank that calls again, in the same process or a new one, counts once. A rank
-    whose call timed out may call again, and passes even if the other ranks have passed meanwhile. Without `rank`, every
-    call counts. Either all callers of a barrier give a rank, or no caller does.
+    With `rank`, the arrival is idempotent: a rank that calls again, in the same process or in a new one, counts once. A
+    rank whose call timed out may call again, and passes even if the other ranks have passed meanwhile. Without `rank`,
+    every call counts. Either all callers of a barrier give a rank, or no caller does.
 
-    Each rank does one write, one read and one wait; the last rank does one more write.
+    Each rank makes one write, one read and one wait. The last rank makes one more write.
 
     Args:
         store: the store that the callers share.
         world_size: the number of callers; the same for all.
         key_prefix: the name of the barrier, which can be used once.
-        barrier_timeout: the time to wait for the others, in seconds or as a `timedelta`; None: the store's timeout.
+        barrier_timeout: the time to wait for the other callers, in seconds or as a `timedelta`; None: the store's
+            timeout.
         rank: the rank of this caller, 0 to `world_size` - 1.
         rank_tracing_decoder: returns the text by which the error names a missing rank, such as its host.
-        trace_timeout: the time that the error may take after `barrier_timeout`, in order to name the missing ranks.
-            (The store's timeout limits the write of this rank's arrival, as any write.)
+        trace_timeout: the time, in seconds or as a `timedelta`, that the call may take after `barrier_timeout` to find
+            and name the missing ranks. (The store's timeout limits the write of this rank's arrival, as any write.)
         key: another name of `key_prefix`.
         timeout: another name of `barrier_timeout`.
         fail_fast: with `rank`, raise as soon as a rank that has not arrived is known dead (see `Store.dead_ranks`). All
@@ -102,9 +105,9 @@ def barrier(
             It has no effect on a store that can't detect dead sessions (see `Store.has_liveness`).
 
     Raises:
-        StoreTimeoutError: not all arrived. The message has rank, key prefix, world size, timeout and the first 16
-            missing ranks. If the store can detect dead sessions, the message lists dead ranks apart from late ones. The
-            message is the same on every store.
+        StoreTimeoutError: some callers did not arrive. The message has the rank, the key prefix, the world size, the
+            timeout and the first 16 missing ranks. If the store can detect dead sessions, the message lists the dead
+            ranks apart from the late ranks. The message is the same on every store.
         BrokenBarrierError: with `fail_fast`, missing ranks are dead.
         BarrierError: more than `world_size` callers arrived, the barrier has been used before, the callers disagree
             about `world_size`, or `rank` is not below it.
@@ -137,7 +140,7 @@ def get_all(
 ) -> list[bytes]:
     """Wait for the keys ``{prefix}0`` to ``{prefix}{world_size - 1}`` and return their values.
 
-    Rank 0 returns last, after all other ranks have read everything, because its process often runs the store's server.
+    Rank 0 returns last, after all other ranks have read all values, because its process often runs the store's server.
 
     Args:
         store: the store that the ranks share.
@@ -192,7 +195,7 @@ def synchronize(
     """Give `data` to all ranks and return the data of all ranks, in the order of the ranks.
 
     Rank 0 returns last, as in `get_all`. **The data stays in the store**, so a key prefix can be used once. After a
-    time-out a rank may call again with the same data, which another rank may have read.
+    time-out a rank may call again. It must give the same data, because another rank may have read it.
 
     Args:
         store: the store that the ranks share.
@@ -221,13 +224,13 @@ def broadcast(
     *,
     source: int = 0,
 ) -> bytes:
-    """Give the `data` of rank `source` to all ranks, and return it.
+    """Give the `data` of rank `source` to all ranks, and return the data.
 
-    The other ranks wait for the source, which does not wait. The data stays in the store, in ``{key}/broadcast``.
+    The source does not wait. The other ranks wait for the source. The data stays in the store, in ``{key}/broadcast``.
 
     Args:
         store: the store that the ranks share.
-        data: the data of the source; that of other ranks is ignored and may be None.
+        data: the data of the source. The argument of other ranks is ignored and may be None.
         rank: the rank of this caller, 0 to `world_size` - 1.
         world_size: the number of ranks.
         key: the name of the exchange.
@@ -251,9 +254,10 @@ def gather(
     *,
     target: int = 0,
 ) -> list[bytes] | None:
-    """Give the `data` of all ranks to rank `target`. It returns the data in the order of the ranks; others return None.
+    """Give the `data` of all ranks to rank `target`.
 
-    Only the target waits. The data stays in the store.
+    The target waits for the data of all ranks and returns it, in the order of the ranks. The other ranks do not wait,
+    and return None. The data stays in the store.
 
     Args:
         store: the store that the ranks share.

@@ -1,11 +1,15 @@
-"""The arrivals at a barrier: the list of them in a store (`Roll`), and the time-out that names the missing ranks.
+"""`Arrivals`: the ranks that have arrived at a barrier, and the error of a call that times out there.
 
-Each rank appends its arrival to one key, ``{prefix}/arrivals``, as a token ``RANK/WORLD_SIZE`` and a space. A rank
-whose call times out appends the same token after a minus sign, its sign-off. Its arrival still counts, and the rank may
-call again, even after all ranks have passed. A token ``!N:R,R`` is a verdict: the ranks R are dead. It counts only if N
-rounds were broken before it, and one of the ranks R had not arrived. Then the round is broken for all ranks that had
-arrived, and a new round begins after the token. The rank that completes the round sets ``{prefix}/complete``, so that
-each waiting rank waits for one key only.
+The key ``{prefix}/arrivals`` has three kinds of tokens, each with a space after it:
+
+- ``RANK/WORLD_SIZE`` is an arrival. Each rank appends one.
+- ``-RANK/WORLD_SIZE`` is a time-out token. A rank appends it when its call times out. The arrival of the rank still
+  counts, and the rank may call again, even after all ranks have passed.
+- ``!N:R,R`` is a verdict: the ranks R are dead. A verdict counts only if N rounds were broken before it, and one of the
+  ranks R had not arrived. If it counts, the round is broken for all ranks that had arrived, and a new round begins
+  after the token.
+
+The rank that completes the round sets ``{prefix}/complete``, so each waiting rank waits for one key only.
 """
 
 from __future__ import annotations
@@ -33,10 +37,10 @@ from fscoord.store import Member, Store
 
 __all__ = [
     "MISSING_MAX",
+    "Arrivals",
     "Attempt",
     "Decoder",
     "MissingRanks",
-    "Roll",
     "UsedBeforeError",
     "attempt",
     "check_rank",
@@ -85,7 +89,10 @@ def describe_missing(store: Store, missing: Sequence[int]) -> MissingRanks:
 
 
 def location_of(members: Sequence[Member]) -> str:
-    """Return ``host:pid`` and state of the last session of a rank that may be alive, or of the last one if none is."""
+    """Return ``host:pid`` and the state of one of `members`, the sessions of a rank.
+
+    The last session that may be alive is returned. If every session is dead, the last session is returned.
+    """
     if not members:
         return "not seen here"
     last = max(members, key=lambda member: (member.alive != "no", member.number))
@@ -102,33 +109,43 @@ def _clock(what: str, when: float | None) -> str:
 MISSING_MAX = 16
 """How many missing ranks a time-out names, as in torch."""
 
-SIGN_OFF_S = 0.05
-"""The default trace timeout in seconds: how long after its deadline a call may still write its sign-off."""
+TRACE_TIMEOUT_S = 0.05
+"""The default trace timeout in seconds: how long after its deadline a call may still write its time-out token."""
 
 Decoder = Callable[[int], str]
 Event = tuple[int, bool]
 
 
 class UsedBeforeError(BarrierError):
-    """All ranks, this one included, had arrived before this call. `StoreBarrier` catches this error and passes."""
+    """All ranks had arrived before this call, and so had this rank. `StoreBarrier` catches this error and passes."""
 
 
 class Verdict(NamedTuple):
-    """The reason why a round is broken: the ranks that had not arrived, and the dead ranks among them."""
+    """The reason why a round is broken.
+
+    Attributes:
+        missing: the ranks that had not arrived.
+        dead: the missing ranks that are dead.
+    """
 
     missing: list[int]
     dead: list[int]
 
 
-class Course(NamedTuple):
-    """The arrivals and sign-offs of the present round, in order, and the verdicts on the broken rounds before it."""
+class Rounds(NamedTuple):
+    """The contents of ``{prefix}/arrivals``.
+
+    Attributes:
+        events: the arrivals and time-out tokens of the present round, in order.
+        verdicts: the verdict on each broken round before the present one, in order.
+    """
 
     events: list[Event]
-    breaks: list[Verdict]
+    verdicts: list[Verdict]
 
 
 class Attempt(NamedTuple):
-    """The arguments of one rank's call, checked, and the time at which it began. The timeouts are in seconds."""
+    """The checked arguments of one rank's call, and `start`, when the call began. All times are in seconds."""
 
     prefix: bytes
     rank: int
@@ -139,11 +156,11 @@ class Attempt(NamedTuple):
     start: float
 
     def waited(self) -> float:
-        """Return how long the call has taken so far."""
+        """Return how many seconds the call has taken so far."""
         return system.time.monotonic() - self.start
 
     def left(self) -> float:
-        """Return how long the call may still wait."""
+        """Return for how many seconds the call may still wait."""
         return max(0.0, self.timeout - self.waited())
 
     def trace_left(self) -> float:
@@ -153,7 +170,7 @@ class Attempt(NamedTuple):
     def time_out(
         self, what: str, missing: list[int], cause: StoreTimeoutError, store: Store, hint: str = ""
     ) -> StoreTimeoutError:
-        """Return the error that names `missing`, in torch's words, and separates the dead ranks from the late ones."""
+        """Return the error that names the ranks `missing`, in torch's words, with dead ranks apart from late ranks."""
         names, more = self._names(missing)
         fates = describe_missing(store, missing)
         holder = f"; {cause.holder} holds the store's lock" if cause.holder else ""
@@ -169,7 +186,7 @@ class Attempt(NamedTuple):
         )
 
     def broken(self, verdict: Verdict, store: Store) -> BrokenBarrierError:
-        """Return the error for a barrier that can't complete any more."""
+        """Return the error for a round that is broken by `verdict`."""
         names, more = self._names(verdict.missing)
         dead = [self._named(rank) for rank in verdict.dead[:MISSING_MAX]]
         return BrokenBarrierError(
@@ -185,7 +202,11 @@ class Attempt(NamedTuple):
         return [self._named(rank) for rank in missing[:MISSING_MAX]], more
 
     def data_prefix(self) -> bytes:
-        """Return the prefix of the keys of the ranks' data. No two calls share a key, as a1 + 0 and a + 10 would."""
+        """Return the prefix of the keys with the ranks' data.
+
+        It is the prefix of the call, with a colon added if that prefix ends in a digit or a colon.
+        Without the colon, rank 0 under the prefix ``a1`` and rank 10 under the prefix ``a`` would share a key.
+        """
         ambiguous = self.prefix[-1:].isdigit() or self.prefix.endswith(b":")
         return self.prefix + b":" if ambiguous else self.prefix
 
@@ -197,7 +218,10 @@ class Attempt(NamedTuple):
         )
 
     def _named(self, rank: int) -> str:
-        """Return the decoder's name of `rank`; its number if there is no decoder or no time, or the decoder fails."""
+        """Return the name that the decoder gives `rank`.
+
+        Return the number of the rank if there is no decoder, if no time is left, or if the decoder fails.
+        """
         if self.decoder is None or not self.trace_left():
             return str(rank)
         try:
@@ -211,23 +235,29 @@ def attempt(
     rank: int,
     world_size: int,
     timeout: Timeout,
-    trace_timeout: Timeout = SIGN_OFF_S,
+    trace_timeout: Timeout = TRACE_TIMEOUT_S,
     decoder: Decoder | None = None,
 ) -> Attempt:
-    """Return the call with these arguments, checked, that begins now."""
+    """Check the arguments of a call that begins now, and return them as an `Attempt`."""
     start = system.time.monotonic()
     check_rank(rank, check_positive("world_size", world_size))
     return Attempt(key_bytes(prefix), rank, world_size, to_seconds(timeout), to_seconds(trace_timeout), decoder, start)
 
 
 def check_rank(rank: int, world_size: int) -> None:
-    """Raise unless `rank` is one of `world_size`."""
+    """Raise `BarrierError` unless `rank` is between 0 and `world_size` - 1."""
     if not 0 <= check_int64("rank", rank) < world_size:
         raise BarrierError(f"rank {rank} is not one of {world_size}: ranks go from 0 to world_size - 1")
 
 
-class Roll:
-    """The arrivals under `prefix`, as the rank that makes `call` reads and appends them."""
+class Arrivals:
+    """The arrivals at the barrier `prefix`.
+
+    Args:
+        store: the store that has the arrivals.
+        prefix: the prefix of the barrier's keys.
+        call: the call of the rank that uses this object. The rank appends its own arrival, and reads all arrivals.
+    """
 
     def __init__(self, store: Store, prefix: bytes, call: Attempt) -> None:
         self._store = store
@@ -239,7 +269,7 @@ class Roll:
         """Append this rank's arrival; return whether all ranks have arrived.
 
         Raises:
-            BarrierError: all had arrived before this call, and this rank had not signed off.
+            BarrierError: all ranks had arrived before this call, and this rank's previous call had not timed out.
         """
         rank, world_size = self._call.rank, self._call.world_size
         own = b"%d/%d " % (rank, world_size)
@@ -247,7 +277,7 @@ class Roll:
         self._store.append(self._arrivals, own)
         text = self._arrived = self._store.get(self._arrivals)
         count, end = text.count(b" "), own[own.index(b"/") :]
-        # The two usual cases need no loop over all tokens: every other rank waits for this call.
+        # The two usual cases are decided without a loop over all tokens, because the other ranks wait for this call.
         if count == text.count(end) and b"-" not in text:
             if count < world_size:
                 return False
@@ -258,7 +288,7 @@ class Roll:
         return self._arrive_among(self._events(text))
 
     def _arrive_among(self, events: list[Event]) -> bool:
-        """Finish `arrive` if a rank has arrived twice, has signed off and arrived again, or has another world size."""
+        """Finish `arrive` if a rank has arrived twice, a rank has timed out, or a rank has another world size."""
         rank, world_size = self._call.rank, self._call.world_size
         own = max((index for index, event in enumerate(events) if event == (rank, True)), default=-1)
         if own < 0:  # the round was broken since
@@ -266,17 +296,17 @@ class Roll:
         before = _present(events[:own])
         if len(before) == world_size:
             self._store.set(self._complete, b"1")  # if the last rank died before it set this, the others still wait
-            self._refuse_unless_signed_off(events[:own])
+            self._refuse_unless_timed_out(events[:own])
         elif len(before | {rank}) == world_size:
             self._store.set(self._complete, b"1")
         return len(_present(events)) == world_size
 
     def wait(self) -> WaitSteps[list[int]]:
-        """Wait until all have arrived."""
+        """Wait until all ranks have arrived."""
         return self._wait_for_all(None, SlowWaitLogger(__name__, self._progress))
 
     def _wait_for_all(self, needed: list[int] | None, slow_logger: SlowWaitLogger) -> WaitSteps[list[int]]:
-        """Wait until all have arrived, or some of the ranks `needed` are dead, and return those."""
+        """Wait until all ranks have arrived or some of the ranks `needed` are dead; return the dead ranks."""
         dead: list[int] = yield WaitRequest(
             KEYS, [self._complete], self._call.left(), ranks=needed, slow_logger=slow_logger
         )
@@ -290,30 +320,30 @@ class Roll:
         return f"barrier {key_text(self._call.prefix)!r} on rank {self._call.rank} ({came})"
 
     def wait_alive(self) -> WaitSteps[None]:
-        """After `arrive`: wait until all ranks have arrived, or a missing rank is known to be dead.
+        """Wait until all ranks have arrived, or a missing rank is known to be dead. `arrive` must be called first.
 
         Raises:
-            BrokenBarrierError: a missing rank is dead. Every rank that arrived before the verdict raises the same.
+            BrokenBarrierError: a missing rank is dead. All ranks that arrived before the verdict raise the same error.
         """
         tokens = self._arrived.split()
         own = b"%d/%d" % (self._call.rank, self._call.world_size)
         if own not in tokens:
             raise self._foreign(self._arrived)
         last = max(index for index, token in enumerate(tokens) if token == own)
-        joined = len(self._course(tokens[:last]).breaks)
+        joined = len(self._parse(tokens[:last]).verdicts)
         dead: list[int] = []
         is_complete, backoff = False, Backoff(self._call.left())
         slow_logger = SlowWaitLogger(__name__, self._progress)
         while True:
-            course = self._course(self._read_text().split())
-            if len(course.breaks) > joined:
-                raise self._call.broken(course.breaks[joined], self._store)
-            if len(course.breaks) < joined:
+            rounds = self._parse(self._read_text().split())
+            if len(rounds.verdicts) > joined:
+                raise self._call.broken(rounds.verdicts[joined], self._store)
+            if len(rounds.verdicts) < joined:
                 raise BarrierError(
                     f"key {key_text(self._arrivals)!r}, where rank {self._call.rank} had arrived, was removed; give"
                     " every barrier and exchange a prefix of its own, and remove its keys when all have passed"
                 )
-            missing = self._absent(course.events)
+            missing = self._absent(rounds.events)
             if is_complete or not missing:
                 return
             fatal = [rank for rank in missing if rank in dead]
@@ -333,10 +363,11 @@ class Roll:
         present = _present(events)
         return [rank for rank in range(self._call.world_size) if rank not in present]
 
-    def sign_off(self, timed_out: bool, timeout: float) -> None:
-        """If `timed_out`, append this rank's sign-off. Otherwise set ``complete``, which the last rank has not set.
+    def record_outcome(self, timed_out: bool, timeout: float) -> None:
+        """Append this rank's time-out token if `timed_out`; otherwise set ``complete``, because the last rank did not.
 
-        It takes at most `timeout` seconds. It uses a clone, because a handle's timeout holds for all its threads.
+        The call takes at most `timeout` seconds. It uses a clone of the store, because the timeout of a handle holds
+        for all threads that use the handle.
         """
         try:
             with self._store.clone() as handle:
@@ -346,17 +377,21 @@ class Roll:
                 else:
                     handle.set(self._complete, b"1")
         except FscoordError:
-            pass  # the time-out is raised anyway; without the sign-off, a second try after all have passed is refused
+            pass  # the caller raises its time-out anyway; without the token, a later call of this rank may be refused
 
     def refuse_if_finished(self, data_key: bytes) -> None:
-        """Raise if this rank has passed before, or if others have passed without its data, the value of `data_key`."""
+        """Raise `UsedBeforeError` if this rank has passed before, or other ranks have passed without its data.
+
+        Args:
+            data_key: the key with the data of this rank.
+        """
         events = self._read()
         if (self._call.rank, True) in events:
-            self._refuse_unless_signed_off(events)
+            self._refuse_unless_timed_out(events)
         elif events and not self._store.check([data_key]):
             raise self._call.used_before()
 
-    def _refuse_unless_signed_off(self, events: list[Event]) -> None:
+    def _refuse_unless_timed_out(self, events: list[Event]) -> None:
         if [came for rank, came in events if rank == self._call.rank][-1]:
             raise self._call.used_before()
 
@@ -367,24 +402,24 @@ class Roll:
         return self._store.get(self._arrivals) if self._store.check([self._arrivals]) else b""
 
     def _events(self, text: bytes) -> list[Event]:
-        """Return each arrival in the present round as (rank, True), and each sign-off as (rank, False)."""
-        return self._course(text.split()).events
+        """Return each arrival in the present round as (rank, True), and each time-out token as (rank, False)."""
+        return self._parse(text.split()).events
 
-    def _course(self, tokens: list[bytes]) -> Course:
-        """Return the arrivals, sign-offs and verdicts in `tokens`, the contents of ``{prefix}/arrivals``.
+    def _parse(self, tokens: list[bytes]) -> Rounds:
+        """Parse `tokens`, the contents of ``{prefix}/arrivals``, into rounds.
 
         Raises:
-            BarrierError: a token has another form, or another world size than this rank's.
+            BarrierError: a token has another form, or its world size is not that of this rank.
         """
         events: list[Event] = []
-        breaks: list[Verdict] = []
+        verdicts: list[Verdict] = []
         for token in tokens:
             if token.startswith(b"!"):
                 number, _, ranks = token[1:].partition(b":")
                 missing = self._absent(events)
                 dead = [rank for rank in missing if b"%d" % rank in ranks.split(b",")]
-                if dead and number == b"%d" % len(breaks):
-                    breaks.append(Verdict(missing, dead))
+                if dead and number == b"%d" % len(verdicts):
+                    verdicts.append(Verdict(missing, dead))
                     events = []
                 continue
             name, _, size = token.partition(b"/")
@@ -401,7 +436,7 @@ class Roll:
                     " barrier and exchange a prefix of its own"
                 )
             events.append((rank, not name.startswith(b"-")))
-        return Course(events, breaks)
+        return Rounds(events, verdicts)
 
     def _foreign(self, text: bytes) -> BarrierError:
         return BarrierError(

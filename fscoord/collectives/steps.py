@@ -1,7 +1,7 @@
-"""The functions of `collectives` as generators, which yield a request where they must wait.
+"""The functions of `collectives` as generators, which yield a request wherever they must wait.
 
-A driver carries out the requests, in a thread or in an event loop. Arguments, results and errors are those of the
-functions of the same names in `collectives`.
+A driver carries out the requests, in a thread or in an event loop. Each generator has the arguments, the result and the
+errors of the function of the same name in `collectives`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 from fscoord._arguments import Key, Timeout, Value, check_positive, key_bytes, key_text, to_seconds, value_bytes
 from fscoord._runtime import system
 from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps
-from fscoord.collectives.arrivals import Attempt, Decoder, Roll, attempt, check_rank
+from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, attempt, check_rank
 from fscoord.errors import BarrierError, StoreTimeoutError
 from fscoord.store import Store
 
@@ -29,7 +29,7 @@ def barrier(
     *,
     fail_fast: bool,
 ) -> WaitSteps[None]:
-    """See `fscoord.barrier`."""
+    """Execute `fscoord.barrier`."""
     if rank is None:
         if fail_fast:
             raise ValueError("fail_fast needs rank: without it nobody knows which ranks have come")
@@ -40,16 +40,16 @@ def barrier(
         return (yield from _anonymous_barrier(store, world_size, key_bytes(key_prefix), _limit(store, barrier_timeout)))
     limit = _limit(store, barrier_timeout)
     call = attempt(key_prefix, rank, world_size, limit, trace_timeout, rank_tracing_decoder)
-    roll = Roll(store, call.prefix, call)
+    arrivals = Arrivals(store, call.prefix, call)
     try:
-        complete = roll.arrive()
+        complete = arrivals.arrive()
         if fail_fast:
-            yield from roll.wait_alive()
+            yield from arrivals.wait_alive()
         elif not complete:
-            yield from roll.wait()
+            yield from arrivals.wait()
     except StoreTimeoutError as error:
-        missing = roll.missing()
-        roll.sign_off(bool(missing), call.trace_left())
+        missing = arrivals.missing()
+        arrivals.record_outcome(bool(missing), call.trace_left())
         if missing:
             mixed = store.check([call.prefix + b"/num_members"])
             hint = "; some callers gave no rank: either all do, or none" if mixed else ""
@@ -57,7 +57,7 @@ def barrier(
 
 
 def get_all(store: Store, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> WaitSteps[list[bytes]]:
-    """See `fscoord.get_all`."""
+    """Execute `fscoord.get_all`."""
     call = attempt(prefix, rank, world_size, _limit(store, timeout))
     return (yield from _collect(store, call, call.prefix, "get_all"))
 
@@ -65,11 +65,11 @@ def get_all(store: Store, rank: int, prefix: Key, world_size: int, timeout: Time
 def synchronize(
     store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
 ) -> WaitSteps[list[bytes]]:
-    """See `fscoord.synchronize`."""
+    """Execute `fscoord.synchronize`."""
     call, content = attempt(key_prefix, rank, world_size, _limit(store, timeout)), value_bytes(data)
     prefix = call.data_prefix()
     own = prefix + b"%d" % rank
-    Roll(store, prefix + b"/finished", call).refuse_if_finished(own)
+    Arrivals(store, prefix + b"/finished", call).refuse_if_finished(own)
     _give(store, own, content)
     yield from _meet(store, call, prefix)
     return (yield from _collect(store, call, prefix, "synchronize"))
@@ -78,7 +78,7 @@ def synchronize(
 def broadcast(
     store: Store, data: Value | None, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, source: int
 ) -> WaitSteps[bytes]:
-    """See `fscoord.broadcast`."""
+    """Execute `fscoord.broadcast`."""
     call = attempt(key_prefix, rank, world_size, _limit(store, timeout))
     check_rank(source, world_size)
     key = call.prefix + b"/broadcast"
@@ -98,7 +98,7 @@ def broadcast(
 def gather(
     store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, target: int
 ) -> WaitSteps[list[bytes] | None]:
-    """See `fscoord.gather`."""
+    """Execute `fscoord.gather`."""
     call, content = attempt(key_prefix, rank, world_size, _limit(store, timeout)), value_bytes(data)
     check_rank(target, world_size)
     prefix = call.data_prefix()
@@ -114,7 +114,7 @@ def gather(
 
 
 def _limit(store: Store, timeout: Timeout | None) -> float:
-    """Return `timeout` in seconds; None means the timeout of `store`."""
+    """Return `timeout` in seconds, or the timeout of `store` if `timeout` is None."""
     return to_seconds(store.timeout if timeout is None else timeout)
 
 
@@ -137,20 +137,23 @@ def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: fl
 
 def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitSteps[list[bytes]]:
     values = yield from _read_all(store, call, prefix, what)
-    roll = Roll(store, prefix + b"/finished", call)
+    arrivals = Arrivals(store, prefix + b"/finished", call)
     try:
-        if not roll.arrive() and call.rank == 0:
-            yield from roll.wait()
+        if not arrivals.arrive() and call.rank == 0:
+            yield from arrivals.wait()
     except StoreTimeoutError as error:
-        missing = roll.missing()
-        roll.sign_off(bool(missing), call.trace_left())
+        missing = arrivals.missing()
+        arrivals.record_outcome(bool(missing), call.trace_left())
         if missing:
             raise call.time_out(f"in {what}, waiting for the others to finish,", missing, error, store) from error
     return values
 
 
 def _meet(store: Store, call: Attempt, prefix: bytes) -> WaitSteps[None]:
-    """Wait until all ranks have set their data. Each waits for one key: a wait for all keys would wake at each."""
+    """Wait until all ranks have set their data.
+
+    Each rank waits for one key, ``given``. A wait for the keys of all ranks would be woken once for each key.
+    """
     all_given = prefix + b"/given"
     if store.check(prefix + b"%d" % rank for rank in range(call.world_size)):
         store.set(all_given, b"1")
@@ -171,7 +174,11 @@ def _read_all(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitStep
 
 
 def _give(store: Store, key: bytes, content: bytes) -> None:
-    """Set `key` to `content`, unless it has a value already, which others may have read."""
+    """Set `key` to `content`, unless the key already has that value.
+
+    Raises:
+        BarrierError: the key has another value. The value is unchanged, because another rank may have read it.
+    """
     if not store.check([key]):
         store.set(key, content)
     elif store.get(key) != content:

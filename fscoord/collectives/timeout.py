@@ -19,10 +19,10 @@ __all__ = ["store_timeout"]
 def store_timeout(store: Store, timeout: Timeout) -> Iterator[None]:
     """Set the timeout of `store` for the body of the ``with``, and restore the previous one at its end.
 
-    The timeout belongs to the handle, and holds for all threads that use it. Several threads may do this on one handle,
-    or on `PrefixStore` views of it: then the timeout that was set last holds, among those whose body is still running.
-    After the last body, in whatever order the bodies end, the handle has the timeout that it had before the first. A
-    thread that needs a timeout of its own uses a `Store.clone`.
+    The timeout belongs to the handle, and holds for all threads that use the handle. Several threads may set timeouts
+    on one handle, or on `PrefixStore` views of it, at the same time. Then the handle has the newest timeout whose body
+    is still running. After the last body has ended, the handle has the timeout that it had before the first body began.
+    The order in which the bodies end does not matter. A thread that needs a timeout of its own uses a `Store.clone`.
 
     Args:
         store: the handle.
@@ -31,7 +31,7 @@ def store_timeout(store: Store, timeout: Timeout) -> Iterator[None]:
     limit = to_timedelta(to_seconds(timeout))
     base = _base(store)
     token = _Token(limit)
-    system.process_epoch()  # after a fork in C it makes the lock anew
+    system.process_epoch()  # in a child of a fork(2) in C this creates the lock again
     try:
         with _tokens_lock[0]:
             stack = _tokens.setdefault(base, [_Token(base.timeout)])
@@ -44,7 +44,7 @@ def store_timeout(store: Store, timeout: Timeout) -> Iterator[None]:
 
 
 class _Token:
-    """One timeout, which holds until the body of its ``with`` ends. Compared by identity."""
+    """The timeout of one ``with``, which holds until the body ends. Tokens are compared by identity."""
 
     def __init__(self, limit: timedelta) -> None:
         self.limit = limit
@@ -56,7 +56,7 @@ _tokens_lock = [system.threading.Lock()]
 
 
 def _after_fork_in_child() -> None:
-    """Remove the timeouts that other threads of the parent set: those threads do not exist in the child."""
+    """Remove the timeouts that other threads of the parent set, because those threads do not exist in the child."""
     _tokens_lock[0] = system.threading.Lock()
     me = system.threading.get_ident()
     for base, stack in list(_tokens.items()):
@@ -79,6 +79,9 @@ def _pop(base: Store, token: _Token) -> None:
 
 
 def _base(store: Store) -> Store:
-    """Return the store that has the timeout of `store`: a view has none of its own."""
+    """Return the store that has the timeout of `store`.
+
+    A `PrefixStore` has no timeout of its own; its underlying store has it.
+    """
     inner = getattr(store, "underlying_store", None)
     return _base(inner) if isinstance(inner, Store) else store

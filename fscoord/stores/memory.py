@@ -1,9 +1,10 @@
 """`HashStore`: the store contract in the memory of one process.
 
-It is also the model that tests compare the other stores with, so everything happens under one lock, on a plain dict
-of values and a dict of queues, and nothing here is clever. A waiter leaves its waker beside the first key that it
-misses, and sleeps until a writer of that key sets it: no other waiter is woken, and a waiter that sleeps costs nothing.
-(No `threading.Condition`: a Ctrl-C while one takes its lock back leaves that lock to nobody.)
+`HashStore` is also the model with which tests compare the other stores. So the implementation is simple: one lock
+guards a dict of values and a dict of queues. A waiter registers its waker under the first key that is missing, and
+sleeps until a writer of this key sets the waker. A write wakes no waiters of other keys, and a sleeping waiter uses no
+CPU time. `threading.Condition` is not used, because a Ctrl-C while it reacquires its lock can leave the lock locked for
+ever.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _Waiters = dict[bytes, list[Waker]]
 
 
 class _Shared:
-    """What all handles of one store share; everything in it is touched under `lock` only."""
+    """The data and the waiters of one store, which all its handles share. `lock` guards all of it."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
@@ -65,11 +66,11 @@ class _Shared:
         _all_shared.add(self)
 
     def begin(self) -> None:
-        """Begin without waiters; in a forked child too, where the parent's waiting threads do not exist."""
-        # A bare lock, because ``with`` on one takes it in C, where no Ctrl-C can come between taking and holding it.
+        """Set the state without waiters: at the beginning, and in a forked child, which has no waiting threads."""
+        # A bare lock: ``with`` acquires it and enters the block without a point at which a Ctrl-C could interrupt.
         self._lock = system.threading.Lock()
-        self.readers: _Waiters = {}  # they wait for a value or a non-empty queue: a write wakes all of them
-        self.poppers: _Waiters = {}  # they wait to take from a queue: each value wakes one of them
+        self.readers: _Waiters = {}  # waiters for a value or a non-empty queue: a write wakes all of them
+        self.poppers: _Waiters = {}  # waiters that take a value from a queue: each value wakes one of them
 
     @property
     def lock(self) -> Any:
@@ -77,8 +78,9 @@ class _Shared:
             system.recover_from_fork()
         return self._lock
 
-    # Ctrl-C may come between any two steps. So a write first wakes the waiters, which look under the lock and therefore
-    # after the write, and then changes the data in one step. In the other order it could change the data and wake none.
+    # Ctrl-C may interrupt a write between any two steps. So a write first wakes the waiters, and then changes the data
+    # in one step. The waiters look under the lock, and therefore after the write. In the other order, an interrupted
+    # write could change the data and wake no waiter.
 
     def put(self, pairs: list[tuple[bytes, bytes]]) -> None:
         for key, _ in pairs:
@@ -107,7 +109,7 @@ class _Shared:
         return [self.values[key] for key in keys] if self.values.keys() >= set(keys) else None
 
     def first_missing(self, keys: list[bytes]) -> bytes | None:
-        for key in keys:  # no generator: Python drops what a signal handler raises while one is thrown away
+        for key in keys:  # not a generator: Python drops an exception of a signal handler while it destroys one
             if key not in self.values and not self.queues.get(key):
                 return key
         return None
@@ -256,13 +258,13 @@ class HashStore(Store):
         return other
 
     def close(self) -> None:
-        """Close this handle; its waiting threads get a `~fscoord.StoreClosedError`. Other handles go on."""
+        """Close this handle. Threads that wait on it raise `~fscoord.StoreClosedError`. Other handles stay open."""
         with self._shared.lock:
             self._closed = True
             for waiters in (self._shared.readers, self._shared.poppers):
                 for name in list(waiters):
                     notify(waiters, name)
-            self._shared = _Shared()  # so that a closed handle keeps no data alive
+            self._shared = _Shared()  # a closed handle must not keep the data
 
     def _check_open(self) -> None:
         if self._closed:
@@ -276,7 +278,7 @@ class HashStore(Store):
 
     def _new_wait(self, request: WaitRequest, notifier: WaitBackend) -> Wait[Any]:
         shared, keys = self._shared, request.keys
-        if request.kind == KEYS:  # no session of this store is ever known dead
+        if request.kind == KEYS:  # the answer lists no dead sessions, because this store has no sessions
 
             def are_there() -> list[int] | None:
                 return [] if shared.first_missing(keys) is None else None
@@ -292,11 +294,11 @@ class _Wait(Generic[T]):
 
     Args:
         store: the handle that waits.
-        shared: its data.
-        request: what is waited for.
-        find: returns that, or None; called under the lock.
-        what: what a time-out says is missing.
-        waker: ends its sleeps.
+        shared: the data of the store.
+        request: the request that the wait carries out.
+        find: returns the answer to the request, or None if it is not there yet. It is called under the lock.
+        what: the text by which the message of a time-out calls the missing keys.
+        waker: ends the sleeps of the wait.
     """
 
     def __init__(
@@ -319,11 +321,11 @@ class _Wait(Generic[T]):
         self._missing: list[bytes] = []
         self._slow_logger = request.slow_logger or SlowWaitLogger(__name__, self._describe)
         self._started = system.time.monotonic()
-        self._beside: bytes | None = None  # the key beside which the waker lies
+        self._beside: bytes | None = None  # the key under which the waker is registered
         self._has_found = False
 
     def arm(self) -> None:
-        """See `Wait.arm`: nothing to do, because the lock that `look` holds keeps every change out between the two."""
+        """Do nothing, because `look` tests the condition and registers the waker under one lock. See `Wait.arm`."""
 
     def look(self) -> T | NotYet:
         """See `Wait.look`."""
@@ -347,7 +349,7 @@ class _Wait(Generic[T]):
     def max_sleep(self) -> float:
         """See `Wait.max_sleep`."""
         beside = self._beside
-        if beside is None:  # it has not looked yet
+        if beside is None:  # the first look has not been made yet
             return 0.0
         with self._shared.lock:
             if self.waker not in self._waiters.get(beside, ()):
@@ -363,7 +365,7 @@ class _Wait(Generic[T]):
         """See `Wait.close`."""
         self._disarm()
         if self._kind == ITEM and not self._has_found:
-            # This waiter may have been woken for a value that it leaves in the queue: let the others look for it.
+            # A push may have woken only this waiter, which leaves the value in the queue. So wake the other waiters.
             with self._shared.lock:
                 notify(self._shared.poppers, self._keys[0])
 
@@ -390,7 +392,7 @@ class _Wait(Generic[T]):
 
 
 def notify(waiters: _Waiters, key: bytes, count: int | None = None) -> None:
-    """Wake those that sleep beside `key`, `count` of them at most, in the order in which they came."""
+    """Wake the waiters under `key` in the order of their arrival: at most `count` of them, or all if it is None."""
     waiting = waiters.get(key, [])
     while waiting and count != 0:
         waiting[0].set()
@@ -401,7 +403,7 @@ def notify(waiters: _Waiters, key: bytes, count: int | None = None) -> None:
 
 
 def remove_waiter(waiters: _Waiters, key: bytes, waker: Waker) -> None:
-    """Remove `waker` from those beside `key`, if no write has woken it."""
+    """Remove `waker` from the waiters under `key`, unless a write has woken and removed it."""
     waiting = waiters.get(key, [])
     if waker in waiting:
         waiting.remove(waker)

@@ -1,4 +1,4 @@
-"""`PrefixStore`: a view of another store, whose keys all begin with one prefix."""
+"""`PrefixStore`: a view of the keys of another store that begin with one prefix."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ __all__ = ["PrefixStore"]
 class PrefixStore(Store):
     """A view of `store` in which the key ``k`` is the key ``{prefix}/k`` of `store`, as in c10d.
 
-    Views nest. `num_keys` and `list_keys` use the view's own keys only (c10d counts all keys). The timeout is that of
-    the underlying store: setting it here sets it there. Errors name the full key of the underlying store.
+    A view of a view is possible. `num_keys` and `list_keys` use the view's own keys only (c10d counts all keys). The
+    view has the timeout of the underlying store, and `set_timeout` sets the timeout there. Errors name the full key of
+    the underlying store.
 
     `close` ends the view and leaves the underlying store open, because other views and the program itself may use it.
-    A `clone` is a view of a clone of the underlying store, and closing it closes that clone.
+    `clone` returns a view of a clone of the underlying store. Closing this view also closes the clone.
 
     Args:
         prefix: the prefix of the view's keys in `store`, without the slash after it. It may be empty.
@@ -53,7 +54,7 @@ class PrefixStore(Store):
 
     @property
     def underlying_store(self) -> Store:
-        """The store of which this is a view; for a view of a view, that view."""
+        """The store that was given to the constructor, which may be a view itself."""
         return self._inner
 
     @property
@@ -94,7 +95,7 @@ class PrefixStore(Store):
         return len(self._open().list_keys(self._prefix))
 
     def list_keys(self, prefix: Key = "") -> list[str]:
-        # The prefix ends in a slash, so it ends with a whole character and can be cut from the text.
+        # The prefix ends in a slash. So it ends with a whole character, and can be removed from the decoded text.
         cut = len(key_text(self._prefix))
         return [name[cut:] for name in self._open().list_keys(self._full(prefix))]
 
@@ -128,7 +129,7 @@ class PrefixStore(Store):
         return self._open().register()
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
-        """Return the members of the underlying store: a view has no sessions of its own."""
+        """Return the members of the underlying store, because a view has no sessions of its own."""
         return self._open().members(ranks)
 
     def announce_rank(self, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""`open_store`: open a store by its URL, and `register_scheme`, by which other packages add kinds of URLs."""
+"""`open_store`, which opens a store by its URL, and `register_scheme`, which adds a scheme for URLs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ _schemes: dict[str, _Scheme] = {}
 
 
 def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any) -> Store:
-    """Open the store at `url`, which is one of:
+    """Open the store at `url`.
+
+    The address has one of these forms:
 
     - ``file:///shared/job/store?timeout=10``: `FileStore` on that path; ``file:store`` is below the current directory.
     - ``/shared/job/store``, or a ``Path``: the same, without options and without decoding.
@@ -47,7 +49,7 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
     path with a colon before its first slash is written ``./a:b``.
 
     Args:
-        url: the address; None: that in the environment variable ``FSCOORD_STORE``.
+        url: the address. None: the address in the environment variable ``FSCOORD_STORE``.
         options: arguments of the store's constructor: for ``file:`` ``timeout``, ``world_size``,
             ``rank``, ``label``, ``lock``, ``watch``, ``durable``, ``read_only``, ``mode``, ``coherence``,
             ``compact_bytes``, ``run_id`` and ``spill_bytes``; for ``mem:`` ``timeout``; for ``tcp:`` ``timeout``,
@@ -77,16 +79,17 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
 def register_scheme(scheme: str, opener: Opener, options: Mapping[str, Converter]) -> None:
     """Register a scheme, so that `open_store` opens addresses that begin with ``{scheme}:``.
 
-    A package can register its scheme without being imported first: it has an entry point of that name in the group
-    ``fscoord.stores``, a function without arguments that calls this one. `open_store` calls it when an address has the
-    scheme.
+    A package can also register its scheme without being imported first. Then it has an entry point with the name of the
+    scheme in the group ``fscoord.stores``. The entry point is a function without arguments that calls
+    `register_scheme`. `open_store` calls the entry point when an address has the scheme.
 
     Args:
         scheme: two letters, then letters, digits, ``+``, ``-`` and ``.``. Case does not count.
-        opener: called as ``opener(host, path, **options)``, returns the open store. In ``x://host/path`` the host is
-            the text between the slashes; in ``x:path`` it is empty. Both are percent-decoded.
-        options: the options that `opener` takes, each with a function that converts text to its value or raises
-            `ValueError`.
+        opener: the function that returns the open store. It is called as ``opener(host, path, **options)``. The host of
+            ``x://host/path`` is the text between the slashes, and the host of ``x:path`` is empty. Host and path are
+            percent-decoded.
+        options: the options that `opener` takes, by name. Each value is a function that converts the text of the
+            option, or raises `ValueError`.
 
     Raises:
         ValueError: the scheme is registered already, or has another form.
@@ -109,7 +112,7 @@ def _address(url: str | system.os.PathLike[str] | None) -> str | system.os.PathL
 
 
 def parse_url(address: str | system.os.PathLike[str]) -> tuple[str, str, str, dict[str, str]]:
-    """Return scheme, host, path and options, decoded."""
+    """Split `address` and return its scheme, host, path and options, percent-decoded."""
     if not isinstance(address, str):
         path = system.os.fspath(address)
         if not isinstance(path, str):
@@ -152,7 +155,7 @@ def _decode(text: str) -> str:
         raise ValueError(f"{text!r} contains a percent sign without two hexadecimal digits; write %25 in a URL")
     if "%" not in text:
         return text
-    from urllib.parse import unquote  # takes a tenth of the package's import time, and few addresses need it
+    from urllib.parse import unquote  # imported here: few addresses need it, and the import takes long
 
     return unquote(text, errors="surrogateescape")
 
@@ -170,8 +173,8 @@ def _scheme(name: str) -> _Scheme:
 
 
 def _load(name: str) -> None:
-    """Call the entry point of this scheme, if some package has one; it registers the scheme."""
-    from importlib.metadata import entry_points  # slow, and only other packages' schemes need it
+    """Call the entry point of the scheme `name`, if a package has one. The entry point registers the scheme."""
+    from importlib.metadata import entry_points  # imported here: only other packages' schemes need it, and it is slow
 
     for entry in entry_points(group=ENTRY_POINTS, name=name):
         try:

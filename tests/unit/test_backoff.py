@@ -210,13 +210,13 @@ class Mortal(HashStore):
         return [rank for rank in ranks if rank == 1]
 
 
-def test_barrier_whose_roll_vanishes_after_a_break_ends_with_an_error() -> None:
+def test_barrier_whose_arrivals_vanish_after_a_break_ends_with_an_error() -> None:
     store = Mortal(timeout=HANG_S)
     with pytest.raises(BrokenBarrierError):
         barrier(PrefixStore("p", store), 2, "b", HANG_S, 0, fail_fast=True)
 
     class Forgetful(PrefixStore):
-        """A view through which the roll is removed once this rank has come."""
+        """A view through which the arrivals are removed after this rank has arrived."""
 
         def wait_alive(self, *given: Any) -> list[int]:
             store.delete_key("p/b/arrivals")

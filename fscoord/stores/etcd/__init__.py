@@ -1,9 +1,9 @@
-"""`EtcdStore`: the store contract on etcd, for jobs that outgrow one file system.
+"""`EtcdStore`: the store contract on etcd, for jobs that need more than one file system.
 
-This module turns each operation of the contract into transactions. `requests` makes their JSON, and is pure. `client`
-sends it, and alone knows HTTP. `transactions` has reads, writes and waits, with their retries. `sessions` keeps the
-lease of a handle. Nothing here locks between processes: etcd orders the transactions, and a session's death is the end
-of its lease.
+This module makes transactions of each operation of the contract. The module `requests` makes the JSON of the
+transactions; it is pure. Only `client` uses HTTP. `transactions` has reads, writes and waits, with their retries.
+`sessions` keeps the lease of a handle. No lock is needed between processes, because etcd orders the transactions. The
+end of a session's lease is the death of the session.
 """
 
 from __future__ import annotations
@@ -42,47 +42,50 @@ VALUE_MAX: Final = 3 << 19
 """1.5 MiB: the most bytes of a request at a server's default ``--max-request-bytes``."""
 
 CACHED_KEYS_MAX: Final = 1024
-"""The most keys whose last revision a handle remembers. The next change of such a key takes one request, not two."""
+"""The most keys whose last revision a handle keeps. The next change of such a key takes one request and not two."""
 
 CACHED_VALUE_BYTES_MAX: Final = 64
 
 QUEUE_HEADS_MAX: Final = 16
-"""How many values at a queue's head one request asks for, since etcd sorts the whole queue to answer. The handle
-remembers them. They stay the head: a value that was pushed later was created at a higher revision, and a value that
-another handle took first makes the deletion's condition fail.
+"""The number of values at a queue's head that one request reads. etcd sorts the whole queue for each request, so the
+handle keeps the values that it has read. They stay the head of the queue: a value that is pushed later has a higher
+creation revision. If another handle takes one of them first, the condition of the deletion fails.
 """
 
 
 class EtcdStore(Store):
     """A store in the keys of an etcd cluster, version 3.4 or newer, below one prefix (extra ``etcd``).
 
-    A wait is one watch from the revision after the last read, so no change is missed and nothing is polled. Waits
-    continue when the servers restart. A write whose response was lost raises with ``maybe_applied``; a write that never
-    reached a member is sent to the next member, until the timeout. Timeouts are kept, with one exception: a server that
-    accepts a connection and then does not answer has five seconds, however short the timeout.
+    A wait is one watch from the revision after the last read. So no change is missed, and the store does not poll.
+    Waits continue when the servers restart. If the response of a write is lost, the error has ``maybe_applied`` set. A
+    write that never reached a member is sent to the next member, until the timeout. Timeouts are kept, with one
+    exception: a server that accepts a connection and then does not answer has five seconds, however short the timeout.
 
-    One transaction takes 4096 keys (a `multi_set` of more is refused) and one request 1.5 MiB, unless the server is
-    configured otherwise. Beyond that `~fscoord.LimitExceededError` is raised, and nothing is written. `add`, `append`
-    and `compare_set` retry when another process changed the key first. Each push wakes a blocked `queue_pop`.
+    A transaction has at most 4096 keys, so a `multi_set` of more keys is refused. A request has at most 1.5 MiB, unless
+    the server is configured otherwise. Beyond these limits `~fscoord.LimitExceededError` is raised, and nothing is
+    written. `add`, `append` and `compare_set` retry if another process has changed the key first. Each push wakes a
+    blocked `queue_pop`.
 
-    A handle that announces its rank or calls `register` holds a lease of etcd from then on, which a thread renews. A
-    process that dies is reported dead when its lease expires. So is a process that could not renew its lease for
-    `session_ttl` seconds because it was stopped or cut off; its writes raise `~fscoord.SessionDeadError` from then on.
+    A handle that announces its rank or calls `register` holds a lease of etcd from then on, which a thread renews. When
+    a process dies, its lease expires, and its session is reported dead. The lease of a process that was stopped or cut
+    off for `session_ttl` seconds also expires, because the process could not renew the lease. From then on the writes
+    of this process raise `~fscoord.SessionDeadError`.
 
     Args:
-        client_or_url: where the cluster is: ``"etcd://h1:2379,h2:2379"`` (or ``http://``, ``https://``, or no scheme),
-            or a client of etcd3gw, whose address and TLS files are used.
-        prefix: the beginning of all keys of this store in etcd, ``str`` or ``bytes``; a slash is added to its end
-            unless it has one. Stores with other prefixes do not see these keys. No part of it begins with an equals
-            sign.
+        client_or_url: the address of the cluster, such as ``"etcd://h1:2379,h2:2379"`` (or ``http://``, ``https://``,
+            or no scheme); or a client of etcd3gw, whose address and TLS files are used.
+        prefix: the beginning of all keys of this store in etcd, ``str`` or ``bytes``. A slash is added if the prefix
+            does not end in one. Stores with other prefixes do not see the keys of this store. No part of the prefix may
+            begin with an equals sign.
         timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
         user: the name to log in with, where the cluster requires one.
         password: the user's password.
-        tls: speak TLS; implied by an ``https://`` address and by the next three arguments.
-        cacert: the file with the certificates to trust, instead of the system's.
-        cert: the file with the client's own certificate.
-        key: the file with its key.
-        session_ttl: after how many seconds without a sign of life etcd declares a session dead.
+        tls: whether to use TLS. An ``https://`` address and each of the next three arguments imply TLS.
+        cacert: the file with the certificates to trust, in the place of the system's certificates.
+        cert: the file with the certificate of the client.
+        key: the file with the key of that certificate.
+        session_ttl: the time to live of a session's lease, in seconds. etcd deletes a lease that has not been renewed
+            for this time, and the session is dead.
 
     Raises:
         ImportError: urllib3 is not installed.
@@ -126,7 +129,7 @@ class EtcdStore(Store):
 
     @property
     def address(self) -> str:
-        """The address with which `~fscoord.open_store` opens this store. It contains the password, if there is one."""
+        """The address by which `~fscoord.open_store` opens this store. It contains the password, if there is one."""
         return self._client.access.url(self._prefix, session_ttl=self._session.ttl)
 
     def below(self, name: str) -> EtcdStore:
@@ -134,7 +137,7 @@ class EtcdStore(Store):
         return self._with_prefix(self._prefix + key_bytes(name))
 
     def erase(self) -> None:
-        """Delete everything that this store has in etcd, sessions included. No process may use the store any more."""
+        """Delete all keys of this store in etcd, sessions included. No process may use the store any more."""
         own = self._prefix + b"="
         self._transactions.write([delete(own, after_prefix(own))], self._timeout)
 
@@ -217,7 +220,7 @@ class EtcdStore(Store):
     # -- queues ----------------------------------------------------------------------------------------------------
 
     def queue_push(self, key: Key, value: Value) -> None:
-        """See `Store.queue_push`. The order is that in which etcd created the values."""
+        """See `Store.queue_push`. The values of the queue are in the order in which etcd created them."""
         name, data = key_bytes(key), value_bytes(value)
         item = self._keys.queue(name) + system.random_bytes(16).hex().encode()
         self._transactions.write([put(item, data)], self._timeout)
@@ -250,11 +253,11 @@ class EtcdStore(Store):
         return self._session.register(None, self._timeout)
 
     def announce_rank(self, rank: int) -> None:
-        """See `Store.announce_rank`. It writes only if the rank is not recorded yet."""
+        """See `Store.announce_rank`. The call writes only if the rank is not recorded yet."""
         self._session.add_rank(check_int64("rank", rank), self._timeout)
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
-        """See `Store.members`. It registers the handle."""
+        """See `Store.members`. The call registers the handle."""
         wanted = None if ranks is None else {check_int64("rank", rank) for rank in ranks}
         self._session.register(None, self._timeout)
         return [
@@ -291,7 +294,7 @@ class EtcdStore(Store):
             seen = self._look(names, left)
             if not isinstance(seen, KeySnapshot):
                 return []
-            # The dead are read after the snapshot, and the watch starts at the snapshot: no death falls in between.
+            # The dead are read after the snapshot, and the watch starts at the snapshot. So no death is missed.
             return find() or seen._replace(also=[deaths])
 
         return self._watcher.wait(limit, look, "key")
@@ -315,14 +318,14 @@ class EtcdStore(Store):
         )
 
     def close(self) -> None:
-        """See `Store.close`. It ends the session. Waits in other threads raise `~fscoord.StoreClosedError`."""
+        """See `Store.close`. The call ends the session. Waits in other threads raise `~fscoord.StoreClosedError`."""
         self._session.end()
         self._client.close()
 
     # -- looks and changes -----------------------------------------------------------------------------------------
 
     def _look(self, names: list[bytes], limit: float) -> bool | KeySnapshot:
-        """Return true if each of `names` has a value or a queue, or else a snapshot of the missing names."""
+        """Return True if each of `names` has a value or a queue. Otherwise return a snapshot of the missing names."""
         operations = []
         for name in names:
             items = self._queue_range(name)
@@ -340,12 +343,12 @@ class EtcdStore(Store):
         return KeySnapshot(revision, list(missing), watched)
 
     def _queue_range(self, name: bytes) -> WatchRange:
-        """Return the keys of queue `name`."""
+        """Return the range of the keys of queue `name`."""
         queue = self._keys.queue(name)
         return WatchRange(queue, after_prefix(queue))
 
     def _values(self, names: list[bytes]) -> list[bytes]:
-        """Return the values of `names`, waiting for them."""
+        """Wait for the values of `names`, and return them."""
         operations = [range_of(self._keys.value(name)) for name in names]
 
         def look(left: float) -> list[bytes] | KeySnapshot:
@@ -359,17 +362,23 @@ class EtcdStore(Store):
         return self._watcher.wait(self._timeout, look, "key", (lambda value: [value]) if len(names) == 1 else None)
 
     def _change(self, name: bytes, change: Callable[[bytes | None], bytes | None]) -> bytes | None:
-        """Set `name` to what `change` returns for its present value (None: missing). None from `change` sets nothing.
+        """Set the key `name` to the value that `change` computes from its present value.
 
-        The transaction requires that the key still has the revision that `change` was computed for. It is retried only
-        if etcd answers that this condition failed, with the key's new value, for then nothing was written. A lost
-        response is raised: a retry could find its own earlier write, and add or append a second time.
+        The transaction has the condition that the key still has the revision of the value that was given to `change`.
+        If etcd answers that the condition failed, nothing was written, and the answer contains the new value. Only then
+        the transaction is retried. If the response is lost, the call raises: a retry could find the earlier write of
+        this call, and add or append a second time.
 
-        The first try takes revision and value from the cache, which may be out of date. So neither an error nor a None
-        that `change` returned for a cached value counts; the key is read first.
+        The first try uses the revision and the value in the cache, which may be out of date. So if `change` raises or
+        returns None for a cached value, the key is read, and `change` is called again.
+
+        Args:
+            name: the key.
+            change: returns the new value, or None if nothing shall be set. Its argument is the present value, or None
+                if the key is missing.
 
         Returns:
-            The value after the call.
+            The value of the key after the call.
 
         Raises:
             StoreTimeoutError: other processes changed the key before each try.
@@ -404,17 +413,18 @@ class EtcdStore(Store):
             is_certain = True
 
     def _cache_revision(self, name: bytes, revision: int, value: bytes) -> None:
-        """Remember the present revision and value of `name` for the next `_change`."""
+        """Keep the present revision and value of `name` for the next `_change`."""
         if len(value) <= CACHED_VALUE_BYTES_MAX:
             if len(self._revision_cache) >= CACHED_KEYS_MAX:
                 self._revision_cache.clear()
             self._revision_cache[name] = (revision, value)
 
     def _pop(self, name: bytes, limit: float) -> bytes | KeySnapshot:
-        """Take the oldest value from queue `name`, or return a snapshot from which to wait for one.
+        """Take the oldest value from queue `name`. If the queue is empty, return the snapshot from which to wait.
 
-        The deletion requires that the head still has the revision at which it was created, so two handles never take
-        one value. If that fails, the answer contains the new heads. If the response is lost, the value may be gone.
+        The deletion has the condition that the head still has its creation revision, so two handles never take the same
+        value. If the condition fails, the answer contains the new heads. If the response is lost, the value may have
+        been deleted.
         """
         items = self._queue_range(name)
         oldest = range_of(

@@ -1,7 +1,8 @@
-"""`Client`: one process's connections to the members of an etcd cluster, at the addresses and rights of an `Access`.
+"""`Client`, one process's connections to the members of an etcd cluster, and `Access`, its addresses and credentials.
 
-The HTTP library is urllib3, on which etcd3gw is built as well. etcd3gw itself takes one address only, does not report
-the revision from which to watch, can't end a watch, and takes twice as long for a request (``benchmarks etcd``).
+The HTTP library is urllib3, which etcd3gw uses as well. etcd3gw itself is not used, for four reasons. It takes only one
+address, it does not report the revision from which to watch, it can't end a watch, and it takes twice as long for a
+request (``benchmarks etcd``).
 """
 
 from __future__ import annotations
@@ -26,42 +27,43 @@ from fscoord.stores.etcd.requests import Request
 __all__ = ["PORT", "Access", "Client", "CompactedError", "Stream", "parse_access"]
 
 PORT: Final = 2379
-"""etcd's own port, where an address has none."""
+"""The port of an address that names none. It is etcd's default port."""
 
 CONNECTIONS: Final = 64
-"""The most idle connections that are kept for each member: one for each thread that is in a call."""
+"""The most idle connections that are kept for each member. Each thread that makes a call uses one connection."""
 
 BODY_MAX: Final = 16 << 20
-"""The most bytes of a request: etcd's manual warns of requests over 10 MiB, and base64 makes four bytes of three."""
+"""The most bytes of a request. etcd's manual warns of requests over 10 MiB, and base64 makes four bytes of three."""
 
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.5
 
 CONNECT_MIN_S: Final = 0.2
 ANSWER_MIN_S: Final = 1.0
-"""How long a member has for its answer to a read, however short the wait, if another member can be asked next."""
+"""The least time in seconds that a member has to answer a read, if another member can be asked next."""
 
 SILENCE_MAX_S: Final = 5.0
-"""How long a read waits for one member before it asks another. Also how long the only member left, or the member that
-was sent a write, has for its answer, however short the wait: before some answers it must sync its disk, which took over
-a second where other programs wrote to that disk.
+"""How many seconds a read waits for one member before it asks another member.
+
+It is also the least time that the last member, and a member that has received a write, have for their answer. Before
+some answers a member must sync its disk, which took over a second where other programs wrote to the same disk.
 """
 
-# gRPC's codes (https://grpc.io/docs/guides/status-codes/) for requests that were refused and so have had no effect.
+# Codes of gRPC (https://grpc.io/docs/guides/status-codes/) for requests that were refused, and so have had no effect.
 INVALID, NOT_FOUND, DENIED, EXHAUSTED, PRECONDITION, OUT_OF_RANGE, UNAUTHENTICATED = 3, 5, 7, 8, 9, 11, 16
 
 _ENDPOINT: Final = r"(?:(?P<scheme>[a-z]+)://)?(?:\[(?P<address>[0-9A-Fa-f:.%]+)\]|(?P<name>[^\[\]/:@,\s]+))(?::(?P<port>[0-9]{1,5}))?/?"
 
 
 class Access(NamedTuple):
-    """Where a cluster is, and the credentials for it.
+    """The addresses of a cluster's members, and the credentials for the cluster.
 
     Attributes:
         endpoints: host and port of each member.
-        tls: whether to speak TLS.
-        cacert: the file with the certificates to trust, instead of the system's.
-        cert: the file with the client's own certificate.
-        key: the file with its key.
+        tls: whether to use TLS.
+        cacert: the file with the certificates to trust, in the place of the system's certificates.
+        cert: the file with the certificate of the client.
+        key: the file with the key of that certificate.
         user: the user name, or None.
         password: the user's password.
     """
@@ -80,7 +82,7 @@ class Access(NamedTuple):
         return f"etcd://{','.join(names)}"
 
     def url(self, prefix: bytes, **options: object) -> str:
-        """Return the address, password included, with which `~fscoord.open_store` opens the store with `prefix`."""
+        """Return the address by which `~fscoord.open_store` opens the store with `prefix`. It contains the password."""
         from urllib.parse import quote, urlencode
 
         known = {"cacert": self.cacert, "cert": self.cert, "key": self.key, "user": self.user}
@@ -93,11 +95,11 @@ class Access(NamedTuple):
 
 
 def parse_access(client_or_url: Any, *, tls: bool, cacert: str | None, cert: str | None, key: str | None) -> Access:
-    """Return the access that `client_or_url` describes; see `~fscoord.EtcdStore`.
+    """Return the access that the arguments of an `~fscoord.EtcdStore` describe.
 
     Raises:
-        ValueError: the text is not an address, or two of its parts contradict each other.
-        TypeError: it is neither text nor a client of etcd3gw.
+        ValueError: `client_or_url` is not an address, or two of its parts contradict each other.
+        TypeError: `client_or_url` is neither text nor a client of etcd3gw.
     """
     if isinstance(client_or_url, Access):
         return client_or_url
@@ -141,15 +143,15 @@ def _access_of_client(client: Any) -> Access:
 
 
 class CompactedError(FscoordError):
-    """etcd has compacted the requested revision away: read again."""
+    """etcd has removed the requested revision by a compaction; the caller must read again."""
 
 
 class _NotSent(Exception):
-    """No member got the request, or the member refused it unread: it has had no effect."""
+    """The request has had no effect: no member received it, or the member refused it before reading it."""
 
 
 class _Unanswered(Exception):
-    """A member may have got the request, and its response was lost: it may have had its effect."""
+    """The request may have had an effect: a member may have received it, and the response was lost."""
 
 
 class _Unauthenticated(Exception):
@@ -157,9 +159,9 @@ class _Unauthenticated(Exception):
 
 
 class Client:
-    """The members of a cluster. The member that answered last is asked first.
+    """The connections to the members of a cluster. The member that answered last is asked first.
 
-    Threads share the pools of connections, which lock themselves. `_lock` guards the set of open streams.
+    Threads share the pools of connections, which have locks of their own. `_lock` guards the set of open streams.
     """
 
     def __init__(self, access: Access) -> None:
@@ -176,10 +178,10 @@ class Client:
     def call(self, path: str, body: Request, limit: float, *, writes: bool = False) -> dict[str, Any]:
         """Return the answer to the request `body`.
 
-        A read is repeated, at one member after the other, until one answers. A write is repeated only if the failed
-        try can't have had an effect: there was no connection, or the member refused it. If the response of a write is
-        lost, etcd may commit the write then, later, or never, and no later request can determine which. So the write
-        is not repeated, and the error has `maybe_applied` set.
+        A read is sent to one member after the other, until a member answers. A write is repeated only if the failed try
+        can't have had an effect, because there was no connection or the member refused the request. If the response of
+        a write is lost, etcd may commit the write at once, later, or never, and no later request can determine which.
+        So the write is not repeated, and the error has `maybe_applied` set.
 
         Raises:
             StoreUnavailableError: no member answered within `limit` seconds, or the server refuses. For a write whose
@@ -215,13 +217,13 @@ class Client:
             response = self._post(self._first, path, data, limit, limit, streams=True)
         except (_NotSent, _Unanswered):
             return None
-        if response.status != 200:  # the caller's next read fails for the same reason, and raises it
+        if response.status != 200:  # the caller's next read fails for the same reason, and raises the error
             response.close()
             return None
         stream = Stream(response, self._failures)
         with self._lock:
             self._streams.add(stream)
-        if self._is_closed:  # by another thread, which may not have found this stream
+        if self._is_closed:  # another thread called `close`, which may not have found this stream
             stream.interrupt()
         return stream
 
@@ -229,7 +231,7 @@ class Client:
         """Close `stream` and its connection.
 
         Raises:
-            StoreClosedError: `close` was called meanwhile, which has interrupted the stream.
+            StoreClosedError: another thread has called `close` meanwhile, which interrupts the stream.
         """
         with self._lock:
             self._streams.discard(stream)
@@ -237,7 +239,7 @@ class Client:
         self.refuse_if_closed()
 
     def refuse_if_closed(self) -> None:
-        """Raise `StoreClosedError` after `close`."""
+        """Raise `StoreClosedError` if `close` was called."""
         if self._is_closed:
             raise StoreClosedError(f"{self}: this handle was closed; open the store again")
 
@@ -253,10 +255,11 @@ class Client:
             pool.close()
 
     def after_fork(self) -> None:
-        """In a forked child: abandon the inherited connections. Two processes on one connection would mix up answers.
+        """Abandon the inherited connections in a forked child.
 
-        urllib3 empties the queue of a pool when the pool is dropped, and at the end of the process. A thread of the
-        parent may have held the lock of that queue during the fork. So the queue is initialized again in place.
+        If two processes used one connection, each could read the answers to the other's requests. urllib3 empties the
+        queue of a pool when the pool is destroyed, and at the end of the process. A thread of the parent may have held
+        the lock of this queue during the fork. So the queue is initialized again in place.
         """
         for pool in self._pools:
             if pool.pool is not None:
@@ -264,7 +267,7 @@ class Client:
         self._connect()
 
     def _connect(self) -> None:
-        """Make the pools, which connect with the first request."""
+        """Make the pools of connections. A pool connects at its first request."""
         access = self.access
         self._lock = system.threading.Lock()
         self._streams: set[Stream] = set()
@@ -283,7 +286,7 @@ class Client:
         self._pools = [kind(host, port, **options) for host, port in access.endpoints]
 
     def _ask_each(self, path: str, data: bytes, ends: float, writes: bool) -> dict[str, Any] | Exception:
-        """Return the answer of the first member that gives one, or the failure of the last that was asked."""
+        """Return the answer of the first member that answers. If no member answers, return the last failure."""
         failure: Exception = _NotSent("no member was asked")
         for turn in range(len(self._pools)):
             index = (self._first + turn) % len(self._pools)
@@ -311,7 +314,7 @@ class Client:
     def _answer(self, index: int, path: str, data: bytes, connect: float, read: float) -> dict[str, Any]:
         try:
             return self._parse(self._post(index, path, data, connect, read), index)
-        except _Unauthenticated:  # the token has expired, or the permissions were changed: log in again, once
+        except _Unauthenticated:  # the token has expired, or the permissions have changed: log in again, once
             self._token = None
         try:
             return self._parse(self._post(index, path, data, connect, read), index)
@@ -324,7 +327,7 @@ class Client:
         system.process_epoch()
         headers = {"Content-Type": "application/json"}
         if streams:
-            headers["Grpc-Metadata-hasleader"] = "true"  # a member that loses the others then ends the watch
+            headers["Grpc-Metadata-hasleader"] = "true"  # a member that is cut off from the others then ends the watch
         if self.access.user is not None and path != "auth/authenticate":
             headers["Authorization"] = self._token or self._log_in(index, connect)
         failures = self._failures
@@ -410,7 +413,7 @@ class Client:
 
 
 class Stream:
-    """The answers that arrive one after the other on one connection, such as those of a watch."""
+    """A stream of answers that arrive one after the other on one connection, such as those of a watch."""
 
     def __init__(self, response: Any, failures: Any) -> None:
         self._response = response
@@ -419,7 +422,7 @@ class Stream:
         self._rest = b""
 
     def next(self, limit: float) -> dict[str, Any] | None:
-        """Return the next answer, or None if none comes within `limit` seconds or the connection is lost."""
+        """Return the next answer. Return None if no answer comes within `limit` seconds, or the connection is lost."""
         ends = system.time.monotonic() + limit
         while b"\n" not in self._rest:
             left = ends - system.time.monotonic()
@@ -429,7 +432,7 @@ class Stream:
                 self._response.connection.sock.settimeout(left)
                 self._rest += next(self._chunks)
             except (self._failures.HTTPError, OSError, StopIteration, AttributeError, ValueError):
-                return None  # timed out, cut off, ended, or interrupted (AttributeError: there is no connection then)
+                return None  # timed out, cut off, ended or interrupted (AttributeError: the connection is gone)
         line, _, self._rest = self._rest.partition(b"\n")
         try:
             return dict(json.loads(line).get("result") or {"canceled": True})
@@ -437,14 +440,14 @@ class Stream:
             return None
 
     def interrupt(self) -> None:
-        """Make `next` return, in whichever thread it runs."""
+        """Make `next` return, if any thread is calling it."""
         try:
             self._response.shutdown()
         except (OSError, ValueError, RuntimeError):  # it is closed already
             pass
 
     def close(self) -> None:
-        """Close the connection, upon which the server ends the watch."""
+        """Close the connection. The server then ends the watch."""
         self._response.close()
 
 
@@ -460,7 +463,7 @@ system.after_fork_in_child("etcd connections", _after_fork_in_child)
 
 
 def _timeout(limit: float) -> float | None:
-    """Return `limit` as urllib3 takes a timeout: positive, and None for no limit."""
+    """Return `limit` in the form in which urllib3 takes a timeout: a positive number, or None for no limit."""
     return None if limit > system.threading.TIMEOUT_MAX else max(limit, 0.001)
 
 
@@ -474,7 +477,7 @@ def _innermost_message(error: BaseException) -> str:
 
 
 def _is_cut_off(message: str) -> bool:
-    """Return whether an error of TLS only reports that the connection ended."""
+    """Return whether `message`, that of an error of TLS, only reports that the connection ended."""
     return "EOF" in message or "reset" in message
 
 

@@ -1,7 +1,7 @@
-"""`KeySpace`, the keys that an `~fscoord.EtcdStore` uses, and requests in the form that etcd's JSON gateway takes.
+"""`KeySpace`, the keys that an `~fscoord.EtcdStore` uses, and functions that make requests for etcd's JSON gateway.
 
-The form is that of ``rpc.proto`` (https://etcd.io/docs/v3.5/learning/api/): bytes in base64, 64-bit integers as text,
-zero values left out. Pure: no network, no clock.
+The requests have the form of ``rpc.proto`` (https://etcd.io/docs/v3.5/learning/api/): bytes are in base64, 64-bit
+integers are text, and zero values are left out. The module is pure: it uses no network and no clock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ __all__ = [
 Request = dict[str, Any]
 
 GROUP: Final = 64
-"""Operations per inner transaction. A server takes 128, summed over all levels on the way down to an operation."""
+"""The most operations in one inner transaction. A server takes 128 operations, counted over all levels of nesting on
+the path to an operation."""
 
 OPERATIONS_MAX: Final = GROUP * GROUP
 """The most operations in one transaction of groups, at the server's default limit."""
@@ -41,15 +42,16 @@ OPERATIONS_MAX: Final = GROUP * GROUP
 class KeySpace:
     """The etcd keys of the store with `prefix`.
 
-    Every key begins with the prefix and an equals sign. No part of a prefix may begin with one, so one store's keys
-    never lie inside another store. A queue's prefix contains the length of the queue's name, so one queue's keys never
-    lie inside another queue.
+    Every key begins with the prefix and an equals sign. No part of a prefix may begin with an equals sign, so no key of
+    one store is also a key of another store. A queue's prefix contains the length of the queue's name, so no key of one
+    queue is also a key of another queue.
 
     Attributes:
         values: the prefix of all values.
         queues: the prefix of all queues.
         members: the prefix of all session records.
-        lives: the prefix of the keys that etcd deletes when a session's lease expires.
+        lives: the prefix of the lease keys, one for each session. etcd deletes the key when the session's lease
+            expires.
         counter: the key with the number of the last session.
     """
 
@@ -78,23 +80,23 @@ class KeySpace:
 
 
 def after_prefix(prefix: bytes) -> bytes:
-    """Return the first key after all keys that begin with `prefix`, which must have a byte other than 0xff."""
+    """Return the first key after all keys that begin with `prefix`. The prefix must have a byte other than 0xff."""
     head = prefix.rstrip(b"\xff")
     return head[:-1] + bytes([head[-1] + 1])
 
 
 def b64(data: bytes) -> str:
-    """Return `data` as a request contains it."""
+    """Return `data` in base64, as a request contains it."""
     return b2a_base64(data, newline=False).decode("ascii")
 
 
 def unb64(data: str | None) -> bytes:
-    """Return the bytes that a reply contains as `data`."""
+    """Return the bytes of `data`, the base64 text of a reply. None stands for no bytes."""
     return a2b_base64(data) if data else b""
 
 
 def put(key: bytes, value: bytes, lease: int = 0) -> Request:
-    """Return the operation that sets `key` to `value`, until `lease` ends unless it is 0."""
+    """Return the operation that sets `key` to `value`. If `lease` is not 0, the key is deleted when the lease ends."""
     operation = {"key": b64(key), "value": b64(value)}
     return {"request_put": {**operation, "lease": str(lease)} if lease else operation}
 
@@ -103,7 +105,7 @@ def range_of(key: bytes, end: bytes | None = None, **options: Any) -> Request:
     """Return the operation that reads `key`, or all keys from `key` to before `end`.
 
     Args:
-        key: the only key, or the first.
+        key: the key, or the first key of the range.
         end: the first key after the range.
         options: further fields of a RangeRequest.
     """
@@ -117,12 +119,19 @@ def delete(key: bytes, end: bytes | None = None, **options: Any) -> Request:
 
 
 def compare(key: bytes, what: str, value: int, result: str = "EQUAL") -> Request:
-    """Return the condition that the ``create`` or ``mod`` revision of `key` is `value`; 0 means that it is missing."""
+    """Return the condition that the revision of `key` is `value`.
+
+    Args:
+        key: the key.
+        what: ``"create"`` or ``"mod"``, the kind of the revision.
+        value: the revision; 0 means that the key is missing.
+        result: the result of the comparison for which the condition holds.
+    """
     return {"key": b64(key), "target": what.upper(), "result": result, f"{what}_revision": str(value)}
 
 
 def nest_operations(operations: Sequence[Request]) -> list[Request]:
-    """Return `operations` as inner transactions of up to `GROUP` each.
+    """Return `operations` as inner transactions with up to `GROUP` operations each.
 
     A server refuses more than 128 operations on one level. Inner transactions take effect together with the outer one.
     """
@@ -133,7 +142,7 @@ def nest_operations(operations: Sequence[Request]) -> list[Request]:
 
 
 def flatten_responses(responses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the answer to each operation of a transaction, in order, without the levels of `nest_operations`."""
+    """Return the answer to each operation of a transaction, in order, without the nesting of `nest_operations`."""
     flat: list[dict[str, Any]] = []
     for response in responses:
         for kind, answer in response.items():
@@ -150,7 +159,7 @@ def key_values(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def revision_of(reply: Mapping[str, Any]) -> int:
-    """Return the revision of the whole etcd store at which `reply` was true."""
+    """Return the revision of etcd at which `reply` was made."""
     return int(reply["header"]["revision"])
 
 
@@ -158,10 +167,10 @@ def watch(key: bytes, end: bytes | None, revision: int, ignored: str) -> Request
     """Return the request for a watch.
 
     Args:
-        key: the only watched key, or the first.
-        end: the first key after the watched range, or None.
+        key: the watched key, or the first key of the watched range.
+        end: the first key after the watched range; None for a single key.
         revision: the first revision whose events are sent; it may be in the past.
-        ignored: ``"NOPUT"``, ``"NODELETE"``, or empty.
+        ignored: the kind of events that are not sent: ``"NOPUT"``, ``"NODELETE"``, or empty for none.
     """
     bounds = range_of(key, end)["request_range"]
     return {"create_request": {**bounds, "start_revision": str(revision), "filters": [ignored] if ignored else []}}

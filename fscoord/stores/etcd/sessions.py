@@ -1,9 +1,9 @@
-"""`LeaseSession`: the session of one `~fscoord.EtcdStore` handle, kept alive by a lease, and the records of all.
+"""`LeaseSession`: the session of one `~fscoord.EtcdStore` handle, which a lease keeps alive.
 
 A session has a number, a record key that stays, and a lease key. etcd deletes the lease key when the lease has not been
 renewed for `session_ttl` seconds (https://etcd.io/docs/v3.5/learning/api/#lease-api). The deletion is the death of the
-session, at one revision for all readers. From then on the session can't write, because each of its writes requires the
-lease key in the same transaction (see `Transactions.write`).
+session, at one revision for all readers. From then on the session can't write, because each of its writes has the
+condition that the lease key exists (see `Transactions.write`).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 __all__ = ["Lease", "LeaseSession", "parse_record"]
 
 RENEWALS_PER_TTL: Final = 3
-"""How often a lease is renewed in the time after which etcd would end it."""
+"""The number of renewals of a lease during its time to live."""
 
 END_TIMEOUT_S: Final = 1.0
-"""How long the end of a lease may take. A lease that could not be ended expires after its time to live."""
+"""The limit in seconds for the revocation of a lease. If the revocation fails, the lease expires by itself."""
 
 
 class Lease:
-    """A lease that a thread renews until `end`.
+    """A lease that a thread renews until `end` is called.
 
     Args:
-        access: the cluster, to which the thread has connections of its own.
-        number: the lease's id.
-        ttl: after how many seconds without a renewal etcd ends the lease.
+        access: the cluster. The thread has connections of its own to it.
+        number: the id of the lease.
+        ttl: the time to live in seconds. etcd ends the lease if it is not renewed for this time.
     """
 
     def __init__(self, access: Access, number: int, ttl: int) -> None:
@@ -60,7 +60,7 @@ class Lease:
                 return  # it has expired, and the next write raises
 
     def end(self) -> None:
-        """Revoke the lease, unless this is a forked child: the lease is the parent's."""
+        """Revoke the lease. A forked child does nothing, because the lease is its parent's."""
         if self._owner != system.os.getpid():
             return
         self._over.set()
@@ -73,9 +73,10 @@ class Lease:
 
 
 class LeaseSession:
-    """The session of one handle, from its first `register` on, and the records of all sessions of the store.
+    """The session of one handle, which begins with its first `register`. It also reads the records of all sessions.
 
-    `_lock` is held while the session is registered or its ranks change, so that two threads don't register twice.
+    `_lock` is held while the session is registered or its ranks change. Without it, two threads could register the
+    handle twice.
     """
 
     def __init__(self, client: Client, keys: KeySpace, transactions: Transactions, ttl: int) -> None:
@@ -87,14 +88,14 @@ class LeaseSession:
         _all.add(self)
 
     def reset(self) -> None:
-        """Set the state without a session: at the beginning, and in a forked child, which is a new session."""
+        """Set the state without a session: at the beginning, and in a forked child, which gets a session of its own."""
         self._lock = system.threading.Lock()
         self._lease: Lease | None = None
         self._ranks: tuple[int, ...] = ()
         self._transactions.session_number = 0
 
     def register(self, rank: int | None, limit: float) -> int:
-        """Register the session unless it is registered, record its `rank` if that is given, and return its number."""
+        """Register the session unless it is registered already, and return its number. Record `rank` if it is given."""
         system.process_epoch()
         with self._lock:
             ranks = self._ranks if rank is None else (*(each for each in self._ranks if each != rank), rank)
@@ -107,7 +108,7 @@ class LeaseSession:
             return number
 
     def add_rank(self, rank: int, limit: float) -> None:
-        """Record that this session is `rank`. It writes only if that is not recorded yet."""
+        """Record that this session is `rank`, unless this is recorded already."""
         system.process_epoch()
         if rank not in self._ranks or not self._transactions.session_number:
             self.register(rank, limit)
@@ -121,7 +122,9 @@ class LeaseSession:
             lease.end()
 
     def roster(self, limit: float) -> dict[int, tuple[dict[str, Any], bool]]:
-        """Return the record of each session and whether it lives, by number, all at one revision.
+        """Return the record of each session, and whether the session lives, by the number of the session.
+
+        All records are of one revision.
 
         Raises:
             StoreError: a record is not that of a session.
@@ -142,7 +145,7 @@ class LeaseSession:
         return roster
 
     def dead_ranks(self, ranks: list[int], limit: float) -> list[int]:
-        """Return those of `ranks` that have sessions, all of them dead."""
+        """Return the ranks among `ranks` that have sessions, all of which are dead."""
         alive: dict[int, list[bool]] = {}
         for record, lives in self.roster(limit).values():
             for rank in record["ranks"]:
@@ -153,8 +156,8 @@ class LeaseSession:
         """Register a session with `record`, and return its number.
 
         One transaction writes the counter, the record and the lease key. Otherwise a reader could find a session
-        without a lease key, and take it for dead. The registration may fail, because the response is lost or because
-        other processes take each next number first. Then no thread renews the lease that was granted, and it expires.
+        without a lease key, and take the session for dead. The registration fails if the response is lost, or if
+        another process takes the number first in each try. Then no thread renews the granted lease, which expires.
         """
         lease = int(self._client.call("lease/grant", {"TTL": str(self.ttl)}, limit)["ID"])
         counter = self._keys.counter
@@ -181,7 +184,7 @@ class LeaseSession:
             )
         self._lease = Lease(self._client.access, lease, self.ttl)
         self._finalizer = finalize(self, self._lease.end)
-        self._transactions.session_number = number  # last: from here on each write requires the lease key
+        self._transactions.session_number = number  # last: from here on each write requires the lease key to exist
         return number
 
     def _parse_counter(self, text: bytes) -> int:
@@ -220,14 +223,14 @@ def _new_record(ranks: tuple[int, ...]) -> bytes:
 
 
 def _parse_int(digits: str) -> int:
-    """Return the number. `int` refuses very long texts with a plain `ValueError`."""
+    """Return the integer in `digits`. `int` refuses very long texts with a plain `ValueError`."""
     if len(digits) > 20:
         raise MalformedText(f"a number of {len(digits)} digits")
     return int(digits)
 
 
 def parse_record(text: bytes) -> dict[str, Any]:
-    """Return the record of a session from its `text`.
+    """Parse `text` as the record of a session.
 
     Raises:
         MalformedText: no session writes such a record.

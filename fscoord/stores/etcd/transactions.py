@@ -1,4 +1,4 @@
-"""`Transactions` and `KeyWatcher`: how an `~fscoord.EtcdStore` reads, writes, and waits for writes of others."""
+"""`Transactions`, which reads and writes the keys of an `~fscoord.EtcdStore`; `KeyWatcher`, which waits for keys."""
 
 from __future__ import annotations
 
@@ -31,22 +31,25 @@ __all__ = ["KeySnapshot", "KeyWatcher", "Transactions", "TxnResult", "WatchRange
 T = TypeVar("T")
 
 WATCH_MAX_S: Final = 10.0
-"""How long a watch lasts before the keys are read again. The read detects a member that was silently cut off from the
-others, or from this host: its watch would stay open and send nothing."""
+"""How many seconds a watch lasts before the keys are read again. A member that is cut off from the other members, or
+from this host, keeps its watch open and sends nothing. The read detects such a member."""
 
 BROKEN_WATCH_PAUSE_S: Final = 0.02
-"""How long to sleep after a watch that ended without an answer."""
+"""How many seconds to sleep after a watch that ended without an answer."""
 
 
 class WatchRange(NamedTuple):
-    """Keys to watch: `key`, or all keys from `key` to before `end`; for writes, or else for deletions."""
+    """A range of keys to watch: `key`, or all keys from `key` to before `end`.
+
+    If `deletions` is true, deletions are watched, otherwise writes.
+    """
 
     key: bytes
     end: bytes | None = None
     deletions: bool = False
 
     def bound(self) -> bytes:
-        """Return the first key after these."""
+        """Return the first key after the range."""
         return self.key + b"\0" if self.end is None else self.end
 
 
@@ -55,9 +58,9 @@ class KeySnapshot(NamedTuple):
 
     Attributes:
         revision: the revision of the read.
-        missing: the names that were missing.
-        watched: for each missing name the ranges in which a write makes it appear.
-        also: ranges in which an event ends the sleep, whatever is missing.
+        missing: the missing names.
+        watched: for each missing name, the ranges of keys. A write to one of these keys makes the name exist.
+        also: further ranges. An event in one of them ends the sleep, whatever names are missing.
     """
 
     revision: int
@@ -70,8 +73,9 @@ class TxnResult(NamedTuple):
     """The outcome of a write.
 
     Attributes:
-        is_done: whether its conditions held, so that it was committed.
-        answers: the answers to the operations that were executed: those of the write, or those for its failure.
+        is_done: whether the conditions held, so that the write was committed.
+        answers: the answers to the operations that were executed: the operations of the write, or those for its
+            failure.
         revision: the revision of the transaction.
     """
 
@@ -84,7 +88,7 @@ class Transactions:
     """The reads and writes of one handle.
 
     Attributes:
-        session_number: the session that this handle writes in, 0 for none. `LeaseSession` sets it.
+        session_number: the number of this handle's session, or 0 if it has none. `LeaseSession` sets it.
     """
 
     def __init__(self, client: Client, keys: KeySpace) -> None:
@@ -93,7 +97,7 @@ class Transactions:
         self.session_number = 0
 
     def read(self, operations: Sequence[Request], limit: float) -> tuple[list[dict[str, Any]], int]:
-        """Return the answer to each of the range `operations`, all at one revision, and that revision.
+        """Read all of `operations` at one revision. Return the answer to each operation, and the revision.
 
         Raises:
             StoreUnavailableError: no answer within `limit` seconds, or etcd compacted during each try.
@@ -107,12 +111,12 @@ class Transactions:
             try:
                 for start in range(0, max(1, len(operations)), OPERATIONS_MAX):
                     batch = operations[start : start + OPERATIONS_MAX]
-                    if revision:  # a later transaction: read the past in which the first was executed
+                    if revision:  # a later transaction: read at the revision of the first transaction
                         batch = [{"request_range": {**each["request_range"], "revision": revision}} for each in batch]
                     reply = self._client.call("kv/txn", {"success": nest_operations(batch)}, limit)
                     revision = revision or revision_of(reply)
                     answers += flatten_responses(reply.get("responses", ()))
-            except CompactedError as error:  # the first transaction's revision was dropped before the last
+            except CompactedError as error:  # etcd removed the first transaction's revision before the last transaction
                 if backoff.pause():
                     continue
                 raise StoreUnavailableError(
@@ -128,14 +132,14 @@ class Transactions:
         conditions: Sequence[Request] = (),
         failure: Sequence[Request] = (),
     ) -> TxnResult:
-        """Execute `success` if all `conditions` hold, or else `failure`.
+        """Execute the operations `success` if all `conditions` hold, or else the operations `failure`.
 
-        A write is never repeated after its response was lost: etcd may have committed it, and the second execution
-        would add, append or pop twice. `Client.call` raises ``maybe_applied`` then. A caller may retry only a result
-        with `is_done` false: etcd answered, so nothing was written.
+        If the response of a write is lost, the write is never repeated: etcd may have committed it, and a second
+        execution would add, append or pop twice. `Client.call` then raises an error with ``maybe_applied`` set. A
+        caller may retry a write only if `is_done` is false, because then nothing was written.
 
-        A handle with a session adds the condition that the key of its lease exists. Once etcd has deleted that key,
-        other processes may have read that the session is dead, so none of its writes may take effect any more.
+        A handle with a session adds the condition that its lease key exists. After etcd has deleted the lease key,
+        other processes may have read that the session is dead. So no write of the session may take effect any more.
 
         Raises:
             LimitExceededError: there are too many operations for one transaction.
@@ -165,7 +169,7 @@ class Transactions:
         return TxnResult(is_done, answers, revision_of(reply))
 
     def pause_before_retry(self, backoff: Backoff, others: str, name: bytes = b"") -> None:
-        """Pause before the next try of a write whose conditions failed because of what `others` did.
+        """Pause before the next try of a write whose conditions failed. `others` says what other processes did.
 
         Raises:
             StoreTimeoutError: the time of `backoff` is over.
@@ -179,7 +183,7 @@ class Transactions:
 
 
 class KeyWatcher:
-    """The waits of one handle: each reads, then watches from the revision after the read."""
+    """The waits of one handle. Each wait reads, and then watches from the revision after the read."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -191,14 +195,15 @@ class KeyWatcher:
         what: str,
         accept: Callable[[bytes], T] | None = None,
     ) -> T:
-        """Call `look` until it returns a result, again after each change of a missing name; return the result.
+        """Call `look` at the beginning and after each change of a missing name, until it returns a result; return it.
 
         Args:
-            limit: how long to wait, in seconds.
-            look: reads, within the given seconds, and returns a result or a snapshot of the missing names.
+            limit: the longest wait, in seconds.
+            look: reads, and returns a result or a snapshot of the missing names. Its argument is the time that it may
+                take, in seconds.
             what: the kind of the names, for messages.
-            accept: makes the result from the value that a watch reported, without another look. That is correct if
-                only the value of a single key was missing, because the value was written after the look.
+            accept: makes the result from the value that a watch reported, without another look. This is correct if only
+                the value of a single key was missing, because the value was written after the look.
 
         Raises:
             StoreTimeoutError: a name was still missing after `limit` seconds.
@@ -228,8 +233,9 @@ class KeyWatcher:
     def watch(self, seen: KeySnapshot, limit: float) -> tuple[list[bytes], bytes | None]:
         """Watch until everything that `seen` missed has been written, or for `limit` seconds.
 
-        The watch starts at the revision after the read, which etcd keeps. So a write between the read and the start
-        of the watch is reported as well. A watch that breaks off is not an error: the caller reads again.
+        The watch starts at the revision after the read, and etcd keeps this revision. So a write between the read and
+        the start of the watch is reported as well. If the watch breaks off, no error is raised, and the caller reads
+        again.
 
         Returns:
             The names that are still missing, and the last value that was written.
@@ -264,10 +270,10 @@ class KeyWatcher:
 
 
 def _covering_watch(ranges: Sequence[WatchRange], revision: int) -> Request:
-    """Return one watch request that covers all `ranges`, and the keys between them.
+    """Return one watch request for all `ranges` and the keys between them.
 
-    A stream takes several requests, but over HTTP/1 all except the first may be lost: Go's server discards the unread
-    rest of a body when the response begins (net/http, ResponseWriter.Write).
+    A stream could take one request for each range, but over HTTP/1 all except the first may be lost. Go's server
+    discards the unread rest of a body when the response begins (net/http, ResponseWriter.Write).
     """
     first, bound = min(each.key for each in ranges), max(each.bound() for each in ranges)
     end = None if len(ranges) == 1 and ranges[0].end is None else bound

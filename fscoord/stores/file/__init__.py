@@ -51,36 +51,37 @@ __all__ = ["FileStore"]
 T = TypeVar("T")
 
 TYPICAL_CALL_S: Final = 0.001
-"""The usual upper limit, in seconds, of a call that only uses the page cache."""
+"""The usual longest call that only uses the page cache, in seconds."""
 
 
 class FileStore(Sessions):
     """A store in one file: an append-only log under advisory locks, replayed to serve reads.
 
-    Every process that opens the same path shares the store. There is no server, and the file remains when all processes
+    Every process that opens the same path shares the store. There is no server. The file remains when all processes
     have ended. The design is that of torch's c10d ``FileStore``. "Promises" in the documentation lists the additions.
 
     Args:
         path: the path of the file. A missing file is created, in a directory that must exist. None: a private temporary
             file, which is removed when this handle is closed or its process exits.
         world_size: the number of participants. The last participant to close the store removes the file. ``None`` (or
-            -1, as in c10d): the file remains. Only `close`, or the end of a ``with``, counts; ``del`` does not.
+            -1, as in c10d): the file remains. A call of `close` and the end of a ``with`` count, but ``del`` does not.
         file_name: another name for `path`, as in c10d.
         timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
         rank: the rank of this participant, which appears in messages and in `members`. A handle with a rank or a label
             registers its session when it is opened. Any other handle registers with its first write.
-        label: a name for this participant, which appears in the same places.
+        label: a name for this participant, which appears in messages and in `members`.
         lock: ``"ofd"`` (open-file-description locks), ``"flock"`` or ``"soft"`` (a marker file, for mounts without
             advisory locks; the marker of a process that died on another host must be removed by hand). All participants
             must give the same kind.
-        watch: how a wait learns of writes: ``"auto"`` (by file-system events if there are any, otherwise by polls),
+        watch: how a wait detects writes: ``"auto"`` (by file-system events if the system has them, otherwise by polls),
             ``"inotify"`` (by events, or raise an error) or ``"poll"``.
         durable: sync the log before each operation returns, so that acknowledged writes survive a power failure. An
             existing log that is not durable is refused. On a durable log every handle is durable.
-        read_only: never write, and need no write permission. Writing operations raise `~fscoord.StoreError`.
+        read_only: never write, so that no write permission is needed. Writing operations raise `~fscoord.StoreError`.
         mode: the permissions of a new file. An existing file must not let more users write.
         coherence: how to read the writes of other hosts: ``"direct"`` (not from a cache), ``"locked"`` (under a lock)
-            or ``"local"`` (from the cache). None: the mount's default, and a mount with unreliable locks is refused.
+            or ``"local"`` (from the cache). None: the default for the mount; then a mount with unreliable locks is
+            refused.
         compact_bytes: the size in bytes from which the log is compacted automatically. ``None`` or 0: only `compact`
             compacts it.
         run_id: a job id and a restart count, or an id without order. A new run begins with an empty store, and the
@@ -90,8 +91,8 @@ class FileStore(Sessions):
 
     Raises:
         StoreUnavailableError: the file can't be opened or created. The error is raised at once, not after a time-out.
-        InsecurePathError: the path is a symbolic link or not a regular file, or users whom `mode` does not allow own it
-            or can write it.
+        InsecurePathError: the path is a symbolic link or not a regular file, or the file belongs to users whom `mode`
+            does not allow, or such users can write it.
         CorruptLogError: the file is not a log of fscoord.
         UnsupportedFilesystemError: the platform or file system has no locks of this kind, or its mount options make
             them unreliable.
@@ -148,7 +149,7 @@ class FileStore(Sessions):
 
     @property
     def place_options(self) -> dict[str, Any]:
-        """The options that another store on the same file system needs as well, except those with their default."""
+        """The options that another store on the same file system also needs, without those that have their default."""
         given = {name: self._options[name] for name in ("lock", "coherence")}
         return {name: value for name, value in given.items() if value not in (None, "ofd")}
 
@@ -277,10 +278,10 @@ class FileStore(Sessions):
         return twin
 
     def compact(self) -> None:
-        """Continue the log in a new file that holds the present contents only, and remove the superseded file.
+        """Begin a new file of the log with the present contents only, and remove the old file.
 
-        A log is also compacted automatically: see ``compact_bytes``. Every other handle continues in the new file with
-        its next operation.
+        The log is also compacted automatically; see ``compact_bytes``. Each other handle uses the new file from its
+        next operation on.
 
         Raises:
             StoreUnavailableError: a system call failed, for example because the disk is full. The log is unchanged,
@@ -301,7 +302,7 @@ class FileStore(Sessions):
             if counts:
                 self._log.leave(self._participants, self._timeout, lifecycle.remove_side_cars)
         except FscoordError as error:
-            logger(__name__).debug("closing %s: %s", self.path, error)  # others have removed it, or the next run will
+            logger(__name__).debug("closing %s: %s", self.path, error)  # if the file is left, the next run removes it
         finally:
             self._log.close()
             self._notifier.close(session)
@@ -320,6 +321,6 @@ class FileStore(Sessions):
         return result
 
     def _look(self, limit: float, answer: Callable[[], T]) -> T:
-        """Return ``answer()`` about the state of the store at one moment, which is not before this call."""
+        """Read what is new in the log, and return the result of `answer` on the state of the store at one moment."""
         self._log.refresh(limit)
         return self._log.inspect(answer)

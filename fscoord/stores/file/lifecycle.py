@@ -1,4 +1,4 @@
-"""Opening and closing of a `~fscoord.FileStore`: its arguments, joining a run, temporary files, exit of the process."""
+"""The opening and closing of a `~fscoord.FileStore`: arguments, joining a run, temporary files, exit of the process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 
 SIDE_CARS: Final = (BELL_SUFFIX, LIVENESS_SUFFIX)
 ATTEMPTS: Final = 20
-"""The most attempts to open a log that is removed meanwhile, or that has lost a generation."""
+"""The most attempts to open a log. An attempt fails if the log is removed meanwhile, or has lost a generation."""
 
 _open_stores: weakref.WeakKeyDictionary[FileStore, int] = weakref.WeakKeyDictionary()
 _participants: set[FileStore] = set()
@@ -51,7 +51,7 @@ def check_platform() -> None:
     """Check that the platform has advisory locks.
 
     Raises:
-        UnsupportedFilesystemError: it has none.
+        UnsupportedFilesystemError: the platform has no advisory locks.
     """
     if system.fcntl is None:
         raise UnsupportedFilesystemError(
@@ -65,7 +65,7 @@ def path_argument(path: Any, file_name: Any, *, read_only: bool) -> Any:
 
     Raises:
         TypeError: both were given.
-        ValueError: neither was given, for a read-only store.
+        ValueError: neither was given, and the store is read-only.
     """
     if path is not None and file_name is not None:
         raise TypeError("path and file_name are two names for one argument; pass one")
@@ -86,7 +86,7 @@ def log_options(
     run_id: str | tuple[str, int] | None,
     spill_bytes: int | None,
 ) -> LogOptions:
-    """Return the options of the log for these arguments of a `~fscoord.FileStore`. Under pyfakefs nothing is spilled.
+    """Return the options of the log for these arguments of a `~fscoord.FileStore`. Under pyfakefs no value is spilled.
 
     Raises:
         ValueError: unknown lock or coherence mode, or a size below 1.
@@ -102,14 +102,17 @@ def log_options(
 
 
 def register(store: FileStore, *, is_participant: bool) -> None:
-    """Close `store` when the process exits. A participant is kept alive until it is closed or the process exits."""
+    """Register `store`, so that it is closed when the process exits.
+
+    A participant is also kept from being collected, until it is closed or the process exits.
+    """
     _open_stores[store] = system.os.getpid()
     if is_participant:
         _participants.add(store)
 
 
 def unregister(store: FileStore, log: Log) -> bool:
-    """Begin to close `store`; return whether it was open. If it was, the caller closes its `log`."""
+    """Begin to close `store`, and return whether it was open. If it was open, the caller must close `log`."""
     _participants.discard(store)
     _closing.add(log)
     if _open_stores.pop(store, None) is not None:
@@ -119,12 +122,12 @@ def unregister(store: FileStore, log: Log) -> bool:
 
 
 def mark_closed(log: Log) -> None:
-    """The caller of `unregister` has closed `log`."""
+    """Record that the caller of `unregister` has closed `log`."""
     _closing.discard(log)
 
 
 def _after_fork_in_child() -> None:
-    """Close the logs that other threads of the parent were closing: those threads do not exist in the child."""
+    """Close the logs that other threads of the parent were closing, because those threads do not exist in the child."""
     for log in list(_closing):
         log.be_closed_by_fork()
     _closing.clear()
@@ -143,9 +146,9 @@ atexit.register(_close_at_exit)
 
 
 def temporary_file(store: FileStore) -> tuple[str, Callable[[], object]]:
-    """Return the path of a private temporary file, and the function that removes it.
+    """Return the path of a private temporary file, and the function that removes the file.
 
-    That function is called when `store` is collected, if not before.
+    The function is called when `store` is collected, if it was not called before.
     """
     directory = system.make_private_directory()
     remove = weakref.finalize(store, system.remove_directory, directory, system.os, system.os.getpid())
@@ -153,16 +156,16 @@ def temporary_file(store: FileStore) -> tuple[str, Callable[[], object]]:
 
 
 def remove_side_cars(path: str) -> None:
-    """Remove the side files of the log at `path`. The marker of a soft lock is removed with the lock."""
+    """Remove the side files of the log at `path`, except the marker of a soft lock, which the lock removes."""
     for suffix in SIDE_CARS:
         safe_files.unlink_quietly(path + suffix)
 
 
 def open_and_join_run(make: Callable[[], Log], limit: float, *, shows: bool) -> Log:
-    """Return the log that `make` opens, after it has joined its run; see `Log.join_run`.
+    """Open a log with `make`, join its run (see `Log.join_run`), and return the log.
 
-    If the log ends and is removed meanwhile, open the next one: before it has joined, the handle has shown nothing of
-    the log to its caller.
+    If the log ends and is removed before the handle has joined, open the next log. The caller cannot notice this,
+    because it has read nothing of the first log.
     """
     for attempt in range(1, ATTEMPTS + 1):
         log: Log | None = None
@@ -181,7 +184,7 @@ def open_and_join_run(make: Callable[[], Log], limit: float, *, shows: bool) -> 
 
 
 def session_record(options: Mapping[str, Any]) -> Session:
-    """Return the session record of a handle that this process has opened with `options`."""
+    """Return the session record of a handle that this process opens with `options`."""
     home = ProcessIdentity.find()
     return Session(
         host=home.host,

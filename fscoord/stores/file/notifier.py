@@ -1,4 +1,4 @@
-"""`ChangeNotifier`: how the waits of a `~fscoord.FileStore` are woken, and how its writes wake those of others."""
+"""`ChangeNotifier`, which wakes the waits of a `~fscoord.FileStore`. Its writes wake the waits of other handles."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ __all__ = ["BELL_SUFFIX", "ChangeNotifier"]
 BELL_SUFFIX: Final = ".bell"
 
 ANNOUNCE_S: Final = 0.1
-"""How long a wait without rings may go without looks, to get the lock for an announcement."""
+"""How many seconds an announcement of the bell waits for the lock at most. Meanwhile the wait makes no looks."""
 
 
 class ChangeNotifier:
-    """Wakes the waits of one handle, and lets its writes wake those of others.
+    """The notifier of one handle. It wakes the waits of the handle, and its writes wake the waits of other handles.
 
-    The first waiter announces the bell in the log, so writers of a log without waiters need not check for one.
-    Where there can be no bell, the log itself is watched, or polled. Either way a slow poll bounds what a lost ring
-    costs.
+    The first waiter announces the bell in the log, so writers of a log without waiters need not check for a bell. Where
+    there can be no bell, the log itself is watched, or polled. In both cases a slow poll limits the delay that a lost
+    ring causes.
 
     Args:
-        log: the handle.
-        wanted: how it was opened.
-        mode: of the watcher; see `ChangeWatcher`.
-        backend: how the waits sleep.
-        watches_every_key: whether the waits are for a change of any key. Then no bell helps, which is for single keys,
-            and the log itself is watched.
+        log: the log of the handle.
+        wanted: the options with which the log was opened.
+        mode: the mode of the watcher; see `ChangeWatcher`.
+        backend: the backend of the waits.
+        watches_every_key: whether the waits are for a change of any key. Then the log itself is watched, because a bell
+            only reports changes of single keys.
     """
 
     def __init__(
@@ -83,29 +83,31 @@ class ChangeNotifier:
     def new_waiter(
         self, deadline: float, longest_sleep: Callable[[], float] | None = None, sessions: Sequence[int] = ()
     ) -> Waiter:
-        """Return a new waiter, which its wait must give to `add_waiter` before it arms it, and to `remove_waiter`.
+        """Return a new waiter for one wait.
+
+        The wait must pass the waiter to `add_waiter` before it arms the waiter, and to `remove_waiter` at its end.
 
         Args:
             deadline: the end of the wait, by the monotonic clock.
-            longest_sleep: for a wait with a death watch: returns how many seconds it may sleep at most.
-            sessions: the end of one of these sessions also ends its sleeps.
+            longest_sleep: for a wait with a death watch: returns the longest sleep in seconds.
+            sessions: the sessions whose end also ends a sleep of the waiter.
         """
         return Waiter(self._watch(deadline), longest_sleep, list(map(session_end_bucket, sessions)))
 
     def add_waiter(self, waiter: Waiter) -> None:
-        """From now on `close` ends the sleeps of `waiter`."""
+        """Add `waiter` to the waiters whose sleeps `close` ends."""
         self._waiters.add(waiter)
 
     def after_look(self, waiter: Waiter) -> None:
-        """`waiter` has read the log: note the file that was read, and pass its changes on to the node."""
+        """Record which file the look of `waiter` has read, and pass the changes that it found on to the node."""
         waiter.watcher.note_file(self._log.handle.file)
         # On a mount of several hosts the poller of the node passes on the changes that it finds. A wait for any change
-        # takes none: it leaves them to the handle's other waits, one of which may be the poller.
+        # takes no changes. It leaves them to the other waits of the handle, one of which may be the poller.
         if isinstance(self._log, WatchedLog) and not self._watches_every_key:
             waiter.notify_node(self._log.take_changed_keys())
 
     def remove_stale(self, waiter: Waiter) -> bool:
-        """Remove `waiter` if a new one could be woken by more changes; return whether it was removed."""
+        """Remove `waiter` if more changes could wake a new waiter; return whether it was removed."""
         watcher = waiter.watcher
         if not watcher.is_stale and watcher.is_announced:
             return False
@@ -114,14 +116,17 @@ class ChangeNotifier:
         return True
 
     def remove_waiter(self, waiter: Waiter) -> None:
-        """End `waiter`: its wait is over, or goes on with another one."""
+        """Remove `waiter`, because its wait is over or continues with another waiter."""
         try:
             waiter.close()
         finally:
             self._waiters.discard(waiter)
 
     def watch_process(self, pid: int) -> bool:
-        """Have the death of process `pid` end the sleeps of waits with a death watch; False if that can't be had."""
+        """Watch process `pid`, so that its death ends the sleeps of waits with a death watch.
+
+        Return False if the process can't be watched.
+        """
         watcher = self._watcher
         return watcher is not None and watcher.watch_process(pid)
 
@@ -131,11 +136,14 @@ class ChangeNotifier:
         return watcher is not None and watcher.watches(pid)
 
     def close(self, session: int) -> None:
-        """End the handle's waits, and wake the waiters of other handles for the end of `session`; 0: it had none.
+        """End the waits of the handle, and wake the waiters of other handles that need `session`.
 
         The descriptors are closed when no other thread uses them any more.
+
+        Args:
+            session: the number of the handle's session, which ends; 0 if the handle had no session.
         """
-        # Before the watcher is dropped: a wait of another thread may be about to make one, and drops it then.
+        # Set before the watcher is removed: another thread may be making a watcher, and then removes it itself.
         self._is_closed = True
         if session:
             self._ring_end(session)
@@ -147,7 +155,7 @@ class ChangeNotifier:
             watcher.wake_all()
 
     def _watch(self, deadline: float) -> ChangeWatcher:
-        """Return the watcher, with its bell announced if that was possible."""
+        """Return the watcher, after an attempt to announce its bell."""
         watcher = self._watcher
         if watcher is None or watcher.is_closed or watcher.is_outdated:
             kind = self._mode + " for all" * self._watches_every_key
@@ -170,15 +178,15 @@ class ChangeNotifier:
 
     @property
     def _uses_node_bell(self) -> bool:
-        """Whether the bell is that of a node, because its processes share the log with other hosts."""
+        """Whether the bell belongs to a node, because the processes of the node share the log with other hosts."""
         return not (self._log.mount.is_local or self._watches_every_key) and isinstance(self._log, WatchedLog)
 
     def _ring_end(self, session: int) -> None:
-        """Ring for the end of `session`, if there is a bell. Later waiters see by themselves that it has ended."""
+        """Ring the bell for the end of `session`, if there is a bell. Later waiters find the end by a look."""
         try:
             bell = self._bell
             if bell is None or bell.is_lost:
-                if self._uses_node_bell and not self._log.handle.bell:  # to look for that would make a directory
+                if self._uses_node_bell and not self._log.handle.bell:  # a search for the bell would make a directory
                     return
                 bell = self._find_bell(create=False)
             bell.ring(session_end_bucket(session))
@@ -202,7 +210,10 @@ class ChangeNotifier:
             return None
 
     def _announce(self, watcher: ChangeWatcher, timeout: float) -> None:
-        """Tell writers that there is a bell to ring, if the lock for that comes soon; else at the next slow poll."""
+        """Announce the bell in the log, so that writers ring it, if the lock is acquired within `timeout` seconds.
+
+        Otherwise the next slow poll tries again.
+        """
         bell = watcher.bell
 
         def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:

@@ -1,4 +1,4 @@
-"""`KeyValueState`: the values and queues that result from replaying the records of a log."""
+"""`KeyValueState`: the values and queues that the records of a log produce when they are applied in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOWHERE: Final = Spot(0, b"", 0, -1)
 
 
 class Rope:
-    """A value in parts: it was appended to, and some of its parts are spilled."""
+    """A value that consists of parts, because it was appended to and some parts are spilled."""
 
     __slots__ = ("parts", "size")
 
@@ -34,7 +34,7 @@ class Rope:
         return self.size
 
     def append(self, piece: bytes | Spilled) -> None:
-        """Append `piece`. Consecutive pieces in memory are joined in one bytearray, so that n of them cost O(n)."""
+        """Append `piece`. Consecutive pieces in memory are joined in one bytearray, so that n appends cost O(n)."""
         last = self.parts[-1]
         if not isinstance(piece, bytes):
             self.parts.append(piece)
@@ -46,11 +46,11 @@ class Rope:
 
 
 StoredValue = bytes | bytearray | Spilled | Rope
-"""A value in memory or in the file. One that was appended to is a bytearray, so that n appends cost O(n)."""
+"""A value in memory or in the file. A value that was appended to is a bytearray, so that n appends cost O(n)."""
 
 
 def materialize(value: StoredValue, fetch: Fetch) -> bytes:
-    """Return the bytes of `value`; `fetch` reads spilled ones from the file."""
+    """Return the bytes of `value`. `fetch` reads spilled bytes from the file."""
     if isinstance(value, Rope):
         return b"".join([materialize(part, fetch) for part in value.parts])
     return fetch(value) if isinstance(value, Spilled) else bytes(value)
@@ -67,11 +67,11 @@ def _checksum(value: StoredValue) -> int:
 
 
 class KeyValueState:
-    """The state machine of a `~fscoord.FileStore`: applies records in order, and answers reads.
+    """The state machine of a `~fscoord.FileStore`, which applies records in order and answers reads.
 
-    A value of `spill_bytes` or more is a `Spilled`, with its bytes in the file (0: no value is). A value that grows to
-    that size by appends becomes one when the log continues in a new generation. The methods that return values return
-    bytes only.
+    A value of `spill_bytes` or more is a `Spilled`, whose bytes are in the file. If `spill_bytes` is 0, no value is
+    spilled. A value that grows to this size by appends becomes a `Spilled` in the next generation. The methods that
+    return values always return bytes.
     """
 
     def __init__(self, spill_bytes: int = 0) -> None:
@@ -82,13 +82,13 @@ class KeyValueState:
         """The keys whose value or queue may be spilled; some of them may have been deleted."""
 
     def reset(self) -> None:
-        """Forget everything: the records will be applied again from the first."""
+        """Remove all values and queues, because the records will be applied again from the first."""
         self.values.clear()
         self.queues.clear()
         self._long.clear()
 
     def mark_spilled(self, keys: set[bytes]) -> None:
-        """The next records have spilled values of these keys."""
+        """Record that the next records have spilled values of `keys`."""
         self._long |= keys
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
@@ -111,10 +111,13 @@ class KeyValueState:
                 self._pop(key)
 
     def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
-        """The log continues in a new generation, whose snapshot of this state has the spilled values at `spots`.
+        """Change the places of all spilled values, because the log continues in a new generation.
+
+        Args:
+            spots: the places of the spilled values in the snapshot of the new generation.
 
         Returns:
-            False if a spilled value is not among them. Then this state can't be used any more.
+            False if a spilled value is not at any of `spots`. Then this state can't be used any more.
         """
         if not self._long:
             return True
@@ -160,7 +163,7 @@ class KeyValueState:
         return True
 
     def snapshot(self, fetch: Fetch) -> Iterator[tuple[int, bytes, bytes]]:
-        """Yield kind, key and value of records that lead to this state."""
+        """Yield kind, key and value of each record of a snapshot of this state."""
         pairs: list[tuple[bytes, bytes]] = []
         size = 0
         for key, value in self.values.items():
@@ -176,7 +179,7 @@ class KeyValueState:
                 yield record.PUSH, key, materialize(item, fetch)
 
     def live_size(self) -> int:
-        """Return about how many bytes the records of `snapshot` take in a log."""
+        """Return the approximate size in bytes of the records of `snapshot` in a log."""
         size = sum(map(len, self.values)) + sum(map(len, self.values.values())) + PAIR_SIZE * len(self.values)
         for key, queue in self.queues.items():
             size += (RECORD_SIZE + len(key)) * len(queue) + sum(map(len, queue))
@@ -203,12 +206,12 @@ class KeyValueState:
                 del self.queues[key]
 
     def get(self, key: bytes, fetch: Fetch) -> bytes | None:
-        """Return the value of `key`, or None; `fetch` reads a spilled one from the file."""
+        """Return the value of `key`, or None if it has none. `fetch` reads a spilled value from the file."""
         value = self.values.get(key)
         return value if value is None or isinstance(value, bytes) else materialize(value, fetch)
 
     def values_of(self, keys: list[bytes], fetch: Fetch) -> tuple[list[bytes], list[bytes]]:
-        """Return the keys without a value, each once and in order, and the values of `keys` if all have one."""
+        """Return the keys without a value, each once and in order, and the values of `keys` if no value is missing."""
         absent = [key for key in dict.fromkeys(keys) if key not in self.values]
         return absent, [] if absent else [materialize(self.values[key], fetch) for key in keys]
 
@@ -217,5 +220,5 @@ class KeyValueState:
         return key in self.values or key in self.queues
 
     def missing(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Return those of `keys` that have neither a value nor a queue, each once and in order."""
+        """Return the keys among `keys` that have neither a value nor a queue, each once and in order."""
         return [key for key in dict.fromkeys(keys) if not self.has(key)]

@@ -1,4 +1,4 @@
-"""`Sessions`: the part of a `~fscoord.FileStore` that waits, lists the other handles, and finds which are dead."""
+"""`Sessions`: the part of a `~fscoord.FileStore` that waits, lists the sessions, and detects dead sessions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fscoord.stores.file.waits import AnyChange, Condition, FileWait, condition_
 __all__ = ["Sessions"]
 
 MEMBERS_LOCK_S: Final = 0.02
-"""How long `Sessions.members` waits for the lock."""
+"""How many seconds `Sessions.members` waits for the log's lock."""
 
 ANSWERS: Final = {True: "yes", False: "no", None: "unknown"}
 
@@ -41,7 +41,7 @@ class Sessions(Store):
 
     @property
     def has_liveness(self) -> bool:
-        """Whether `members` can tell the living from the dead: on this platform, with the locks of this log."""
+        """Whether `members` can detect dead sessions, on this platform and with the locks of this log."""
         return self._log.has_liveness
 
     def register(self) -> int:
@@ -53,7 +53,7 @@ class Sessions(Store):
         return number
 
     def announce_rank(self, rank: int) -> None:
-        """See `Store.announce_rank`. It writes a record unless the store knows already."""
+        """See `Store.announce_rank`. The call writes a record, unless the rank is recorded already."""
         if not self._log.read_only:
             self._log.refresh(self._timeout)
             self._log.register(self._timeout, check_int64("rank", rank))
@@ -61,12 +61,12 @@ class Sessions(Store):
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         """See `Store.members`.
 
-        Deaths that it finds are recorded, unless the handle is read-only or another process has the lock.
+        The call records the deaths that it finds, unless the handle is read-only or another process has the lock.
         """
         wanted = None if ranks is None else [check_int64("rank", rank) for rank in ranks]
         self._log.refresh(self._timeout)
         if not self._log.read_only:
-            with suppress(StoreTimeoutError):  # its holder may be the process that the caller looks for
+            with suppress(StoreTimeoutError):  # the caller may want to find the very process that holds the lock
                 self._log.register(min(self._timeout, MEMBERS_LOCK_S))
                 self._record_deaths(self._log.presumed_alive(wanted), min(self._timeout, MEMBERS_LOCK_S))
         home = ProcessIdentity.find()
@@ -83,14 +83,14 @@ class Sessions(Store):
         return self._log.inspect(answer)
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """See `Store.dead_ranks`. Deaths that it finds are recorded, unless the handle is read-only."""
+        """See `Store.dead_ranks`. The call records the deaths that it finds, unless the handle is read-only."""
         wanted = [check_int64("rank", rank) for rank in ranks]
         self._log.refresh(self._timeout)
         self._record_deaths(self._log.presumed_alive(wanted), self._timeout)
         return self._log.dead_ranks(wanted)
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        """See `Store.dead_sessions`. Deaths that it finds are recorded, unless the handle is read-only."""
+        """See `Store.dead_sessions`. The call records the deaths that it finds, unless the handle is read-only."""
         wanted = [check_int64("session", number) for number in numbers]
         if wanted:
             self._log.refresh(self._timeout)
@@ -102,13 +102,13 @@ class Sessions(Store):
         self._wait(WaitRequest(KEYS, keys_bytes(keys), self._timeout if timeout is None else to_seconds(timeout)))
 
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
-        """See `Store.wait_alive`. The death of a process of this host ends the wait at once: the kernel reports it."""
+        """See `Store.wait_alive`. The kernel reports the death of a process of this host, so the wait ends at once."""
         limit = self._timeout if timeout is None else to_seconds(timeout)
         needed = [check_int64("rank", rank) for rank in ranks]
         return cast(list[int], self._wait(WaitRequest(KEYS, keys_bytes(keys), limit, ranks=needed)))
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
-        """See `Store.wait_sessions`, and `wait_alive`."""
+        """See `Store.wait_sessions`. The death of a process of this host ends the wait at once."""
         limit = self._timeout if timeout is None else to_seconds(timeout)
         needed = [check_int64("session", number) for number in numbers]
         return cast(list[int], self._wait(WaitRequest(KEYS, keys_bytes(keys), limit, sessions=needed)))
@@ -122,7 +122,7 @@ class Sessions(Store):
         return self._new_notifier(backend)
 
     def _new_notifier(self, backend: WaitBackend, *, watches_every_key: bool = False) -> ChangeNotifier:
-        """Return a notifier beside `_notifier`; closing the handle ends its waits, too."""
+        """Return a further notifier for this handle. Closing the handle also ends the waits of this notifier."""
         watch = self._options["watch"]
         notifier = ChangeNotifier(self._log, self._wanted, watch, backend, watches_every_key=watches_every_key)
         self._notifiers.add(notifier)
@@ -133,14 +133,14 @@ class Sessions(Store):
         return FileWait(notifier, condition, request.timeout, request.slow_logger)
 
     def _wait_for_change(self, known: object, timeout: float) -> object:
-        """See `Store._wait_for_change`. `known` is a position in the log; each later record is a change."""
+        """See `Store._wait_for_change`. `known` is a position in the log, and each later record is a change."""
         if self._change_notifier is None:
             self._change_notifier = self._new_notifier(THREAD_BACKEND, watches_every_key=True)
         wait: FileWait[tuple[int, int]] = FileWait(self._change_notifier, AnyChange(self._log, known), timeout)
         return block_on(wait)
 
     def _record_deaths(self, numbers: Iterable[int], limit: float) -> None:
-        """Record which of the sessions `numbers` are provably dead."""
+        """Append a death record for each of the sessions `numbers` that is provably dead."""
         home = ProcessIdentity.find()
         for number in numbers:
             if number not in self._log.deaths and not self._log.read_only and self._log.is_alive(number, home) is False:

@@ -1,4 +1,4 @@
-"""`FileWait`: one wait of a `~fscoord.FileStore`, and the conditions for which such waits wait."""
+"""`FileWait`, one wait of a `~fscoord.FileStore`, and the conditions that end such waits."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ T = TypeVar("T")
 
 
 class Condition(ABC, Generic[T]):
-    """What a wait waits for.
+    """The condition that ends a wait.
 
     Attributes:
-        missing: after a look in vain: the keys that it did not find.
-        death_watch: ends the wait at a death, if there is one.
+        missing: the keys that the last look did not find.
+        death_watch: the death watch that ends the wait at a death, or None.
     """
 
     what = "key"
-    """What an error or a warning says is missing."""
+    """The text by which errors and warnings call the missing keys."""
 
     is_logged = True
     """Whether a long wait is logged."""
@@ -48,10 +48,10 @@ class Condition(ABC, Generic[T]):
 
     @abstractmethod
     def look(self, timeout: float) -> T | NotYet:
-        """Return what is waited for, or `NOT_YET`; `timeout` is for the log's lock, in seconds."""
+        """Return the answer, or `NOT_YET`. `timeout` is the longest wait for the log's lock, in seconds."""
 
     def give_up(self, waited: float) -> T:
-        """End the wait, after `waited` seconds in vain: raise `StoreTimeoutError`, or return an answer."""
+        """End the wait at its deadline, after `waited` seconds: raise `StoreTimeoutError`, or return an answer."""
         raise StoreTimeoutError(
             f"{self._log.path}: {missing_message(self.what, self.missing, waited)}",
             keys=[key_text(name) for name in self.missing],
@@ -59,20 +59,21 @@ class Condition(ABC, Generic[T]):
         )
 
     def describe(self) -> str:
-        """Return what is waited for, in words."""
+        """Return the text that names the missing keys in warnings."""
         return f"{self.what} {key_names(self.missing)} in {self._log.path}"
 
 
 class FileWait(Generic[T]):
     """One wait; see `Wait`.
 
-    Most waits end with their first look, so nothing is armed before that. From the second look on the order is that of
-    `Wait`: first `arm` makes the byte of a missing key in the bell odd, and then `look` reads the log. A record that
-    was appended before the read is found by it. The writer of a later record finds the odd byte, and rings. In the
-    other order, a record that is appended between the two would not be found, and its writer would find an even byte.
+    Most waits end with their first look, so nothing is armed before the first look. From the second look on the order
+    is that of `Wait`: first `arm` makes the byte of a missing key in the bell odd, and then `look` reads the log. The
+    read finds each record that was appended before it. The writer of a later record finds the odd byte, and rings. In
+    the other order, a record could be appended between the read and `arm`. Then the read would not find the record, and
+    the writer would find an even byte and not ring.
 
-    An event, the bell, and the process that polls for the node may all fail. `Waiter.max_sleep` bounds each sleep, so a
-    lost wake-up costs a poll interval, and never the answer.
+    An event, the bell, and the process that polls for the node may all fail. `Waiter.max_sleep` limits each sleep, so a
+    lost wake-up delays the answer by at most one poll interval.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class FileWait(Generic[T]):
 
     def arm(self) -> None:
         """See `Wait.arm`."""
-        if self._was_rung:  # the look that follows mostly finds the key; if not, `max_sleep` returns 0 to arm again
+        if self._was_rung:  # the next look usually finds the key; otherwise `max_sleep` returns 0, to arm again
             return
         waiter = self._waiter
         if waiter is None:
@@ -106,10 +107,10 @@ class FileWait(Generic[T]):
             else:
                 longest, sessions = death_watch.max_sleep_s, death_watch.known_sessions
                 waiter = self._notifier.new_waiter(self._deadline, longest, sessions)
-            # `close` must find the waiter wherever it is known: a signal handler may raise an exception at any point.
+            # Recorded before `add_waiter`, so that `close` finds the waiter: a signal handler may raise at any point.
             self._waiter = waiter
             self._notifier.add_waiter(waiter)
-        # One missing key is enough: without it the look would be in vain, whatever becomes of the others.
+        # Arming for one missing key is enough: while this key is missing, no look can end the wait.
         self._armed_for = self._condition.missing[0]
         waiter.arm(bucket(self._armed_for))
 
@@ -123,7 +124,8 @@ class FileWait(Generic[T]):
         if not isinstance(found, NotYet):
             return found
         if left <= 0:
-            # Before the error is made: its traceback would keep the waiter if a signal handler raised in `close`.
+            # Closed before the error is made. If a signal handler raised in `close` later, the traceback of the error
+            # would keep the waiter.
             self.close()
             return self._condition.give_up(system.time.monotonic() - self._started)
         if self._slow_logger is None and self._condition.is_logged:
@@ -136,7 +138,7 @@ class FileWait(Generic[T]):
         """See `Wait.max_sleep`."""
         waiter = self._waiter
         if waiter is None or self._armed_for != self._condition.missing[0]:
-            # Nothing is armed yet, or it is armed for a key that has come meanwhile: arm and look once more.
+            # Nothing is armed yet, or the armed key has come meanwhile: arm and look once more.
             self._was_rung = False
             return 0.0
         is_outdated = waiter.watcher.is_outdated
@@ -175,7 +177,7 @@ class FileWait(Generic[T]):
 def condition_of(
     request: WaitRequest, log: Log, state: KeyValueState, notifier: ChangeNotifier
 ) -> Condition[list[int]] | Condition[list[bytes]] | Condition[bytes]:
-    """Return the condition for which `request` waits."""
+    """Return the condition that ends the wait of `request`."""
     if request.kind == VALUES:
         return _Values(log, state, request.keys)
     if request.kind == ITEM:
@@ -193,7 +195,10 @@ def condition_of(
 
 
 class _Keys(Condition["list[int]"]):
-    """Each key has a value or a non-empty queue, or there is a death; the answer is the list of the dead."""
+    """The condition that each key has a value or a non-empty queue, or that a needed session or rank is dead.
+
+    The answer is the list of the dead.
+    """
 
     def __init__(self, log: Log, state: KeyValueState, keys: list[bytes]) -> None:
         super().__init__(log)
@@ -210,7 +215,7 @@ class _Keys(Condition["list[int]"]):
 
 
 class _Values(Condition["list[bytes]"]):
-    """Each key has a value."""
+    """The condition that each key has a value. The answer is the list of the values."""
 
     what = "the value of key"
 
@@ -225,7 +230,7 @@ class _Values(Condition["list[bytes]"]):
 
 
 class _Item(Condition[bytes]):
-    """A queue has a value, which the look takes."""
+    """The condition that a queue has a value. The look takes the value, which is the answer."""
 
     what = "a value in queue"
 
@@ -239,7 +244,10 @@ class _Item(Condition[bytes]):
 
 
 class AnyChange(Condition["tuple[int, int]"]):
-    """The log has a record more than at the position `known`; the answer is the position, changed or not."""
+    """The condition that the log has a record after the position `known`.
+
+    The answer is the position at the end of the wait. After a time-out it is the same as `known`.
+    """
 
     is_logged = False
 
@@ -259,7 +267,7 @@ class AnyChange(Condition["tuple[int, int]"]):
 
 
 def pop_item(log: Log, state: KeyValueState, name: bytes, timeout: float) -> bytes | NotYet:
-    """Take the oldest value from the queue `name`; `NOT_YET` if it has none."""
+    """Take the oldest value from the queue `name`, and return it. Return `NOT_YET` if the queue is empty."""
 
     def decide(name: bytes, _: bytes) -> tuple[bytes | None, int, bytes]:
         queue = state.queues.get(name)
@@ -273,7 +281,10 @@ def pop_item(log: Log, state: KeyValueState, name: bytes, timeout: float) -> byt
 
 
 def read_consistent(log: Log, timeout: float, answer: Callable[[Fetch], T]) -> T:
-    """Return `answer` of one moment; long values that can't be read without the log's lock are read with it."""
+    """Return the result of `answer` for one moment.
+
+    If spilled values can't be read without the log's lock, they are read under the lock.
+    """
     log.refresh(timeout)
     try:
         return log.inspect(lambda: answer(log.read_unlocked))

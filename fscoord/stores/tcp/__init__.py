@@ -1,9 +1,9 @@
 """`TCPStore`: the store contract on torch's TCP store, for jobs that have a port but no directory.
 
-This module turns each operation of the contract into requests. `wire` encodes them, on one connection. `connections`
-gives each call a connection of its own, so that no call waits for another. `deadline` is the time limit of a call.
-`server` starts and stops torch's server, and alone needs torch. Nothing here locks between processes: the server
-answers one request after the other.
+This module makes requests of each operation of the contract. The module `wire` sends them over one connection, and has
+`Deadline`, the time limit of a call. `connections` gives each call a connection of its own, so that no call waits for
+another. `server` starts and stops torch's server, and only it needs torch. No lock is needed between processes, because
+the server answers one request after the other.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ __all__ = ["TCPStore"]
 T = TypeVar("T")
 
 PAYLOAD_MAX: Final = 8 << 20
-"""The most bytes that torch's server takes in one text; at more it closes the connection."""
+"""The most bytes in one text of a request. torch's server closes the connection if a text is longer."""
 
 WORKERS_POLL_S: Final = 0.02
-"""How often the master asks how many stores have connected."""
+"""The interval in seconds at which the master asks how many stores have connected."""
 
 
 class TCPStore(Store):
     """A store in a server that one of the processes runs: the server of torch's own ``TCPStore``.
 
-    The process that is the master needs the extra ``torch``. The others speak the server's protocol without torch.
+    The process that is the master needs the extra ``torch``. The other processes use the server's protocol without
+    torch.
 
-    These are the differences to torch's own:
+    These are the differences from torch's own ``TCPStore``:
 
     - Every operation keeps its deadline, even if the server's process is stopped or the network is cut.
     - Ctrl-C ends an operation at once.
@@ -63,11 +64,11 @@ class TCPStore(Store):
     - Threads do not wait for each other.
     - Errors are those of fscoord, and name the missing keys.
 
-    A deadline is kept to the millisecond while the server answers. A server that does not answer has 0.1 s more at the
-    end of a wait, and 2 s in all where the timeout is shorter. Then `~fscoord.StoreUnavailableError` is raised, with
-    ``maybe_applied`` if a write was sent: it may take effect later, when the server continues. The connection is
-    closed, and the next operation makes another, so the store works again as soon as the server does. Nothing else is
-    left of a call, except one thread if the resolver does not answer.
+    A deadline is kept to the millisecond while the server answers. A server that does not answer gets 0.1 s more at the
+    end of a wait, and at least 2 s in all. Then `~fscoord.StoreUnavailableError` is raised. If a write was sent, the
+    error has ``maybe_applied`` set, because the write may take effect later, when the server continues. The connection
+    is closed, and the next operation makes a new one. So the store works again as soon as the server does. A failed
+    call leaves nothing else behind, except one thread if the resolver does not answer.
 
     The protocol has these limits:
 
@@ -75,26 +76,26 @@ class TCPStore(Store):
     - `delete_key` of a key that has both a value and a queue is not atomic.
     - An `add` breaks its connection, with an error that says so, if at the same moment another process sets the key to
       a value that is not an integer.
-    - A value that the server took from a queue for a `queue_pop` whose answer was lost is gone.
-    - When the master closes its store, the store is gone.
+    - If the answer to a `queue_pop` is lost, the value that the server took from the queue is lost.
+    - When the master closes its store, the data of the store is lost.
     - torch's server asks the resolver for the name of each client that connects, and serves no client meanwhile. Where
       no name server answers, each new connection delays all clients by seconds.
 
     Args:
-        host_name: where the server listens.
-        port: its port; 0 lets the master choose a free one, see `port`.
-        world_size: how many stores the master waits for.
-        is_master: run the server in this process.
+        host_name: the host on which the server listens.
+        port: the port on which the server listens. With 0 the master chooses a free port; see the property `port`.
+        world_size: the number of stores for which the master waits.
+        is_master: whether to run the server in this process.
         timeout: how long operations wait by default, connecting included, in seconds or as a `timedelta`; None means
             300 seconds.
         wait_for_workers: whether the master waits until `world_size` stores are connected.
-        multi_tenant: share the server with other stores of this process on the same port.
+        multi_tenant: whether to share the server with other stores of this process on the same port.
         master_listen_fd: a listening socket for the server.
         use_libuv: which of torch's two servers the master runs. The server without libuv keeps no queues.
 
     Raises:
-        ImportError: this is the master, and torch is not installed.
-        StoreUnavailableError: no server answers there, or the port is taken.
+        ImportError: this process is the master, and torch is not installed.
+        StoreUnavailableError: no server answers at the address, or the port is taken.
         StoreTimeoutError: fewer than `world_size` stores connected in time.
     """
 
@@ -148,12 +149,12 @@ class TCPStore(Store):
 
     @property
     def host(self) -> str:
-        """Where the server listens."""
+        """The host on which the server listens."""
         return self._connections.host
 
     @property
     def port(self) -> int:
-        """The server's port."""
+        """The port on which the server listens."""
         return self._connections.port
 
     def _call(self, operation: Callable[[Channel], T]) -> T:
@@ -163,7 +164,7 @@ class TCPStore(Store):
         return self._connections.deadline(self._timeout)
 
     def _await_workers(self, world_size: int, deadline: Deadline) -> None:
-        """Count this store as connected. The master then waits until `world_size` stores have done so."""
+        """Count this store as connected. The master then waits until `world_size` stores are connected."""
         present = self._connections.call(lambda channel: channel.add_worker(1), deadline)
         last = Deadline(deadline.left() + GRACE_S, lambda: f"{world_size} stores to connect to {self._connections}")
         while self._server is not None and present < world_size:
@@ -180,8 +181,9 @@ class TCPStore(Store):
     def _has_queues(self, deadline: Deadline) -> bool:
         """Return whether the server keeps queues.
 
-        torch's server without libuv closes the connection instead of answering a request for a queue. A server that has
-        stopped does the same. A ping on a new connection distinguishes the two, and the request is repeated once.
+        torch's server without libuv closes the connection when it receives a request for a queue. The connection also
+        ends if the server has stopped. A ping on a new connection distinguishes the two cases, and the request is
+        repeated once.
         """
         for _ in range(2):
             if self._keeps_queues is None:
@@ -220,7 +222,7 @@ class TCPStore(Store):
         return self._blocking.get([key_bytes(key)], self._timeout)[0]
 
     def add(self, key: Key, amount: int) -> int:
-        """See `Store.add`. The server closes the connection if the value is not an integer, so it is read first."""
+        """See `Store.add`. The value is read first: if it is not an integer, the server would close the connection."""
         name = key_bytes(key)
         check_int64("amount", amount)
 
@@ -335,7 +337,12 @@ class TCPStore(Store):
 
 
 def _check_payload(data: bytes, size: int | None = None) -> bytes:
-    """Return `data`, whose size is `size` unless it is None; refuse more than the server takes."""
+    """Return `data`. Raise `LimitExceededError` if it is longer than the server takes.
+
+    Args:
+        data: the bytes.
+        size: the size to check; None: the size of `data`.
+    """
     size = len(data) if size is None else size
     if size > PAYLOAD_MAX:
         raise LimitExceededError(

@@ -1,7 +1,7 @@
-"""`Connections`: one process's connections to a server of torch's `TCPStore`, and the calls that are made over them.
+"""`Connections`: one process's connections to a server of torch's `TCPStore`.
 
-Each call has a connection to itself, so threads don't wait for each other. `BlockingCalls` are the calls that the
-server answers only when keys are there.
+Each call has a connection to itself, so threads don't wait for each other. `BlockingCalls` makes the calls that wait
+for keys.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 FIRST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 0.5
-"""The pauses between tries to connect to a server that does not listen yet."""
+"""The longest pause in seconds between two tries to connect to a server that does not listen yet."""
 
 QUEUE_WAIT_S: Final = 0.5
-"""How long one request waits for a queue. For each value the server wakes one waiter only, which may have been
-interrupted meanwhile; the others notice the value with their next request."""
+"""How many seconds one request waits for a queue. The server wakes only one waiter for each value, and this waiter may
+have been interrupted meanwhile. The other waiters find the value with their next request."""
 
 RECHECK_S: Final = 0.01
-"""The pause after two reads of a key that exists but has no value, in seconds. The key is then that of a queue."""
+"""The pause in seconds after two reads of a key that exists but has no value. Such a key usually has a queue."""
 
 KEY, VALUE, ITEM = "key", "the value of key", "a value in queue"
 
@@ -58,13 +58,13 @@ class Failure(Exception):
 class Connections:
     """Connections to the server at `host` and `port`.
 
-    A connection belongs to one thread from `_take` to `_give_back`. `_idle` holds those without an owner; `list.pop`
-    and `list.append` are atomic, so no lock guards it. `_busy` holds those with an owner. `close` and `after_fork` only
-    interrupt or close these, and never read from them.
+    A connection belongs to one thread from `_take` to `_give_back`. The list `_idle` has the connections without an
+    owner. No lock guards the list, because `list.pop` and `list.append` are atomic. `_busy` has the connections with an
+    owner. `close` and `after_fork` interrupt or close these connections, and never read from them.
 
-    When a call ends at its deadline, or by an exception such as Ctrl-C, its connection is closed: the answer may still
-    arrive, and the next call would take it for its own. Nothing else is left of the call, except at most one thread
-    that waits for the resolver, until the resolver answers.
+    When a call ends at its deadline, or by an exception such as Ctrl-C, its connection is closed. Otherwise the answer
+    could still arrive, and the next call would take it for its own. The call leaves nothing else behind, except at most
+    one thread that waits for the resolver, until the resolver answers.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -89,10 +89,10 @@ class Connections:
         return Deadline(max(limit, ANSWER_MIN_S), lambda: f"an answer of {self}")
 
     def await_server(self, deadline: Deadline) -> None:
-        """Return when the server answers. It may begin to listen later.
+        """Wait until the server answers. The server may begin to listen after this call has begun.
 
         Raises:
-            StoreUnavailableError: it has not answered by `deadline`.
+            StoreUnavailableError: the server has not answered by `deadline`.
         """
         pause = FIRST_PAUSE_S
         while True:
@@ -109,11 +109,11 @@ class Connections:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def call(self, operation: Callable[[Channel], T], deadline: Deadline) -> T:
-        """Return the result of `operation` on a connection, by `deadline`.
+        """Execute `operation` on a connection, by `deadline`, and return its result.
 
         Raises:
             StoreClosedError: the store was closed, before or meanwhile.
-            StoreUnavailableError: the server is gone, or does not answer.
+            StoreUnavailableError: the server has ended, or does not answer.
         """
         try:
             return self.attempt(operation, deadline)
@@ -121,17 +121,17 @@ class Connections:
             raise failure.store_error() from failure.__cause__
 
     def attempt(self, operation: Callable[[Channel], T], deadline: Deadline) -> T:
-        """Do the same as `call`, but raise a `Failure` instead of a `StoreUnavailableError`."""
+        """Execute `operation` as `call` does, but raise a `Failure` in the place of a `StoreUnavailableError`."""
         self.refuse_if_closed()
         channel = None
         try:
             channel = self._take(deadline)
             channel.begin(deadline)
             self._busy.add(channel)
-            self.refuse_if_closed()  # again: a `close` before the last line did not find this channel
+            self.refuse_if_closed()  # again, because a `close` before the last line did not find this channel
             return operation(channel)
         except (Unanswered, Disconnected, OSError) as error:
-            if isinstance(error, OSError) and error.errno is None:  # not the system's: a signal handler raised it
+            if isinstance(error, OSError) and error.errno is None:  # a signal handler raised it, and not the system
                 raise
             self.refuse_if_closed()
             raise self._failure(error, channel, deadline) from error
@@ -140,7 +140,7 @@ class Connections:
                 self._give_back(channel)
 
     def refuse_if_closed(self) -> None:
-        """Raise `StoreClosedError` after `close`."""
+        """Raise `StoreClosedError` if `close` was called."""
         if self._is_closed:
             raise StoreClosedError(f"{self} is closed; open the store again")
 
@@ -168,7 +168,7 @@ class Connections:
             if self._is_closed:
                 self._close_idle()
         else:
-            # An answer may still arrive on it. The reason that ended this call may also have cut off idle connections.
+            # An answer may still arrive on this connection. Idle connections may be cut off for the same reason.
             channel.abandon()
             self._close_idle()
 
@@ -186,7 +186,10 @@ class Connections:
         return Failure(f"{self}: {error}; {words}", errno, channel)
 
     def after_fork(self) -> None:
-        """In a forked child: close the inherited connections. Two processes on one connection would mix up answers."""
+        """Close the inherited connections in a forked child.
+
+        If two processes used one connection, each could read the answers to the other's requests.
+        """
         for channel in [*self._idle, *self._busy]:
             channel.close()
         self._reset()
@@ -196,8 +199,10 @@ class Connections:
             self._idle.pop().close()
 
     def _connect(self, deadline: Deadline) -> Channel:
-        """Return a new connection. It runs in a thread of its own: Ctrl-C need not wait for the resolver, and can't
-        strike between the system call that connects and the assignment of its result.
+        """Return a new connection.
+
+        The connection is made in a thread of its own. So a Ctrl-C need not wait for the resolver, and can't come
+        between the system call that connects and the assignment of its result.
         """
         endpoints = self._endpoints
         if not endpoints:
@@ -230,24 +235,24 @@ system.after_fork_in_child("tcp connections", _after_fork_in_child)
 class BlockingCalls:
     """The calls that wait for keys, over `connections`.
 
-    Each raises `StoreTimeoutError` after `limit` seconds, and `StoreUnavailableError` if the server is gone or never
-    answered. A server that answered at the beginning of a wait but not at its end is also reported as a timeout. It is
-    then unknown which of the keys are missing.
+    Each call raises `StoreTimeoutError` after `limit` seconds, and `StoreUnavailableError` if the server has ended or
+    has never answered. If the server answered at the beginning of a wait but not at its end, the call also raises
+    `StoreTimeoutError`. Then it is unknown which of the keys are missing.
     """
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
     def wait(self, names: list[bytes], limit: float) -> None:
-        """Return when the server has all of `names`."""
+        """Wait until the server has all of `names`."""
         self._await(limit, names, KEY, lambda channel: channel.check(names) or None)
 
     def get(self, names: list[bytes], limit: float) -> list[bytes]:
-        """Return the values of `names`, when the server has all of them."""
+        """Wait until the server has all of `names`, and return their values."""
         return self._await(limit, names, VALUE, lambda channel: _read_values(channel, names))
 
     def pop(self, name: bytes, limit: float, started: float) -> bytes:
-        """Take the oldest value from the queue `name`, when there is one; the call began at the moment `started`."""
+        """Wait for a value in the queue `name`, and take the oldest. `started` is the moment when the call began."""
         return self._await(limit, [name], ITEM, lambda channel: channel.queue_pop(name), started)
 
     def _await(
@@ -258,9 +263,9 @@ class BlockingCalls:
         find: Callable[[Channel], T | None],
         started: float | None = None,
     ) -> T:
-        """Wait until the server has all of `names` and `find` returns a result; return it. None is not a result.
+        """Wait until the server has all of `names` and `find` returns a result other than None; return the result.
 
-        The `limit` counts from the moment `started`, by default from now.
+        The time `limit` begins at the moment `started`, by default now.
         """
         started = system.time.monotonic() if started is None else started
         ends = started + limit
@@ -294,7 +299,7 @@ class BlockingCalls:
     def _timeout_error(
         self, what: str, names: list[bytes], missing: list[bytes] | None, started: float
     ) -> StoreTimeoutError:
-        """Return the error for the keys `missing`, or for all of `names` if None: it is unknown which are missing."""
+        """Return the error for the keys `missing`. If `missing` is None, it is unknown which of `names` are missing."""
         waited = system.time.monotonic() - started
         doubt = "; at the end the server no longer answered, so some of them may exist" if missing is None else ""
         keys = missing or list(dict.fromkeys(names))
@@ -305,7 +310,7 @@ class BlockingCalls:
         )
 
     def _missing(self, names: list[bytes], what: str, deadline: Deadline) -> list[bytes] | None:
-        """Return which of `names` are missing, or None if the server does not answer that."""
+        """Return which of `names` are missing, or None if the server does not answer."""
         names = list(dict.fromkeys(names))
 
         def look(channel: Channel) -> list[bytes]:
@@ -320,10 +325,10 @@ class BlockingCalls:
 
 
 class _WaitAndFind(Generic[T]):
-    """An operation: wait until the server has all of `names`, or until the moment `until`; then call `find`.
+    """An operation on a connection: wait for `names` until the moment `until`, and then call `find`.
 
     Attributes:
-        is_granted: whether the server had all of them.
+        is_granted: whether the server had all of `names`.
     """
 
     def __init__(self, names: list[bytes], until: float, find: Callable[[Channel], T | None]) -> None:
@@ -336,10 +341,11 @@ class _WaitAndFind(Generic[T]):
 
 
 def _read_values(channel: Channel, names: list[bytes]) -> list[bytes] | None:
-    """Return the values of `names`, or None unless each has one.
+    """Return the values of `names`, or None if a name has no value.
 
-    The server also ends a wait for a key that has no value: a queue, or a key on which a `compare_set` wrote nothing.
-    It returns the empty value for such a key, so an empty value is read again in a way that tells them apart.
+    The server also ends a wait for a key without a value, such as a queue, or a key on which a `compare_set` wrote
+    nothing. For such a key the server returns an empty value. So an empty value is read again, by a request that
+    distinguishes an empty value from no value.
     """
     found = []
     for name, read in zip(names, channel.values(names), strict=True):

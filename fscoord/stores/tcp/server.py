@@ -1,7 +1,8 @@
-"""`Server`: torch's server of a `TCPStore`, in this process. The only module of `stores.tcp` that needs torch.
+"""`Server`: torch's server of a `TCPStore`, in this process. Only this module of `stores.tcp` needs torch.
 
-A `TCPStore` makes two calls into torch's C++: to start and to stop a server. Either may block, because the server asks
-the resolver for the names of its clients and can't be stopped meanwhile. So a thread makes them, with a deadline.
+A `TCPStore` makes two calls into torch's C++, to start and to stop a server. Both may block, because the server asks
+the resolver for the names of its clients and can't be stopped meanwhile. So a thread makes these calls, with a
+deadline.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from fscoord.stores.tcp.wire import ANSWER_MIN_S, Deadline, Unanswered
 __all__ = ["Server"]
 
 LOOPBACK: Final = "127.0.0.1"
-"""The address to which torch's own client, which comes with a server, connects. The server listens on all addresses."""
+"""The address to which torch's own client connects. torch makes this client with each server. The server listens on all
+addresses."""
 
 TIMEOUT_MAX_S: Final = 1e9
 
@@ -26,7 +28,7 @@ class Server:
     """A server at `port` on all addresses of this host, or on `master_listen_fd`, a socket that listens already.
 
     Attributes:
-        port: its port.
+        port: the port of the server.
 
     Raises:
         ImportError: torch is not installed.
@@ -72,7 +74,8 @@ class Server:
     def stop(self) -> None:
         """Stop the server, unless another store of this process shares it.
 
-        Return after `ANSWER_MIN_S` at the latest. A server that has not stopped by then keeps one thread until it has.
+        The call returns after `ANSWER_MIN_S` at the latest. If the server has not stopped by then, one thread remains
+        until the server has stopped.
         """
         if self._life != system.process_epoch():
             self._abandon()
@@ -89,8 +92,9 @@ class Server:
             self._abandon()
 
     def _abandon(self) -> None:
-        """In a forked child: never destroy torch's object. Its C++ would end the process, because the server's thread
-        does not exist in the child.
+        """Keep torch's object from being destroyed in a forked child.
+
+        The destructor in C++ would end the process, because the server's thread does not exist in the child.
         """
         if self._store is not None:
             self._preserve(self._store)
@@ -101,12 +105,12 @@ class Server:
 
 
 def _first_line(error: Exception) -> str:
-    """Return torch's message without the stack of its C++."""
+    """Return torch's message without the C++ stack."""
     return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def _preserver() -> Callable[[object], None]:
-    """Return a function that keeps an object from ever being destroyed, also when the interpreter ends."""
+    """Return a function that prevents the destruction of an object, also when the interpreter ends."""
     import ctypes
 
     preserve = ctypes.pythonapi.Py_IncRef

@@ -2,10 +2,12 @@
 
 `Deadline` is the time limit of one call.
 
-torch's own client is not used. Its calls wait for a stopped server without limit, ignore Ctrl-C, and `list_keys` blocks
-all other threads of Python meanwhile. The format of the requests was observed between the client of torch 2.13.0 and
-both of its servers. The first byte is the kind of request. An integer has 8 bytes in the host's order. A text follows
-its length. Every key except torch's own begins with a slash. A server answers requests in the order in which they came.
+torch's own client is not used. Its calls wait for a stopped server without limit and ignore Ctrl-C, and its `list_keys`
+blocks all other threads of Python meanwhile.
+
+The format of the requests was observed between the client of torch 2.13.0 and both of its servers. The first byte of a
+request is its kind. An integer has 8 bytes in the host's order. The length of a text comes before the text. Every key
+except torch's own begins with a slash. A server answers the requests of a connection in the order in which they came.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ __all__ = ["ANSWER_MIN_S", "GRACE_S", "Channel", "Deadline", "Disconnected", "Un
 T = TypeVar("T")
 
 ANSWER_MIN_S: Final = 2.0
-"""How long the server has for its answer, however short the timeout: torch's server asks the resolver for the name of
-each client that connects, and does nothing else until the resolver answers."""
+"""The least time in seconds that the server has for its answer. torch's server asks the resolver for the name of each
+client that connects, and does nothing else until the resolver answers."""
 
 GRACE_S: Final = 0.1
-"""How long the server has, at the end of a wait, to confirm that it has cancelled the wait."""
+"""How many seconds the server has, at the end of a wait, to confirm that it has cancelled the wait."""
 
 FIRST_SLEEP_MAX_S: Final = 1.0
 SLEEP_MAX_S: Final = 1e6
@@ -44,8 +46,8 @@ class Deadline:
     A call that takes long is logged as a wait, with the text that `waiting_for` returns (see `SlowWaitLogger`).
 
     Attributes:
-        started: when the call began.
-        ends: when it must be over.
+        started: when the call began, by the monotonic clock.
+        ends: when the call must be over, by the monotonic clock.
     """
 
     def __init__(self, limit: float, waiting_for: Callable[[], str]) -> None:
@@ -63,18 +65,18 @@ class Deadline:
         return max(0.0, self.ends - system.time.monotonic())
 
     def pause(self, ends: float) -> float:
-        """Return how long the caller may sleep, until `ends` at most, before it must call `remind`."""
+        """Return how many seconds the caller may sleep before it must call `remind`. The sleep ends by `ends`."""
         longest = FIRST_SLEEP_MAX_S if self._slow_logger is None else self._slow_logger.until_next()
         return min(max(0.0, ends - system.time.monotonic()), longest, SLEEP_MAX_S)
 
     def remind(self) -> None:
-        """Warn in the log that the call still waits, if a warning is due."""
-        if self._slow_logger is None:  # most calls end before they need one
+        """Log a warning that the call still waits, if a warning is due."""
+        if self._slow_logger is None:  # made here, because most calls end before they need one
             self._slow_logger = SlowWaitLogger(__name__, self._waiting_for)
         self._slow_logger.warn_if_due()
 
     def run(self, work: Callable[[], T]) -> T:
-        """Call `work` in a thread of its own, which no signal and no deadline interrupts, and return its result.
+        """Call `work` in a thread of its own, and return its result. No signal and no deadline interrupts the thread.
 
         Args:
             work: the function to call. If it returns after the deadline, its result is dropped.
@@ -113,29 +115,31 @@ APPEND, MULTI_GET, MULTI_SET, CANCEL, PING = 9, 10, 11, 12, 13
 QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS = 14, 15, 16, 17
 
 GREETING: Final = struct.pack("=BI", VALIDATE, 0x3C85F7CE)
-"""The first bytes of a client, which are not answered."""
+"""The first bytes that a client sends. The server does not answer them."""
 
 ECHO: Final = b"fsco"
 PINGED: Final = struct.pack("=B", PING) + ECHO
 CANCELLING: Final = struct.pack("=B", CANCEL)
-"""Ends the wait that is under way. The server always confirms it; an answer that it sent before comes first."""
+"""The request that cancels the wait under way. The server always confirms it. If the server has already sent an answer
+to the wait, this answer comes first."""
 
 GRANTED, CANCELLED, ECHOED = 0, 1, ECHO[0]
-"""The markers that a server sends during a wait: the first byte of each."""
+"""The first bytes of the three markers that a server sends during a wait."""
 
 OUT_OF_PROTOCOL: Final = "its answer does not fit the request"
 
 ECHO_AFTER_S: Final = 0.05
-"""How long a wait is silent before the server is asked for an echo, as a sign that it is alive."""
+"""How many seconds a wait is silent before the client requests an echo, as a sign that the server is alive."""
 
 RECEIVE_MAX, RECEIVE_LARGE_MAX = 1 << 14, 1 << 18
-"""How many bytes one recv(2) asks for: of any answer, and of an answer that is known to be longer than the first."""
+"""The number of bytes that one recv(2) requests: the first number by default, and the second number for the rest of an
+answer that is known to be longer than the first number."""
 
 WORKERS: Final = b"init/"
 """torch's own key, the counter of the stores that have connected. It has no slash, so it equals no caller's key."""
 
 PIPELINED_MAX: Final = 256
-"""How many requests are sent before the first answer is read: few enough that the buffers of neither side fill."""
+"""How many requests are sent before the first answer is read. So few requests can't fill the buffers of either side."""
 
 
 class Disconnected(Exception):
@@ -145,10 +149,11 @@ class Disconnected(Exception):
 class Channel:
     """One connection, for one thread at a time. Only `interrupt` may be called by another thread.
 
-    Each request raises `Unanswered` when its deadline comes, and `Disconnected` or an `OSError` with an ``errno`` when
-    the connection is lost. After these, and after any other exception, such as Ctrl-C, a part of the answer may still
-    arrive. The connection can't be used any more then: the next request would read that part as its own answer. So
-    `is_whole` becomes false before the first byte is sent, and true only when the whole answer has been read.
+    Each request raises `Unanswered` at its deadline, and `Disconnected` or an `OSError` with an ``errno`` when the
+    connection is lost. After each of these exceptions, and after any other, such as that of a Ctrl-C, a part of the
+    answer may still arrive. The next request would read this part as its own answer, so the connection can't be used
+    any more. Therefore `is_whole` becomes false before the first byte of a request is sent, and true only when the
+    whole answer has been read.
 
     Attributes:
         is_whole: whether each request that was begun has been answered.
@@ -172,14 +177,14 @@ class Channel:
         self.has_received = self.has_written = False
 
     def interrupt(self) -> None:
-        """Make the request that another thread has under way raise."""
+        """Make the request of another thread raise an exception."""
         try:
             self._socket.shutdown(2)
         except OSError:  # it is closed already
             pass
 
     def close(self) -> None:
-        """Close the connection, upon which the server drops its wait."""
+        """Close the connection. The server then drops the wait of this connection."""
         self._socket.close()
 
     __del__ = close
@@ -195,15 +200,15 @@ class Channel:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def ping(self) -> None:
-        """Return when the server has answered."""
+        """Send a request that changes nothing, and wait for the answer."""
         self._request(PINGED, self._read_echo)
 
     def wait(self, names: Sequence[bytes], until: float) -> bool:
-        """Return whether the server has all of `names`, now or by the moment `until`.
+        """Wait until the server has all of `names`, or until the moment `until`; return whether it has them.
 
-        A silent server may be alive, with nothing to answer yet, or stopped. So after `ECHO_AFTER_S` it is asked for
-        an echo. At the end the wait is cancelled, and the server's confirmation is read: otherwise it could grant the
-        wait later, in the middle of the next request's answer.
+        A silent server may be alive, with nothing to answer yet, or it may be stopped. So the client requests an echo
+        after `ECHO_AFTER_S`. At the end the client cancels the wait and reads the server's confirmation. Otherwise the
+        server could grant the wait later, in the middle of the answer to the next request.
         """
         self._begin(_keys_request(WAIT, names))
         awaited = {GRANTED}
@@ -233,26 +238,26 @@ class Channel:
         return GRANTED not in awaited
 
     def check(self, names: Sequence[bytes]) -> bool:
-        """Return whether the server has all of `names`: values, or queues that are not empty."""
+        """Return whether each of `names` has a value or a queue that is not empty."""
         return self._request(_keys_request(CHECK, names), self._read_byte) == 0
 
     def check_each(self, names: Sequence[bytes]) -> list[bool]:
-        """Return for each of `names` whether the server has it."""
+        """Return for each of `names` whether it has a value or a queue that is not empty."""
         return self._request_each([_keys_request(CHECK, [name]) for name in names], lambda: self._read_byte() == 0)
 
     def values(self, names: Sequence[bytes]) -> list[bytes]:
-        """Return the values of `names`, an empty one for a key without a value."""
+        """Return the values of `names`. A key without a value counts as empty."""
         return self._request(_keys_request(MULTI_GET, names), lambda: [self._read_text() for _ in names])
 
     def value(self, name: bytes) -> bytes | None:
-        """Return the value of `name`, or None, without waiting. A queue is not a value."""
+        """Return the value of `name`, or None if it has none. The request does not wait, and a queue is not a value."""
         return self.value_of_each([name])[0]
 
     def value_of_each(self, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return the value of each of `names`, or None for a name without one. The values may be of different moments.
+        """Return the value of each of `names`, or None for a name without a value.
 
-        Each read is a compare-and-set that never succeeds, because it expects a random text: the server writes nothing,
-        and returns the value, or the random text if there is none.
+        The values may be those of different moments. Each read is a compare-and-set that never succeeds, because it
+        expects a random text. The server writes nothing and returns the value, or the random text if there is no value.
         """
         nonce = system.random_bytes(16)
         found = self._request_each([_compare_set_request(name, nonce, nonce) for name in names], self._read_text)
@@ -288,28 +293,28 @@ class Channel:
         return self._request(_key_request(DELETE, name), self._read_number, writes=True) > 0
 
     def queue_pop(self, name: bytes) -> bytes | None:
-        """Take the oldest value from the queue `name`, or None."""
+        """Take the oldest value from the queue `name`, and return it. Return None if the queue is empty."""
         return self._request(
             _key_request(QUEUE_POP, name), lambda: self._read_text() if self._read_number() else None, writes=True
         )
 
     def queue_len(self, name: bytes) -> int:
-        """Return how many values the queue `name` holds."""
+        """Return the number of values in the queue `name`."""
         return self._request(_key_request(QUEUE_LEN, name), self._read_number)
 
     def num_keys(self) -> int:
-        """Return how many keys have a value, not counting torch's own."""
+        """Return the number of keys with a value, without torch's own key."""
         own = struct.pack("=BQ", CHECK, 1) + _length_prefixed(WORKERS)
         while True:
             before, count, after = self._request(
                 own + struct.pack("=B", NUM_KEYS) + own,
                 lambda: (self._read_byte(), self._read_number(), self._read_byte()),
             )
-            if before == after:  # else the first store has just connected: `count` may include torch's key, or not
+            if before == after:  # otherwise torch's key was just made, and `count` may or may not include it
                 return count if before else count - 1
 
     def list_keys(self) -> list[bytes]:
-        """Return the keys that have a value, without torch's own."""
+        """Return the keys with a value, without torch's own key."""
         names = self._request(
             struct.pack("=B", LIST_KEYS), lambda: [self._read_text() for _ in range(self._read_number())]
         )
@@ -323,7 +328,10 @@ class Channel:
     # -- bytes -----------------------------------------------------------------------------------------------------
 
     def _write(self, request: bytes, name: bytes) -> None:
-        """Send `request`, which has no answer, and then a question, whose answer shows that the server read both."""
+        """Send `request`, which the server does not answer, and then a second request that the server answers.
+
+        The answer shows that the server has read both requests.
+        """
         self._request(request + _keys_request(CHECK, [name]), self._read_byte, writes=True)
 
     def _request_each(self, requests: Sequence[bytes], read: Callable[[], T]) -> list[T]:
@@ -356,7 +364,7 @@ class Channel:
                 self._poll(self._writable)
 
     def _read_marker(self, awaited: MutableSet[int]) -> None:
-        """Read one of the markers `awaited`, which may come in any order, and remove it from them."""
+        """Read one of the markers `awaited`, and remove it from `awaited`. The markers may come in any order."""
         self._fill(1)
         marker = self._received[0]
         if marker not in awaited:
@@ -394,7 +402,7 @@ class Channel:
         return data
 
     def _fill(self, size: int) -> None:
-        """Receive until `size` bytes are there. Those that arrived before a deadline are kept for the next call."""
+        """Receive until `size` bytes are there. At a deadline, the received bytes are kept for the next call."""
         while len(self._received) < size:
             self._poll(self._readable)
             self._received += self._receive_some(RECEIVE_MAX)
@@ -419,7 +427,7 @@ class Channel:
         return part
 
     def _poll(self, poll: Any) -> None:
-        """Return when the connection is ready for what `poll` registers. The last try is at the deadline or later."""
+        """Wait until the connection is ready for the events of `poll`. The last try is at the deadline or later."""
         while True:
             pause = self._deadline.pause(self._ends)
             if poll.poll(math.ceil(pause * 1000)):
