@@ -33,8 +33,7 @@ __all__ = ["MODES", "ChangeWatcher", "Sleeper", "shared_watcher"]
 MODES: Final = ("auto", "inotify", "poll")
 POLL_LAST_S = 0.1
 SHARED_POLL_LAST_S = 0.175
-"""The longest pause, in seconds, where each look is a request to a server. A waiter then looks less than ten times in a
-second, counted from the first look."""
+"""The longest pause, in seconds, where each look is a request to a server: about six looks in a second."""
 
 
 class Sleeper(Protocol):
