@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from faults.holder import Holder
 from support.faulty import faulty_os
-from support.internals import log_of
+from support.internals import log_of, notifier_of, watcher_of
 from support.places import Thread, start_thread, wait_in_vain
 from support.processes import TESTS
 
@@ -66,7 +66,7 @@ def until(condition: Callable[[], Any]) -> None:
 
 def asleep(store: FileStore) -> int:
     """Count the threads of this process that sleep on what `store` watches."""
-    watch = store._notifier._watcher
+    watch = watcher_of(store)
     return 0 if watch is None else len(watch._sleeping)
 
 
@@ -218,7 +218,7 @@ def test_waiter_without_an_inotify_instance_is_still_woken(path: str, caplog: py
         store.set("k", "1")
         is_woken_by_a_ring(path, other)  # loads what is loaded at the first wait
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        other._notifier._watcher = None
+        notifier_of(other)._watcher = None
         gc.collect()
         highest = max(map(int, os.listdir("/proc/self/fd")))
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2, limits[1]))
@@ -556,7 +556,7 @@ def test_write_wakes_none_but_the_waiters_for_its_key_in_other_processes(path: s
 def test_watch_by_polling_sees_a_write_without_making_a_bell(path: str) -> None:
     with FileStore(path, timeout=HANG_S, watch="poll") as store, FileStore(path, timeout=HANG_S) as other:
         waiter = wait_in_thread(store, "k")
-        watch = store._notifier._watcher
+        watch = watcher_of(store)
         assert watch is not None
         assert not watch.has_events
         assert os.listdir(os.path.dirname(path)) == ["store"]
@@ -651,7 +651,7 @@ def test_ring_that_another_takes_before_this_thread_listens_is_not_lost(path: st
 
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         wait_in_vain(store)
-        watch: Any = store._notifier._watcher
+        watch: Any = watcher_of(store)
         ears = watch._reader_mutex
         watch._reader_mutex = Ears()
         assert start_thread(store.get, "k").join() == b"1"
@@ -745,7 +745,7 @@ def test_writes_all_ring_for_their_keys_if_and_only_if_there_is_a_bell(
 ) -> None:
     rung: list[list[bytes]] = []
     with FileStore(path) as store, FileStore(path) as waiter:
-        monkeypatch.setattr(store._notifier, "notify", lambda names: rung.append(list(names)))
+        monkeypatch.setattr(notifier_of(store), "notify", lambda names: rung.append(list(names)))
 
         def write_all() -> None:
             store.set("a", "1")

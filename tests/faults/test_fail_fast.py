@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from faults.test_fork import until
-from support.internals import log_of
+from support.internals import log_of, watcher_of
 from support.places import start_thread
 
 from fscoord import (
@@ -130,7 +130,7 @@ def test_wait_alive_ends_with_the_death_of_a_rank(path: str) -> None:
 
 def watched(store: FileStore) -> set[int]:
     """The processes whose death the kernel will tell of."""
-    watch = store._notifier._watcher
+    watch = watcher_of(store)
     return set(watch._events.processes) if watch is not None and watch._events is not None else set()
 
 
@@ -169,7 +169,7 @@ def test_waiter_that_hears_of_all_deaths_from_the_kernel_looks_rarely(
 def test_wait_alive_without_events_finds_deaths_by_itself(path: str) -> None:
     with FileStore(path, rank=0, timeout=HANG_S, watch="poll") as store, ranks(path, 2) as others:
         with start_thread(store.wait_alive, ["k"], [1]) as waiter:
-            until(lambda: store._notifier._watcher is not None)
+            until(lambda: watcher_of(store) is not None)
             others[1].kill()
         assert waiter.result == [1]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from faults.test_signals import KINDS, OPERATIONS, Pair, descriptors, pair
-from support.internals import log_of
+from support.internals import log_of, watcher_of
 from support.interrupts import At
 
 from fscoord import FileStore, StoreTimeoutError
@@ -74,7 +74,7 @@ def is_free(both: Pair, at: At) -> None:
 @pytest.mark.parametrize("exception", EXCEPTIONS)
 def test_exception_of_a_handler_is_raised_by_every_operation(path: str, lock: str, exception: type[Exception]) -> None:
     with pair(path, lock) as both:
-        while both.store._notifier._watcher is None:
+        while watcher_of(both.store) is None:
             OPERATIONS["wait"](both.store)
         both.renew()
         open_before = descriptors()
@@ -98,7 +98,7 @@ def test_exception_of_a_handler_is_raised_by_every_operation(path: str, lock: st
 @pytest.mark.parametrize("exception", EXCEPTIONS)
 def test_exception_of_a_handler_is_raised_by_waits(path: str, exception: type[Exception]) -> None:
     with pair(path, "ofd") as both:
-        while both.store._notifier._watcher is None:
+        while watcher_of(both.store) is None:
             OPERATIONS["wait"](both.store)
         for number in itertools.count(1):
             at = call_with(exception, number, lambda: wait(both.store))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.internals import log_of, state_of
+from support.internals import log_of, state_of, watcher_of
 from support.interrupts import At, interrupt
 from support.places import start_thread, wait_in_vain
 
@@ -462,7 +462,7 @@ def test_fork_of_a_process_that_waits_lets_both_wait_apart(path: str, fork: Call
 
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         with start_thread(store.get, "for the parent") as waiter:
-            until(lambda: store._notifier._watcher and store._notifier._watcher._sleeping)
+            until(lambda: watcher_of(store) and watcher_of(store)._sleeping)
             with Child(fork, work, store) as child:
                 other.get("the child is there")
                 other.set("for the parent", "1")

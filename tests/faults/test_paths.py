@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.internals import log_of
+from support.internals import log_of, notifier_of, watcher_of
 from support.logs import HEADER_SIZE
 from support.places import Thread, wait_in_vain
 from support.plain_reader import read_log
@@ -142,9 +142,7 @@ def test_wait_ends_when_the_log_goes_away(way: str, watch: str, read_only: bool,
     with FileStore(inner, read_only=read_only, watch=watch, timeout=10 * HANG_S) as waiter:
         until = time.monotonic() + HANG_S
         with Thread(wait_until_gone, waiter) as waiting:
-            while not (
-                waiter._notifier._waiters and waiter._notifier._watcher.is_announced
-            ):  # it makes nothing any more
+            while not (notifier_of(waiter)._waiters and watcher_of(waiter).is_announced):  # it makes nothing any more
                 assert time.monotonic() < until
             spoil(inner)
             error = str(waiting.join())

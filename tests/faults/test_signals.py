@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from faults.holder import Holder
-from support.internals import log_of, state_of
+from support.internals import log_of, state_of, watcher_of
 from support.interrupts import At, interrupt
 from support.places import start_thread
 
@@ -130,7 +130,7 @@ def descriptors() -> int:
 def test_call_that_is_interrupted_leaves_nothing_behind(path: str, lock: str, operation: str) -> None:
     """Wherever Ctrl-C comes: no lock, no mutex, no descriptor; and the handle works, with nothing lost or doubled."""
     with pair(path, lock) as both:
-        while both.store._notifier._watcher is None:
+        while watcher_of(both.store) is None:
             OPERATIONS["wait"](both.store)  # opens what all later waits and rings share, if its time suffices
         both.renew()
         both.check("no point")
@@ -317,7 +317,7 @@ def press_ctrl_c_when_asleep(store: FileStore) -> None:
 
 def asleep(store: FileStore) -> int:
     """Count the threads of this process that sleep on what `store` watches."""
-    watch = store._notifier._watcher
+    watch = watcher_of(store)
     return 0 if watch is None else len(watch._sleeping)
 
 

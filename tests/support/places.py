@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from contract.opening import open_file
 from support.etcd_server import Server
+from support.internals import watcher_of
 
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Store
@@ -125,7 +126,7 @@ def wait_in_vain(store: Any) -> None:
     while True:
         with pytest.raises(StoreTimeoutError):
             store.wait(["never"], limit)
-        watch = store._notifier._watcher
+        watch = watcher_of(store)
         if watch is not None and watch.is_announced and not watch.is_closed:  # as a parent's is in its forked child
             return
         assert limit < HANG_S

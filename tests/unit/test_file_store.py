@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support.internals import log_of
+from support.internals import log_of, notifier_of
 
 from fscoord import (
     FileStore,
@@ -301,7 +301,7 @@ def test_write_rings_the_bell_for_its_keys_once_a_bell_is_announced(
 ) -> None:
     rung: list[list[bytes]] = []
     with FileStore(tmp_path / "store") as store:
-        monkeypatch.setattr(store._notifier, "notify", lambda names: rung.append(list(names)))
+        monkeypatch.setattr(notifier_of(store), "notify", lambda names: rung.append(list(names)))
         writes = (
             lambda: store.set("a", "1"),
             lambda: store.compare_set("a", "1", "2"),
@@ -366,8 +366,8 @@ def test_handle_that_is_closed_closes_its_listeners_and_waiting(tmp_path: Path) 
     store = FileStore(tmp_path / "store", rank=0)
     store._notifiers.add(listener)  # type: ignore[arg-type]
     waited: list[int] = []
-    close = store._notifier.close
-    store._notifier.close = lambda session: (waited.append(session), close(session))  # type: ignore[method-assign]
+    close = notifier_of(store).close
+    notifier_of(store).close = lambda session: (waited.append(session), close(session))  # type: ignore[method-assign]
     store.close()
     assert (listener.closed, waited) == ([0], [1])
 

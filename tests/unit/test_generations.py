@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.faulty import faulty_os
-from support.internals import log_of
+from support.internals import log_of, notifier_of, watcher_of
 from support.logs import tear
 from support.places import start_thread, wait_in_vain
 from support.plain_reader import read_log, read_newest
@@ -536,13 +536,13 @@ def test_waiter_is_woken_by_a_write_to_a_later_generation(watch: str, read_only:
         store.set("k", "v")
         with FileStore(path, read_only=read_only, watch=watch, timeout=LIMIT_S) as other:
             with start_thread(other.get, "awaited") as waiter:
-                until(lambda: other._notifier._waiters)
+                until(lambda: notifier_of(other)._waiters)
                 for _ in range(3):
                     store.compact()
                     store.set("k", "w")
                 until(lambda: generation(other) == 3)
                 if watch != "poll" and read_only:  # it rings no bell, and watches the log itself
-                    until(lambda: getattr(other._notifier._watcher, "_log_path", "").endswith(names(path)[0]))
+                    until(lambda: getattr(watcher_of(other), "_log_path", "").endswith(names(path)[0]))
                 store.set("awaited", "1")
             assert waiter.result == b"1"
 
@@ -603,7 +603,7 @@ def test_watch_on_a_generation_just_removed_is_replaced(path: Path) -> None:
         store.set("k", "v")
         store.compact()
         assert reader.get("k") == b"v"
-        make = reader._notifier._make_watcher
+        make = notifier_of(reader)._make_watcher
         stale = [2]
 
         def make_late() -> object:
@@ -612,7 +612,7 @@ def test_watch_on_a_generation_just_removed_is_replaced(path: Path) -> None:
                 store.compact()
             return make()
 
-        reader._notifier._make_watcher = make_late
+        notifier_of(reader)._make_watcher = make_late
         with start_thread(reader.get, "awaited") as waiter:
             until(lambda: stale[0] == 0 and generation(reader) == 3)
             store.set("awaited", "1")

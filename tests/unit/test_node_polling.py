@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.internals import log_of
+from support.internals import log_of, notifier_of, watcher_of
 from support.places import start_thread
 from support.processes import Processes, wait_until_ready
 
@@ -71,7 +71,7 @@ def write_from_afar(store: FileStore, key: str) -> None:
 
 
 def post_of(store: FileStore) -> Any:
-    watched = store._notifier._watcher
+    watched = watcher_of(store)
     return None if watched is None else watched.election
 
 
@@ -99,7 +99,7 @@ def test_poller_thread_rings_the_waiters_of_its_process(place: Path) -> None:
         afar = stack.enter_context(FileStore(path, timeout=LIMIT_S))
         stores = [stack.enter_context(FileStore(path, timeout=LIMIT_S)) for _ in range(4)]
         threads = [stack.enter_context(start_thread(store.get, f"k{i}")) for i, store in enumerate(stores)]
-        until(lambda: all(store._notifier._waiters for store in stores))
+        until(lambda: all(notifier_of(store)._waiters for store in stores))
         posts = {id(post_of(store)) for store in stores}
         assert len(posts) == 1
         post = post_of(stores[0])
@@ -312,7 +312,7 @@ def test_node_bell_directory_open_to_others_is_unused_and_waits_still_end(
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path, timeout=LIMIT_S) as store:
         with start_thread(store.get, "k") as thread:
-            until(lambda: store._notifier._waiters)
+            until(lambda: notifier_of(store)._waiters)
             write_from_afar(afar, "k")
         assert thread.result == b"v"
     assert "can't be used" in caplog.text

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.internals import log_of
+from support.internals import log_of, notifier_of
 
 from fscoord import FileStore, SessionDeadError
 from fscoord._log.liveness.liveness_file import LivenessFile
@@ -180,7 +180,7 @@ def test_death_forgotten_while_a_waiter_looks_for_it_is_no_error(path: str, monk
     monkeypatch.setattr(death_watch, "BEGIN_S", -1.0)
     with FileStore(path, timeout=20) as store:
         store.set("k", "v")
-        looks = death_watch.DeathWatch(log_of(store), store._notifier, list, lambda: [77])
+        looks = death_watch.DeathWatch(log_of(store), notifier_of(store), list, lambda: [77])
         looks._watched.add(77)
         assert looks.find_dead(1.0) == []
         looks._watched.clear()

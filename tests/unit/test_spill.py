@@ -15,7 +15,7 @@ from zlib import crc32
 
 import pytest
 from support.faulty import faulty_os
-from support.internals import log_of
+from support.internals import log_of, state_of
 
 from fscoord import (
     CorruptLogError,
@@ -43,7 +43,7 @@ def path(tmp_path: Path) -> Path:
 
 def is_left(store: FileStore, key: str) -> bool:
     """Whether the store remembers only where the value of `key` is."""
-    return isinstance(store._state.values[key.encode()], spill.Spilled)
+    return isinstance(state_of(store).values[key.encode()], spill.Spilled)
 
 
 def long_value(number: int, size: int = LONG) -> bytes:
