@@ -241,7 +241,7 @@ def utf8(text: bytes) -> str:
 
 
 def check_int64(name: str, value: object) -> int:
-    """Check that `value`, the argument `name`, is an integer of 64 bits, and return it.
+    """Return `value` if it is an integer of 64 bits. Errors call the argument `name`.
 
     Raises:
         TypeError: it is not an integer.
@@ -255,7 +255,7 @@ def check_int64(name: str, value: object) -> int:
 
 
 def check_choice(name: str, value: str, known: Iterable[str]) -> str:
-    """Check that `value`, the argument `name`, is one of `known`, and return it.
+    """Return `value` if it is one of `known`. Errors call the argument `name`.
 
     Raises:
         ValueError: `value` is not one of `known`.
@@ -266,7 +266,7 @@ def check_choice(name: str, value: str, known: Iterable[str]) -> str:
 
 
 def check_positive(name: str, value: object) -> int:
-    """Check that `value`, the argument `name`, is an integer of 64 bits and at least 1, and return it.
+    """Return `value` if it is an integer of 64 bits and at least 1. Errors call the argument `name`.
 
     Raises:
         TypeError: it is not an integer.

@@ -410,7 +410,7 @@ class Store(ABC):
     def _notifier_for(self, backend: WaitBackend) -> Any:  # noqa: ARG002 - see there
         """Return the notifier that wakes the waits of `backend`, for `_new_wait`.
 
-        Return None if this store can only wait in a call, and makes no `Wait` objects.
+        Return None if this store makes no `Wait` objects: each of its waits is one call that blocks.
         """
         return None
 

@@ -93,7 +93,7 @@ class HandleState:
         spill_at: the size in bytes from which a value is left in the file.
         zeros: the range after a torn record that is known to hold zeros.
         is_shared: whether other hosts write to the log. No event of this host's file system reports their appends.
-        may_lie: whether a read may return bytes from a cache that is out of date, so that zeros are not evidence.
+        may_lie: whether a read may return bytes from a stale cache, so that zeros do not prove a torn record.
         short_read_is_end: whether a read that returns fewer bytes than requested proves the end of the file.
         read_flags: the flags of open(2) for reading the generation in use.
         write_flags: the flags of open(2) for writing to the generation in use.

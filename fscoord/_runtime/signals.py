@@ -94,7 +94,8 @@ def raise_on_termination() -> Iterator[None]:
 def defer_signals() -> Iterator[None]:
     """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the ``with``, whose body must be short.
 
-    The kernel does not block the signals, because a process that is started meanwhile would inherit the blocking.
+    This installs handlers, and does not block the signals in the kernel: a process that is started meanwhile would
+    inherit the blocked signals.
     """
     deferred: list[int] = []
     try:

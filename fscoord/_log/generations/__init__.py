@@ -3,7 +3,7 @@
 `follower` opens a log and follows its seals. `compaction` decides whether to compact, makes the next generation, and
 seals the generation in use. `forwarding` names the newest generation in generation 0, and removes superseded files.
 
-Nothing here takes the lock of the generation in use. Callers of `follower` hold the process mutex. Callers of
-`compaction` also hold the log lock, and have read to the end. While `compaction` holds that lock, it also takes the
-locks of the next generation, of generation 0 and of orphans.
+Nothing here takes the log lock, which is that of the generation in use. Callers of `follower` hold the process mutex.
+Callers of `compaction` also hold the log lock, and have read to the end. `compaction` then takes more locks: those of
+the next generation, of generation 0 and of orphans.
 """

@@ -106,7 +106,7 @@ class Compactor:
         """Seal the generation in use and create the next, which the next operation of this handle enters.
 
         Raises:
-            OSError, FscoordError: there is no new generation, unless the error's ``maybe_applied`` is true.
+            OSError, FscoordError: no new generation was made; with ``maybe_applied`` of the error, that is unknown.
         """
         handle = self._handle
         handle.recovery = POSITION
@@ -120,7 +120,7 @@ class Compactor:
 
         Raises:
             StoreGoneError: the log was removed.
-            OSError, FscoordError: there is no new generation, unless the error's ``maybe_applied`` is true.
+            OSError, FscoordError: no new generation was made; with ``maybe_applied`` of the error, that is unknown.
         """
         handle = self._handle
         handle.recovery = POSITION

@@ -12,8 +12,8 @@ waiter is left, the thread releases the lock.
 
 The order of the locks: `_guard` protects `_requests` and the list of waiters of each request. It is held for a few
 lines only, and nothing blocks in them. A thread that holds a process mutex may take `_guard` (see `cancel_wait`), and
-no thread does so in the opposite order: the thread that hands over a lock takes the process mutex without holding
-`_guard`.
+no thread takes the two in the opposite order. In particular, the thread that hands over a lock does not hold `_guard`
+when it takes the process mutex.
 """
 
 from __future__ import annotations

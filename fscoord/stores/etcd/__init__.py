@@ -1,6 +1,6 @@
 """`EtcdStore`: the store contract on etcd, for jobs that need more than one file system.
 
-This module makes transactions of each operation of the contract. The module `requests` makes the JSON of the
+This module expresses each operation of the contract as transactions. The module `requests` makes the JSON of the
 transactions; it is pure. Only `client` uses HTTP. `transactions` has reads, writes and waits, with their retries.
 `sessions` keeps the lease of a handle. No lock is needed between processes, because etcd orders the transactions. The
 end of a session's lease is the death of the session.
