@@ -37,7 +37,7 @@ class RefusedError(StoreTimeoutError):
 
 
 class Refusals:
-    """The refused compare-and-sets of one operation on `key`: those before which others changed the value.
+    """The compare-and-sets of one operation that were refused, because another process had changed `key`.
 
     The operation may retry for the store's timeout, or until `end` on the monotonic clock if that comes first.
     """
