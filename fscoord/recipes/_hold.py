@@ -230,7 +230,7 @@ class Exclusive(Holder):
         over: list[object] = []
         try:
             return self._acquire(self._mode, blocking, timeout, got)
-        except BaseException:  # each line of this is explained in `_cleanup`
+        except BaseException:  # `_cleanup` explains each of these lines
             try:
                 self._undo(got)
             except BaseException:
