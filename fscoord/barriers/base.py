@@ -1,4 +1,4 @@
-"""`Barrier`, the registry of its subclasses, and the configuration that one is created from."""
+"""`Barrier`, the registry of its subclasses, and the configuration from which a barrier is created."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Barrier(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most barriers hold nothing
-        """Release what the barrier holds. Closing twice is harmless."""
+        """Release the barrier's resources. A second call does nothing."""
 
     def __enter__(self: B) -> B:
         return self

@@ -17,7 +17,7 @@ prctl(2), and the descendants of the command outlive a killed warden.
 
 The master may also be stopped, or hang. If LEASE_S, in seconds, is not 0, the master must send ``ALIVE`` regularly.
 After half of that time without ``ALIVE`` all processes get SIGTERM, and after three quarters they are killed, because
-at the end of the lease others may acquire what the command relies on.
+at the end of the lease other processes may acquire the resource that the command needs.
 
 The mode is one of three. A *worker* runs in a session of its own, without input; when it has ended, all that it left
 behind is killed. A *held* command runs where the warden was started: on its terminal, with its input, in its process
@@ -304,7 +304,7 @@ class _Warden:
 
 
 def _note(*_: object) -> None:
-    """Do nothing: the byte that Python writes to the wake-up descriptor is what counts."""
+    """Do nothing. Python also writes a byte to the wake-up descriptor, which the warden reads."""
 
 
 def _prctl() -> Prctl:

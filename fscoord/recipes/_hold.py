@@ -180,7 +180,7 @@ class Holder:
         return True
 
     def _finish(self, gone: list[HeldEntry | str], here: object) -> None:
-        """Complete an interrupted `_release`; `gone` is what it has put there. It may be called twice."""
+        """Complete an interrupted `_release`, which had `gone` as its argument. It may be called twice."""
         if not gone:
             with suppress(FscoordError):
                 self._release(gone, here)

@@ -68,7 +68,7 @@ class Refusals:
 
 
 def foreign_value_error(key: bytes, text: bytes, what: str) -> FscoordError:
-    """Return the error for a `key` that holds `text`, although recipes write only a `what` there."""
+    """Return the error for a `key` that holds `text`, although recipes write only a `what` under that key."""
     return FscoordError(
         f"key {key_text(key)!r} holds {text[:40]!r}, which is not a valid {what}: another program wrote it; delete the"
         " key, or use another name"

@@ -1,22 +1,23 @@
 """A line: the contenders of a recipe in the order of their arrival, which are served and woken one by one.
 
 The whole line is one value of the store, and every change of it is a compare-and-set. So no reader sees a half-changed
-line, and the order of the entries is that of the writes in the store. A policy says how many entries at the head of the
-line are served at once. An entry gets a *token* when it is served. Tokens only rise, even if the line was empty
+line, and the order of the entries is that of the writes in the store. A policy decides how many entries at the head of
+the line are served at once. An entry gets a *token* when it is served. Tokens only rise, even if the line was empty
 meanwhile. A process that finds the line empty enters it as served by one write, and leaves it by another. The second
 write overtakes no entry, because it succeeds only on the value that has no other entry.
 
 The process that changes the line serves the entries whose turn has come in the same write. Then it sets a *wake key*
 for each of them, for which the process of that entry alone waits. Each waiting process also watches the session of the
 entry before its own. If that session is dead, the process removes the entry. If a process dies after it has served the
-next entry and before it has woken it, its own entry was directly before that one. So the waiter notices the death, and
-is delayed only until then. If several entries were served at once, the others read the line again after `SLOW_LOOK_S`.
-The order of arrival, and the watch on the predecessor alone, are those of ZooKeeper's lock recipe. Here the queue can
-be one value, because a value changes by compare-and-set, which costs one write.
+next entry and before it has woken it, its own entry was directly before the served one. So the waiter notices the
+death, and is delayed only until then. If several entries were served at once, the others read the line again after
+`SLOW_LOOK_S`. The order of arrival, and the watch on the predecessor alone, are those of ZooKeeper's lock recipe. Here
+the queue can be one value, because a value changes by compare-and-set, which costs one write.
 
 No wake key outlives its use, at whatever moment a process dies. The write that serves an entry also records in the line
-that the process is about to set the key. That record stays until the key was seen and deleted, or the setter is dead,
-or the setter has recorded that it is done. Each change of the line deletes the wake keys of entries that have left.
+that the process is about to set the key. That record stays until the key was seen and deleted, or until the process
+that sets the key is dead or has recorded that it is done. Each change of the line deletes the wake keys of entries that
+have left.
 
 The value is text. Its first row has the last token, a stamp that differs in every write, so that a writer recognises
 its own write, and the wake-ups that are under way. Each further row has one `~fscoord.recipes._entry.Entry`.
@@ -197,7 +198,7 @@ class Line:
                 return entries[place]
             if is_rung:  # by another program: the key would end every further wait at once
                 self._store.delete_key(wake[0])
-            ahead = entries[:place]  # the first waiter watches all that are served
+            ahead = entries[:place]  # the first waiter watches all served entries
             suspects = ahead if ahead[-1].token else ahead[-1:]
             left = end - system.time.monotonic()
             if left > 0 and self._signs.expired(suspects, before):
@@ -346,7 +347,7 @@ class Line:
         gone = [each for each in wake_ups if each.id not in there]
         if not gone:
             return wake_ups
-        # In this order: find the wake-ups whose setters set no key any more, then delete the keys that they have set.
+        # In this order: find the wake-ups whose processes set no key any more, then delete the keys that were set.
         dead = self._dead(gone)
         own = {self._store.register()} - {0}
         mine = {each for each in gone if (each.session in own or each.by == self._me[2]) and each.id not in _waking}

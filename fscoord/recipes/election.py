@@ -92,7 +92,7 @@ class Election(Exclusive):
         return self.token
 
     def leader(self) -> Leader | None:
-        """Return the leader, or None if no candidate leads, is not known dead, and has published its term."""
+        """Return the leader, or None. A candidate that is known dead, or has not published its term yet, is none."""
         leading = [entry for entry in self._line.living() if entry.token]  # no generator: see `Line.still_holds`
         first = leading[0] if leading else None
         data = first and get_or_none(self._store, self._term_key(first.token), system.random_bytes(16))
@@ -155,7 +155,7 @@ class Election(Exclusive):
         for key in map(key_bytes, self._store.list_keys(self._terms)):
             if self._term_of(key) < served.token:
                 self._store.delete_key(key)
-        if not self._line.still_holds(served):  # if not, the next leader may have listed these keys already
+        if not self._line.still_holds(served):  # then the next leader may have listed these keys already
             self._store.delete_key(own)
             raise self._line.lost(served)
 

@@ -125,8 +125,8 @@ class DoubleBarrier:
         """Wait until all ranks have called this. A rank that calls it again after a timeout counts once.
 
         Args:
-            timeout: how long to wait, in seconds or as a `timedelta`; None means this object's `timeout`, or
-                else the store's.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means this object's `timeout`, or else the
+                store's.
 
         Raises:
             StoreTimeoutError: a rank is missing. The error names the missing ranks.

@@ -124,9 +124,9 @@ def _one(entries: list[Entry]) -> int:
 class Semaphore(Exclusive):
     """A semaphore that can be acquired at most `value` times at once, by processes or threads.
 
-    One thread may acquire it several times. It is bounded: an object can release only what it has acquired, and
-    `release` releases its latest acquisition. Like `fscoord.recipes.Lock`, it is fair and has tokens, and the death of
-    a holder releases what the holder acquired.
+    One thread may acquire it several times. It is bounded: an object can release only its own acquisitions, and
+    `release` releases the latest of them. Like `fscoord.recipes.Lock`, it is fair and has tokens, and the death of a
+    holder releases all acquisitions of that holder.
 
     Args:
         store: the store that all contenders share.

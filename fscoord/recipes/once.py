@@ -136,7 +136,7 @@ def value_of(name: Key, text: bytes) -> bytes:
     """Return the value in `text`, the result of the work `name`.
 
     Raises:
-        WorkFailedError: `text` says that the work raised.
+        WorkFailedError: the work raised an error, which `text` contains.
         FscoordError: `text` is not a result.
     """
     if text[:1] == b"=":

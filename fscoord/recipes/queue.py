@@ -108,7 +108,7 @@ class Queue:
             raise
 
     def _taking(self, block: bool, timeout: Timeout | None, got: list[Taken]) -> WaitSteps[Item]:
-        """Take an item. `got` receives what the caller must give to `Items.put_back` if this fails."""
+        """Take an item. `got` receives the claims that the caller must pass to `Items.put_back` if this fails."""
         limit = to_seconds(timeout) if timeout is not None else self._limit()
         end = system.time.monotonic() + limit
         slow_logger = SlowWaitLogger(__name__, lambda: f"an item of the queue {self.name!r}")
