@@ -1,4 +1,4 @@
-"""`Barrier`, the registry of its subclasses, and the configuration that one is created from."""
+"""`Barrier`, the registry of its subclasses, and the configuration from which a barrier is created."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Barrier(ABC):
         """Wait until every rank has called this as often as this rank has.
 
         Args:
-            timeout: seconds or a `timedelta`; None means the barrier's own.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means the barrier's own timeout.
         """
 
     def close(self) -> None:  # noqa: B027 - most barriers hold nothing
-        """Release what the barrier holds. Closing twice is harmless."""
+        """Release the barrier's resources. A second call does nothing."""
 
     def __enter__(self: B) -> B:
         return self
@@ -60,11 +60,11 @@ BARRIER_REGISTRY: dict[str, type[Barrier]] = {}
 
 
 def register_barrier(barrier_class: C) -> C:
-    """Register a class under its ``barrier_type``, and return it: a decorator.
+    """Register `barrier_class` under its ``barrier_type``, and return the class. This is a decorator.
 
     Raises:
-        TypeError: it is not a subclass of `Barrier`.
-        ValueError: it has no ``barrier_type``, or that of another class.
+        TypeError: the class is not a subclass of `Barrier`.
+        ValueError: the class has no ``barrier_type``, or that of another registered class.
     """
     given: object = barrier_class
     if not (isinstance(given, type) and issubclass(given, Barrier)):
@@ -82,7 +82,7 @@ def register_barrier(barrier_class: C) -> C:
 
 @dataclass
 class BarrierConfig:
-    """Which barrier to create, and with which arguments.
+    """The type of a barrier and the arguments of its constructor.
 
     Attributes:
         barrier_type: a registered name, or None for no barrier.
@@ -156,7 +156,7 @@ def create_barrier_from_config(barrier_config: BarrierConfig) -> Barrier | None:
 
 
 def _from_environment(barrier_class: type[Barrier], given: dict[str, Any]) -> dict[str, int]:
-    """Return those ranks and sizes from the environment that the constructor takes and `given` does not contain."""
+    """Return the ranks and sizes from the environment that the constructor takes and `given` does not contain."""
     from inspect import Parameter, signature
 
     accepted = signature(barrier_class).parameters

@@ -161,7 +161,8 @@ class StoreBarrier(Barrier):
         """Wait until every rank has called this as often as this rank has. After a timeout a rank may call it again.
 
         Args:
-            timeout: seconds or a `timedelta`; None means the barrier's own, or else the store's.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means the barrier's own timeout, or else the
+                store's.
 
         Raises:
             StoreTimeoutError: a rank did not arrive. The error names the missing ranks, and how far each of them is.
@@ -192,7 +193,7 @@ class StoreBarrier(Barrier):
             self._store.close()
 
     def _positions(self, number: int, ranks: list[int]) -> str:
-        """Return the text that says how far this rank and the missing ones are; empty if the store fails."""
+        """Return the text with the sequence numbers of this rank and of `ranks`; empty if the store fails."""
         try:
             others = [f"rank {rank} is at sequence {self._sequence.next_of(rank)}" for rank in ranks]
         except FscoordError:
@@ -202,7 +203,7 @@ class StoreBarrier(Barrier):
 
 @register_barrier
 class FileStoreBarrier(StoreBarrier):
-    """A `StoreBarrier` on a `~fscoord.FileStore` that it opens, and closes with itself.
+    """A `StoreBarrier` on a `~fscoord.FileStore`, which the constructor opens and `close` closes.
 
     Args:
         path: the store's path, not interpreted as an address.
@@ -238,6 +239,6 @@ class FileStoreBarrier(StoreBarrier):
     def _open(self, address: str | system.os.PathLike[str], options: dict[str, Any]) -> Store:
         from urllib.parse import quote
 
-        # Everything is quoted: a path may contain colons and question marks, which mean something in an address.
+        # The whole path is quoted: it may contain colons and question marks, which have a meaning in an address.
         url = "file:" + quote(system.os.fspath(address), safe="", errors="surrogateescape")
         return open_store(url, rank=self._rank, **self._with_timeout(options))

@@ -19,7 +19,7 @@ __all__ = ["DistBarrier", "TCPStoreBarrier"]
 
 FIRST_PAUSE_S: Final = 0.00005
 LONGEST_PAUSE_S: Final = 0.01
-"""The pauses between questions to torch whether a barrier is over."""
+"""The first and the longest pause between two checks whether torch's barrier is over, in seconds."""
 
 
 @register_barrier
@@ -116,10 +116,12 @@ class DistBarrier(Barrier):
         self._barrier = dist.barrier
 
     def execute_barrier(self, timeout: Timeout | None = None) -> None:
-        """See `Barrier.execute_barrier`. After a timeout the process group can't be used any more.
+        """Wait until every rank has called this as often as this rank has.
+
+        After a timeout the process group can't be used any more.
 
         Args:
-            timeout: seconds or a `timedelta`; None means the process group's own.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means the process group's own timeout.
 
         Raises:
             StoreTimeoutError: a rank did not arrive.

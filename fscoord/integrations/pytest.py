@@ -1,4 +1,4 @@
-"""`Run`: what the workers of one pytest run share: a store, and work that is done once and torn down at the end.
+"""`Run`: the store that the workers of one pytest run share, and work that is done once and torn down at the end.
 
 The plugin itself is `pytest_fscoord`.
 """
@@ -18,9 +18,9 @@ __all__ = ["Once", "Run"]
 
 WORKERS: Final = "fscoord/workers"
 WORK_TIMEOUT_S: Final = 300.0
-"""How long to wait for another worker's setup or teardown."""
+"""How long to wait for another worker's setup or teardown, in seconds."""
 UNKNOWN_LIVENESS_TIMEOUT_S: Final = 10.0
-"""How long to wait for another worker on a store that can't tell whether it lives."""
+"""How long to wait for another worker on a store that can't detect its death, in seconds."""
 
 
 class Once(Protocol):
@@ -74,16 +74,16 @@ class Run:
         """Do the work in one worker, as `fscoord.recipes.once` does, and return its value in all workers.
 
         Args:
-            name: names the work.
-            work: is called without arguments.
-            teardown: is called with the value, in one of the workers that asked for it, when all workers have run
+            name: the name of the work.
+            work: called without arguments; returns a value for the store.
+            teardown: called with the value, in one of the workers that passed a teardown, when all workers have run
                 their last test or have died.
             timeout: how long to wait for another worker's value, in seconds or as a `timedelta`; None means the store's
                 timeout.
 
         Raises:
             WorkFailedError: the work raised in another worker, which raises the exception itself.
-            StoreTimeoutError: another worker has not finished in time. The error names it.
+            StoreTimeoutError: another worker has not finished in time. The error names that worker.
         """
         self.register()
         value = once(self.store, f"fscoord/once/{name}", work, timeout=timeout)
@@ -92,7 +92,7 @@ class Run:
         return value
 
     def end(self) -> None:
-        """Record that this worker runs no more tests. When none does, tear down what is left."""
+        """Record that this worker runs no more tests. After the last worker's end, run the remaining teardowns."""
         if not self._is_registered:
             return
         self._is_registered = False

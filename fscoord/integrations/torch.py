@@ -59,7 +59,7 @@ class TorchStore(dist.Store):
 
     Every error of the store is raised as a ``DistStoreError``, with the original as its ``__cause__``. So torch's own
     ``elastic.utils.store.barrier`` names the missing ranks after a timeout. `ValueError` and `OverflowError` are raised
-    unchanged. A timeout of zero means no limit, as in torch, and a negative one means to look once.
+    unchanged. A timeout of zero means no limit, as in torch, and with a negative one an operation tries once.
 
     torch's C++ base class keeps the timeout. Each operation passes its present value to `store`.
 
@@ -101,7 +101,7 @@ class TorchStore(dist.Store):
         return self._store
 
     def close(self) -> None:
-        """Close the underlying store. This object may be garbage-collected then, so it must not be used any more."""
+        """Close the underlying store. This object may be garbage-collected then, so do not use it any more."""
         _open_stores.discard(self)
         self._store.close()
 
@@ -224,7 +224,7 @@ def _from_torch(limit: Timeout) -> Timeout:
 
 
 def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[tuple[TorchStore, int, int]]:
-    """Yield the store at `url`, the rank and the world size: what ``init_method="fscoord:///path?..."`` calls.
+    """Yield the store at `url`, the rank and the world size. ``init_method="fscoord:///path?..."`` calls this.
 
     The URL is that of `open_store` with another scheme, and takes the same options in its query. Three slashes and the
     path follow the scheme, or four slashes, as torch writes it. Only the host ``localhost`` is accepted. ``rank`` and

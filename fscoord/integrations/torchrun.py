@@ -89,7 +89,7 @@ class TorchrunHandler(elastic.RendezvousHandler):
         return self._handler.get_run_id()
 
     def shutdown(self) -> bool:
-        """Close the rendezvous and release what the handler holds."""
+        """Close the rendezvous and release the handler's resources; return whether all steps succeeded."""
         return self._handler.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""An elastic launcher: agents that find each other by a rendezvous, and run workers in rounds."""
+"""An elastic launcher: agents that find each other through a rendezvous, and run workers in rounds."""
 
 from fscoord.launch.agent import Agent, Failure, Job, Outcome
 from fscoord.launch.held import Ending, run_held

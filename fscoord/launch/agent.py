@@ -1,4 +1,4 @@
-"""`Agent`: one node of an elastic job: takes part in rounds, runs its workers in each, and ends as the job ends."""
+"""`Agent`: one node of an elastic job. It takes part in rounds, runs its workers in each, and ends with the job."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = ["Agent", "Failure", "Job", "Outcome", "RoundStore"]
 class RoundStore:
     """A store that only the workers of one round use, so that it is empty when they start.
 
-    Next to a file it is a file in a directory of its own. The directory and the file have the group and the permissions
-    of the rendezvous's file, so that the same users can use them.
+    If the store of the rendezvous is a file, this one is a file in a new directory next to it. The directory and the
+    file have the group and the permissions of the rendezvous's file, so that the same users can use them.
 
     Args:
-        store: the store of the rendezvous; unless it is a file or has stores below it, the round has no store.
+        store: the store of the rendezvous. If it is not a file and can't have stores below it, the round has no store.
         name: distinguishes this round from all others in that store.
         is_first: whether this node creates the store at the beginning of the ``with``, before the others use it, and
             removes it at the end.
@@ -69,14 +69,14 @@ class RoundStore:
             try:
                 if self._is_first:
                     self._below.erase()
-            except FscoordError:  # as with a directory that can't be removed, it is left behind
+            except FscoordError:  # the store is left, like a directory that can't be removed
                 pass
             self._below.close()
 
     def _make(self) -> None:
         try:
             system.os.mkdir(self._directory, 0o700)
-        except FileExistsError:  # a node that was killed left it
+        except FileExistsError:  # it was left by a node that was killed
             self._remove()
             system.os.mkdir(self._directory, 0o700)
         if not self._mode & 0o077:
@@ -110,21 +110,21 @@ def _url(path: str, mode: int, store: Store) -> str:
 
 
 ROUND_CHECK_S = 1.0
-"""How often an agent that waits for the others looks whether its round still stands."""
+"""The seconds between two checks, by an agent that waits for other nodes, that its round is not broken."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every node of a job is told alike, except for `workers`.
+    """The description of a job. It is the same on every node, except for `workers`.
 
     Attributes:
         command: the program and its arguments.
-        workers: how many of it run on this node.
-        max_restarts: after how many failures of a worker the job goes on.
-        monitor_interval: how often to look after other nodes, in seconds.
-        grace: how long workers have from SIGTERM to SIGKILL, in seconds.
-        streams: what becomes of their output, besides the console.
-        log_dir: where their files go, below a directory for each round.
+        workers: the number of workers on this node.
+        max_restarts: the number of failed rounds after which the job still goes on.
+        monitor_interval: the time between two checks of the other nodes, in seconds.
+        grace: the time from SIGTERM to SIGKILL for the workers, in seconds.
+        streams: the streams of the workers that go to files, and those that go to the console.
+        log_dir: the directory of the workers' files. Each round has a directory in it.
     """
 
     command: Sequence[str]
@@ -137,17 +137,17 @@ class Job:
 
 
 class Failure(NamedTuple):
-    """The first worker of a round that failed.
+    """The first worker that failed in a round.
 
     Attributes:
-        rank: its rank.
-        local_rank: its rank on its node.
+        rank: the worker's rank.
+        local_rank: the worker's rank on its node.
         host: the address of the node.
-        pid: its process.
-        status: its exit code, or a signal's number as a negative one.
-        message: the last lines of its standard error.
-        error_file: where it left a traceback, on its host, or the empty text.
-        round: the round.
+        pid: the worker's process id.
+        status: the exit code, or the negative number of the signal that killed the worker.
+        message: the last lines of the worker's standard error.
+        error_file: the path of the worker's traceback on its host, or ``""``.
+        round: the number of the round.
     """
 
     rank: int
@@ -161,7 +161,7 @@ class Failure(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a job ended: the failures of its rounds, the last of which it did not survive unless `is_success`."""
+    """How a job ended: whether it succeeded, and the failures of its rounds. If it failed, the last one ended it."""
 
     is_success: bool
     failures: list[Failure]
@@ -170,14 +170,14 @@ class Outcome(NamedTuple):
 class Agent:
     """Runs one node's share of a job.
 
-    The nodes record failures in the store of the rendezvous, one key for each round. The first node to report one
-    writes the key, so that all nodes count the same failures, and show the same one as the first.
+    The nodes record failures in the store of the rendezvous, one key for each round. Only the first report of a round
+    is written to its key. So all nodes count the same failures, and show the same first failure of a round.
 
     Args:
-        job: what to run.
-        handler: this node's part in the rendezvous; it is shut down when the job has ended.
+        job: the job.
+        handler: this node's part in the rendezvous. It is shut down when the job has ended.
         store: the store of the rendezvous.
-        console: where the workers' output is shown.
+        console: the console to which the workers' output is copied.
     """
 
     def __init__(self, job: Job, handler: DynamicRendezvousHandler, store: Store, console: Console) -> None:
@@ -190,8 +190,8 @@ class Agent:
         """Run until the job has ended.
 
         Raises:
-            RendezvousError: the nodes could not find each other.
-            OSError: a file could not be made.
+            RendezvousError: the nodes could not agree on a round.
+            OSError: a file could not be created.
         """
         while True:
             try:
@@ -231,10 +231,10 @@ class Agent:
         return has_ended
 
     def _sizes(self, info: RendezvousInfo) -> list[int] | None:
-        """Return how many workers each node runs; None if the round broke before all have said so.
+        """Return how many workers each node runs, or None if the round was broken before all nodes published that.
 
         Raises:
-            RendezvousTimeoutError: the round stands, but not all said so within the store's timeout.
+            RendezvousTimeoutError: a node did not publish its number within the store's timeout, in an unbroken round.
         """
         info.store.set(f"workers/{info.rank}", str(self._job.workers))
         keys = [f"workers/{rank}" for rank in range(info.world_size)]
@@ -283,7 +283,7 @@ class Agent:
         return {**values, "FSCOORD_STORE": address} if address else values
 
     def _follow(self, workers: WorkerGroup, info: RendezvousInfo) -> bool:
-        """Return whether the job has ended; if not, another round is to come."""
+        """Follow the round until it is over. Return whether the job has ended; if not, there is another round."""
         failed = f"failed/{self._handler.round}"
         everybody = [f"done/{rank}" for rank in range(info.world_size)]
         is_done = False

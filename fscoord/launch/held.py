@@ -52,9 +52,9 @@ class Ending(NamedTuple):
     """How a command ended.
 
     Attributes:
-        status: its exit code; the negative number of the signal that killed it.
+        status: the exit code, or the negative number of the signal that killed the command.
         passed: the numbers of the signals that this process received meanwhile and forwarded.
-        output: its standard output, if the caller asked for it.
+        output: the command's standard output, if the caller asked for it.
     """
 
     status: int
@@ -68,7 +68,7 @@ class Ending(NamedTuple):
 
     @property
     def code(self) -> int:
-        """The exit code as a shell has it: 128 more than the signal that killed it."""
+        """The exit code as a shell reports it: after a signal, 128 more than the number of the signal."""
         return self.status if self.status >= 0 else 128 - self.status
 
 
@@ -83,18 +83,18 @@ def run_held(
     output_max: int | None = None,
     stdin: IO[bytes] | None = None,
 ) -> Ending:
-    """Run `command` on this process's terminal and with its input, until it has ended.
+    """Run `command` on this process's terminal and with this process's input, until the command has ended.
 
-    The signals INT, TERM, HUP, QUIT, USR1 and USR2 are forwarded to it or, after it has ended, to its descendants.
+    The signals INT, TERM, HUP, QUIT, USR1 and USR2 are forwarded to the command or, after its end, to its descendants.
 
     Args:
         command: the program and its arguments.
-        environment: its environment.
+        environment: the command's environment.
         check: raises `~fscoord.LockLostError` when the hold is lost; called in a thread, once a second.
         grace: the time from SIGTERM to SIGKILL for all processes when the hold is lost, in seconds.
-        patience: other processes may take the hold this many seconds after the last sign of life; None: never. If
-            `check` does not return in that time, or this process is stopped, the processes of the command get SIGTERM
-            after half of the time, and SIGKILL after three quarters.
+        patience: the length of the hold's lease in seconds, after which other processes may acquire it; None if there
+            is no lease. If `check` does not return in that time, or this process is stopped, the processes of the
+            command get SIGTERM after half of the time, and SIGKILL after three quarters.
         leaves_rest: whether to return when the command has ended, although its descendants still run. Otherwise this
             function waits for them as well.
         output_max: return standard output, at most this many bytes; None leaves it on the terminal.

@@ -17,7 +17,7 @@ prctl(2), and the descendants of the command outlive a killed warden.
 
 The master may also be stopped, or hang. If LEASE_S, in seconds, is not 0, the master must send ``ALIVE`` regularly.
 After half of that time without ``ALIVE`` all processes get SIGTERM, and after three quarters they are killed, because
-at the end of the lease others may acquire what the command relies on.
+at the end of the lease other processes may acquire the resource that the command needs.
 
 The mode is one of three. A *worker* runs in a session of its own, without input; when it has ended, all that it left
 behind is killed. A *held* command runs where the warden was started: on its terminal, with its input, in its process
@@ -104,7 +104,7 @@ def _guard(child: int, not_ours: Iterable[int]) -> NoReturn:
 
 
 def _end_by(number: int) -> None:
-    """End by the signal `number`, as the warden did: the process that waits for the guard reads it as the result."""
+    """End by the signal `number`, as the warden did, so that the process that waits for the guard gets this status."""
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
@@ -122,7 +122,7 @@ def _kill_children() -> None:
 
 
 class Watchdog:
-    """Counts the quarters of `lease_s` that have passed without a sign of life of the master.
+    """Counts the quarters of `lease_s` that have passed without ``ALIVE`` from the master.
 
     A quarter counts once, however long it has lasted: if this process was stopped, the others probably were too, as
     when a shell stops the whole job.
@@ -139,7 +139,7 @@ class Watchdog:
         return max(0.0, self._next - self._clock()) if self._quarter else None
 
     def beat(self) -> None:
-        """Record a sign of life."""
+        """Record that the master has sent ``ALIVE``."""
         self._missed = 0
         self._next = self._clock() + self._quarter
 
@@ -211,7 +211,7 @@ class _Warden:
                 nowhere = os.open(os.devnull, os.O_RDONLY)
                 os.dup2(nowhere, 0)
                 os.close(nowhere)
-            if os.getppid() == parent:  # else the warden died before it could be known
+            if os.getppid() == parent:  # otherwise the warden died before PR_SET_PDEATHSIG took effect
                 os.execvp(command[0], command)  # noqa: S606 - a shell would only stand between
         except OSError as error:
             code = 127 if isinstance(error, FileNotFoundError) else 126
@@ -304,14 +304,14 @@ class _Warden:
 
 
 def _note(*_: object) -> None:
-    """Do nothing: the byte that Python writes to the wake-up descriptor is what counts."""
+    """Do nothing. Python also writes a byte to the wake-up descriptor, which the warden reads."""
 
 
 def _prctl() -> Prctl:
     try:
         call: Prctl = ctypes.CDLL(None, use_errno=True).prctl
         return call
-    except (OSError, AttributeError):  # not Linux: process groups have to do
+    except (OSError, AttributeError):  # not Linux: only process groups are available
         return lambda *_: -1
 
 
@@ -334,7 +334,7 @@ def _children(task: str) -> list[int]:
 
 def _descendants() -> list[int]:
     found = _children("thread-self")
-    for pid in found:  # which grows meanwhile
+    for pid in found:  # the loop also visits the pids that it appends
         try:
             tasks = os.listdir(f"/proc/{pid}/task")
         except OSError:

@@ -31,11 +31,11 @@ class WorkerExit(NamedTuple):
     """How a worker ended.
 
     Attributes:
-        rank: its rank.
-        local_rank: its rank on this node.
-        pid: the number of its process, 0 if it could not be started.
-        status: its exit code; the negative number of the signal that killed it.
-        message: the last lines of its standard error, or why it could not be started.
+        rank: the worker's rank.
+        local_rank: the worker's rank on this node.
+        pid: the worker's process id, or 0 if the worker could not be started.
+        status: the exit code, or the negative number of the signal that killed the worker.
+        message: the last lines of the worker's standard error, or the reason why it could not be started.
         error_file: the path in ``TORCHELASTIC_ERROR_FILE``, if the worker has written a traceback there, else ``""``.
     """
 
@@ -48,7 +48,7 @@ class WorkerExit(NamedTuple):
 
 
 class WorkerGroup:
-    """The workers of one node. The end of the ``with`` kills those that still run, with all their descendants.
+    """The workers of one node. The end of the ``with`` kills the workers that still run, with all their descendants.
 
     Args:
         command: the program and its arguments.
@@ -82,10 +82,10 @@ class WorkerGroup:
         """Start a worker.
 
         Args:
-            rank: its rank.
-            local_rank: its rank on this node.
+            rank: the worker's rank.
+            local_rank: the worker's rank on this node.
             environment: variables that are added to the environment of this process.
-            directory: an existing directory for its files.
+            directory: an existing directory for the worker's files.
         """
         error_file = system.os.path.join(directory, "error.json")
         values = {**system.os.environ, **environment, "TORCHELASTIC_ERROR_FILE": error_file}

@@ -1,4 +1,4 @@
-"""Recipes on the contract of `~fscoord.Store` alone: what several processes need to take turns and share work."""
+"""Recipes that need only the contract of `~fscoord.Store`: locks, elections, queues, groups and latches."""
 
 from fscoord.recipes._hold import Contender
 from fscoord.recipes._line import force_release

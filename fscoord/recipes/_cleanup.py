@@ -56,8 +56,9 @@ go_on_in_thread: Final = partial(system.start_bare_thread, _run)
 
 
 def await_end(over: list[object]) -> None:
-    """Wait up to `WAIT_MAX_S` for the thread that was given `over`, so that as a rule all is undone before the caller
-    raises.
+    """Wait up to `WAIT_MAX_S` for the end of the thread that was given `over`.
+
+    So everything is normally undone before the caller raises.
     """
     wakeup = system.AutoResetEvent()
     over.append(wakeup)  # before the test: the thread appends END first, and then sets what it finds

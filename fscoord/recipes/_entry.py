@@ -1,4 +1,4 @@
-"""`State`: a line as it is in the store, with an `Entry` for each in it, and the text that it is there. Pure."""
+"""`State`, the value of a line; `Entry`, one contender in it; and their text in the store. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ __all__ = ["ID_MAX", "NO_LEASE", "Entry", "State", "WakeUp", "format_line", "par
 NO_LEASE = "-"
 
 _SECONDS: Final = re.compile(r"[0-9]{1,300}(\.[0-9]{1,300})?(e[-+]?[0-9]{1,5})?")
-"""The texts that `repr` makes of a float, and that `float` takes."""
+"""The texts of a float that is not negative, as `repr` writes them and `float` reads them."""
 
 ID_MAX: Final = 30
-"""How long the id of an entry may become: 56 random bits, and how many were drawn before it, hexadecimal."""
+"""The greatest length of an entry's id: 56 random bits and a counter, both hexadecimal."""
 
 
 class Entry(NamedTuple):
-    """One in a line.
+    """One contender in a line.
 
     Attributes:
         id: a random name.
-        mode: what it asks for, one word that its policy knows.
-        token: the number that it was served with; 0 while it waits.
-        session: the number of its handle among the members of the store; 0 where the store keeps none.
-        owner: ``host:pid``, for people.
-        lease: ``seconds:count``, for how long it holds without a sign of life, and how many it gave; or `NO_LEASE`.
+        mode: the kind of acquisition, as one word that the line's policy interprets.
+        token: the fencing token with which the entry was served; 0 while it waits.
+        session: the session number of the contender's handle; 0 on a store without sessions.
+        owner: the contender's process, ``host:pid``, for messages.
+        lease: ``seconds:count``, the length of the lease and how often it was renewed; or `NO_LEASE`.
     """
 
     id: str
@@ -40,23 +40,25 @@ class Entry(NamedTuple):
 
     @property
     def lease_s(self) -> float:
-        """For how many seconds it holds without a sign of life; 0 is for ever."""
+        """The length of the lease, in seconds; 0 means that the entry has no lease."""
         return 0.0 if self.lease == NO_LEASE else float(self.lease.partition(":")[0])
 
 
 def with_new_sign(entry: Entry) -> Entry:
-    """Return `entry`, which has a lease, with one more sign of life."""
+    """Return `entry`, which has a lease, with the lease renewed once more."""
     seconds, _, count = entry.lease.partition(":")
     return entry._replace(lease=f"{seconds}:{int(count) + 1}")
 
 
 class WakeUp(NamedTuple):
-    """Somebody is about to set the wake key of an entry, or has: until that key is gone for good the line names it.
+    """The record that a process is about to set the wake key of an entry, or has set it.
+
+    The line contains it until the key is deleted and can't be set again.
 
     Attributes:
-        id: of the entry.
-        session: of who sets the key; 0 where the store keeps none.
-        by: a random name of who sets the key.
+        id: the entry's id.
+        session: the session number of the process that sets the key; 0 on a store without sessions.
+        by: a random name of the `Line` object that sets the key.
     """
 
     id: str
@@ -68,9 +70,9 @@ class State(NamedTuple):
     """A line.
 
     Attributes:
-        last: the last token that was given.
-        wake_ups: whose wake keys may be in the store, or come there.
-        entries: who is in line, first come first.
+        last: the last token that was assigned.
+        wake_ups: the wake-ups whose keys may exist in the store, or may still be set.
+        entries: the entries in the order of their arrival.
     """
 
     last: int
@@ -79,10 +81,10 @@ class State(NamedTuple):
 
 
 def parse_line(text: bytes) -> State:
-    """Return what `text` says; of an empty text, a line that nobody was ever in.
+    """Return the line in `text`. An empty text is a line that had no entry yet.
 
     Raises:
-        MalformedText: `text` is no line.
+        MalformedText: `text` is not a line.
     """
     if not text:
         return State(0, [], [])
@@ -103,7 +105,7 @@ def parse_line(text: bytes) -> State:
 
 
 def _check_lease(lease: str) -> None:
-    """Raise `MalformedText` unless `lease` is one."""
+    """Raise `MalformedText` unless `lease` is the text of a lease."""
     seconds, _, count = lease.partition(":")
     if not _SECONDS.fullmatch(seconds) or not 0 < float(seconds) < math.inf:
         raise MalformedText(f"{lease[:40]!r} is no lease")
@@ -118,6 +120,6 @@ def _parse_wake_up(word: str) -> WakeUp:
 
 
 def format_line(state: State, stamp: str) -> bytes:
-    """Return the text: the last token, `stamp` and the wake-ups in one line, then a line for each entry."""
+    """Return the text of `state`: one row with the last token, `stamp` and the wake-ups, then a row for each entry."""
     head = " ".join([str(state.last), stamp, *("{}:{}:{}".format(*each) for each in state.wake_ups)])
     return "\n".join([head, *("{} {} {} {} {} {}".format(*entry) for entry in state.entries)]).encode()

@@ -1,4 +1,4 @@
-"""`Holder`: what all recipes share in which somebody holds something for a while and others wait in line for it."""
+"""`Holder`: the common part of the recipes that are acquired and released, while other contenders wait in line."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from fscoord.store import Store, run_blocking
 __all__ = ["Contender", "Exclusive", "HeldEntry", "Holder"]
 
 HeldEntry = tuple[int, Entry, "LeaseRenewer | None"]
-"""What is held: the `system.process_epoch` of the process that holds it, its entry, and what renews its lease."""
+"""One hold: the `system.process_epoch` of the process that acquired it, its entry, and its lease's renewer, if any."""
 _POP: Final = list[HeldEntry].pop
 H = TypeVar("H", bound="Exclusive")
 
 
 class Contender(NamedTuple):
-    """A process that holds a lock, semaphore or office, or waits in line for one.
+    """A process that holds a lock or a semaphore, leads in an election, or waits in line for one of these.
 
     Attributes:
-        owner: its process, ``host:pid``.
-        session: the number of its handle among the members of the store; 0 where the store keeps none.
-        token: its fencing token; 0 while it waits.
+        owner: the process, ``host:pid``.
+        session: the session number of the process's handle; 0 on a store without sessions.
+        token: the fencing token; 0 while the process waits.
     """
 
     owner: str
@@ -42,9 +42,9 @@ class Contender(NamedTuple):
 
 
 class Holder:
-    """Something that at most so many hold, and for which the others wait in the order in which they came.
+    """A resource that `policy` grants to the first contenders in line, while the others wait in the order of arrival.
 
-    An object may be shared by threads. In a forked child it holds nothing.
+    Threads may share an object. In a forked child the object holds nothing.
     """
 
     _what = "the hold on"
@@ -68,15 +68,15 @@ class Holder:
 
     @property
     def name(self) -> str:
-        """What it is called in the store."""
+        """The name in the store."""
         return self._line.name
 
     def holders(self) -> list[Contender]:
-        """Return who holds it, in the order of their tokens; who is known dead holds nothing."""
+        """Return the holders that are not known dead, in the order of their tokens."""
         return [_shown(entry) for entry in self._line.living() if entry.token]
 
     def waiters(self) -> list[Contender]:
-        """Return who waits for it, first come first; who is known dead waits for nothing."""
+        """Return the contenders that wait and are not known dead, in the order of their requests."""
         return [_shown(entry) for entry in self._line.living() if not entry.token]
 
     def _acquire(self, mode: str, blocking: bool, timeout: Timeout | None, got: list[str]) -> bool:
@@ -84,7 +84,7 @@ class Holder:
         return run_blocking(self._store, self._acquire_steps(mode, blocking, timeout, got))
 
     def _acquire_steps(self, mode: str, blocking: bool, timeout: Timeout | None, got: list[str]) -> WaitSteps[bool]:
-        """Like `acquire` of `threading`. Puts the id of the entry into `got` first, for `_undo` to take back."""
+        """Acquire, with the arguments of `threading`. `got` receives the entry's id first, so that `_undo` finds it."""
         limit = self._limit(blocking, timeout)
         name = self._line.new_id()
         got.append(name)
@@ -94,7 +94,7 @@ class Holder:
         return self._keep(served)
 
     def _standing_in_line(self, name: str, mode: str, blocking: bool, limit: float) -> WaitSteps[Entry | None]:
-        """Enter the line as `name` and return the entry when it is served, or None if that did not come about."""
+        """Enter the line as `name`. Return the entry when it is served, or None if it was not served in time."""
         end = system.time.monotonic() + limit
         entry = self._line.join(name, mode, only_if_served=not blocking, limit=limit)
         if entry is None or entry.token:
@@ -102,7 +102,7 @@ class Holder:
         return (yield from self._line.await_turn(entry, max(0.0, end - system.time.monotonic())))
 
     def _keep(self, served: Entry | None) -> bool:
-        """Begin the hold that was served, if one was; return whether."""
+        """Record the hold of the entry `served` and return True, or return False if `served` is None."""
         if served is None:
             return False
         renewal = LeaseRenewer(self._line, served) if self._ttl else None
@@ -113,15 +113,15 @@ class Holder:
         return True
 
     def _begin(self, served: Entry) -> None:
-        """What else belongs to an acquisition that has just been done; should it fail, it is undone."""
+        """Do the recipe's own part of an acquisition. If it raises, the acquisition is undone."""
 
     def _end(self, served: Entry) -> None:
-        """What belongs to a release, before the line is left. It may be called twice."""
+        """Do the recipe's own part of a release, before the entry leaves the line. It may be called twice."""
 
     def _undo(self, got: list[str]) -> None:
-        """After an error in an acquisition that put this into `got`: nobody may know yet how far that came.
+        """Undo an acquisition that raised an error at an unknown point, after it had put its ids into `got`.
 
-        It may be called twice, the first time not to the end.
+        It may be called twice, and the first call may be interrupted.
         """
         for name in got:
             for held in [held for held in list(self._held) if held[1].id == name]:
@@ -138,7 +138,7 @@ class Holder:
             held[2].end()
 
     def _limit(self, blocking: bool, timeout: Timeout | None) -> float:
-        """Return for how many seconds an acquisition with these arguments of `threading` waits."""
+        """Return how many seconds an acquisition with these arguments of `threading` waits."""
         if timeout == -1:
             return math.inf
         if not blocking and timeout is not None:
@@ -146,23 +146,23 @@ class Holder:
         return self._patience() if timeout is None else to_seconds(timeout)
 
     def _patience(self) -> float:
-        """Return for how many seconds a ``with`` waits."""
+        """Return how many seconds a ``with`` waits."""
         return to_seconds(self._store.timeout) if self._timeout is None else self._timeout
 
     def _enter(self, mode: str, got: list[str]) -> None:
-        """Acquire, or raise `StoreTimeoutError`."""
+        """Acquire within the time of a ``with``, or raise `StoreTimeoutError`."""
         limit = self._patience()
         if not self._acquire(mode, True, limit, got):
             raise self._line.timed_out(self._what, limit)
 
     def _release(self, gone: list[HeldEntry | str], here: object) -> bool:  # noqa: ARG002 - see `RLock`
-        """Give back what was acquired last, and put it into `gone` first; `here` stands for the calling thread.
+        """Release the latest hold, and put it into `gone` first. `here` identifies the calling thread.
 
         Returns:
             False if this object holds nothing.
 
         Raises:
-            LockLostError: it was taken away meanwhile.
+            LockLostError: the hold was lost before.
         """
         self._current()
         try:
@@ -180,7 +180,7 @@ class Holder:
         return True
 
     def _finish(self, gone: list[HeldEntry | str], here: object) -> None:
-        """Do what `_release`, which put what it gave back into `gone`, was interrupted in. It may be called twice."""
+        """Complete an interrupted `_release`, which had `gone` as its argument. It may be called twice."""
         if not gone:
             with suppress(FscoordError):
                 self._release(gone, here)
@@ -194,9 +194,9 @@ class Holder:
         return f"{self._what} {self.name!r} is not held by this object, in this {self._whose}"
 
     def _current(self) -> Entry | None:
-        """Return the last of the holds of this process."""
+        """Return the entry of this process's latest hold, or None."""
         if self._held and self._held[-1][0] != system.process_epoch():
-            self._held.clear()  # it was forked: its parent has them
+            self._held.clear()  # this is a forked child: the parent has them
         return self._held[-1][1] if self._held else None
 
     def _check(self) -> None:
@@ -208,28 +208,29 @@ class Holder:
 
 
 class Exclusive(Holder):
-    """A `Holder` that is acquired in one way only, and a context manager."""
+    """A `Holder` with one mode of acquisition; also a context manager."""
 
     _mode = "x"
 
     def acquire(self, blocking: bool = True, timeout: Timeout | None = -1) -> bool:
-        """Acquire it, as `threading.Lock.acquire` does, and return whether that was done.
+        """Acquire, as `threading.Lock.acquire` does, and return whether this succeeded.
 
-        As there, a call without a timeout waits without limit; all other waits of this package have one by default.
+        Without a timeout the call waits without limit, as in `threading`. All other waits of this package have a limit
+        by default.
 
         Args:
             blocking: whether to wait.
-            timeout: how long, in seconds or as a `timedelta`. None means the `timeout` that this object was made with,
-                or else the store's; 0 looks once. ``math.inf`` is no limit, and so is -1, as in `threading`.
+            timeout: how long to wait, in seconds or as a `timedelta`. None means this object's `timeout`, or else the
+                store's. With 0 the call tries once. Both ``math.inf`` and -1, as in `threading`, mean no limit.
 
         Raises:
-            LockLostError: somebody took this one out of the line.
+            LockLostError: another process removed this contender from the line.
         """
         got: list[str] = []
         over: list[object] = []
         try:
             return self._acquire(self._mode, blocking, timeout, got)
-        except BaseException:  # each line of this is explained in `_cleanup`
+        except BaseException:  # `_cleanup` explains each of these lines
             try:
                 self._undo(got)
             except BaseException:
@@ -239,11 +240,11 @@ class Exclusive(Holder):
             raise
 
     def release(self) -> None:
-        """Give it back; who is first in line gets it, and nobody else is woken.
+        """Release this object's latest acquisition. The next contender in line is served, and no other is woken.
 
         Raises:
-            RuntimeError: this object does not hold it, or did so in the process that this one was forked from.
-            LockLostError: it was taken away meanwhile. What was done under it may have been done beside another.
+            RuntimeError: this object holds nothing, or it acquired in the parent process, before a fork.
+            LockLostError: the hold was lost before, so another process may have worked at the same time.
         """
         gone: list[HeldEntry | str] = []
         over: list[object] = []
@@ -264,22 +265,22 @@ class Exclusive(Holder):
         raise RuntimeError(self._not_held())
 
     def check(self) -> None:
-        """Look whether this object still holds it.
+        """Check in the store that this object's latest acquisition is still valid.
 
         Raises:
-            LockLostError: it does not.
+            LockLostError: it was lost, or this object holds nothing.
         """
         self._check()
 
     @property
     def token(self) -> int:
-        """The fencing token: a number that rises with each hold, whoever has it.
+        """The fencing token: a number that rises with each acquisition, by any process.
 
-        Whoever was stopped for long and wakes up still believes that it holds the lock. Give the token along with what
-        you write, and have the receiver refuse a token lower than one it has seen.
+        A process that was stopped for long continues as if it still held the lock. Send the token with each write, and
+        have the receiver refuse a token lower than one that it has seen. `fscoord.recipes.Fenced` does so.
 
         Raises:
-            RuntimeError: this object does not hold it.
+            RuntimeError: this object holds nothing.
         """
         entry = self._current()
         if entry is None:

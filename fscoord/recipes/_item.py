@@ -18,10 +18,10 @@ __all__ = ["Claim", "Item", "Items", "Taken", "new_claim", "parse_claim"]
 
 
 class Claim(NamedTuple):
-    """The value that a consumer writes beside an item to have it.
+    """The value that a consumer writes beside an item to take the item.
 
     Attributes:
-        text: the value: the other two, and a random word, so that no two claims are alike.
+        text: the value: session, owner and a random word, so that no two claims are equal.
         session: the session number of the consumer's handle; 0 on a store without sessions.
         owner: the consumer's process, ``host:pid``.
     """
@@ -85,22 +85,22 @@ class Items:
         return claims
 
     def is_held(self, taken: Taken) -> bool:
-        """Return whether this claim is the one in the store."""
+        """Return whether the claim in the store is still the one in `taken`."""
         return get_or_none(self._store, self.claim_key(taken[0])) == taken[1].text
 
     def remove(self, order_key: bytes) -> None:
-        """Remove an item that this process has."""
+        """Remove an item that this process has taken."""
         self._store.delete_key(self.item_key(order_key))  # first: an item without a claim would be handed out
         self._store.delete_key(self.claim_key(order_key))
 
     def release(self, order_key: bytes) -> None:
-        """Let another consumer take an item that this process has."""
+        """Let another consumer take an item that this process has taken."""
         self._store.delete_key(self.claim_key(order_key))
         add_checked(self._store, self.returns)
         self._store.set(self.wakeup, b"1")
 
     def put_back(self, taken: Iterable[Taken]) -> None:
-        """Give back those of `taken` that this process still has, while another error is propagating."""
+        """Release the items in `taken` that this process still has, while another error is propagating."""
         for each in taken:
             with suppress(FscoordError):
                 if self.is_held(each):
@@ -136,12 +136,12 @@ class Item:
 
         Raises:
             RuntimeError: it was acknowledged or released already.
-            LockLostError: this process was taken for dead, and another consumer has the item, or has done it.
+            LockLostError: this process was taken for dead, and another consumer has taken the item.
         """
         self._end(self._items.remove)
 
     def release(self) -> None:
-        """Let another consumer take the item, in its old place in the order; for errors see `ack`."""
+        """Let another consumer take the item, in its old place in the order. It raises the errors of `ack`."""
         self._end(self._items.release)
 
     def check(self) -> None:
@@ -170,7 +170,7 @@ class Item:
         raise self._loss()
 
     def _put_back(self) -> None:
-        """Give the item back if this process still has it, while another error is propagating."""
+        """Release the item if this process still has it, while another error is propagating."""
         self._is_over = True
         self._items.put_back([self._taken])
 

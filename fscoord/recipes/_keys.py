@@ -37,7 +37,7 @@ class RefusedError(StoreTimeoutError):
 
 
 class Refusals:
-    """The refused compare-and-sets of one operation on `key`: those before which others changed the value.
+    """The compare-and-sets of one operation that were refused, because another process had changed `key`.
 
     The operation may retry for the store's timeout, or until `end` on the monotonic clock if that comes first.
     """
@@ -68,7 +68,7 @@ class Refusals:
 
 
 def foreign_value_error(key: bytes, text: bytes, what: str) -> FscoordError:
-    """Return the error for a `key` that holds `text`, although recipes write only a `what` there."""
+    """Return the error for a `key` that holds `text`, although recipes write only a `what` under that key."""
     return FscoordError(
         f"key {key_text(key)!r} holds {text[:40]!r}, which is not a valid {what}: another program wrote it; delete the"
         " key, or use another name"

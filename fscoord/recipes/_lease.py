@@ -16,11 +16,11 @@ RENEWALS_PER_TTL: Final = 4
 """How often a holder renews its entry in the time after which the entry expires."""
 
 CHECKS_PER_TTL: Final = 8
-"""How often a waiter reads it in that time."""
+"""How often a waiter reads the entry in that time."""
 
 
 class Renewable(Protocol):
-    """What a `LeaseRenewer` needs of a wait queue."""
+    """The part of a `Line` that a `LeaseRenewer` calls."""
 
     name: str
 
@@ -68,9 +68,9 @@ class LeaseRenewer:
 
 
 class LeaseMonitor:
-    """What one waiter has seen of the leases of others, by its own monotonic clock.
+    """The ages of other contenders' leases, as one waiter has observed them by its own monotonic clock.
 
-    Between two checks at most a quarter of the lease counts. If the waiter did not run for longer, because its process
+    At most a quarter of the lease counts between two checks. If the waiter did not run for longer, because its process
     or its whole host was stopped, the holders may not have run either.
     """
 
@@ -78,11 +78,11 @@ class LeaseMonitor:
         self._seen: dict[str, tuple[str, float, float]] = {}  # by id: the lease, its age, when it was last checked
 
     def expired(self, entries: Iterable[Entry], before: float) -> set[tuple[str, str]]:
-        """Return id and lease of the served `entries` whose lease has not changed for as long as it lasts.
+        """Return id and lease of the served `entries` whose lease has not changed for its whole length.
 
         Args:
-            entries: as they were read.
-            before: a moment before they were read.
+            entries: the entries as they were read from the store.
+            before: a time of the monotonic clock before that read.
         """
         seen, expired = {}, set()
         for entry in entries:
@@ -98,5 +98,5 @@ class LeaseMonitor:
 
 
 def check_interval(entries: Iterable[Entry], usual: float) -> float:
-    """Return after how many seconds to check `entries` again, at most `usual`."""
+    """Return the seconds after which to check `entries` again, at most `usual`."""
     return min([usual, *(entry.lease_s / CHECKS_PER_TTL for entry in entries if entry.token and entry.lease_s)])

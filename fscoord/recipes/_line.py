@@ -1,25 +1,26 @@
-"""A line: processes that wait for a recipe, in the order in which they came, and are woken one by one.
+"""A line: the contenders of a recipe in the order of their arrival, which are served and woken one by one.
 
-The whole line is one value of the store, changed by compare-and-set alone. So no reader sees a line that is half
-changed, and its order is that of the store. A policy says how many entries at the head of the line are served at once.
-An entry that is served gets a *token*, a number that only rises, also while the line is empty. A process that finds
-the line empty enters it as served, by one write, and leaves it by another. The second write overtakes no entry, because
-it succeeds only on the value in which there was no other.
+The whole line is one value of the store, and every change of it is a compare-and-set. So no reader sees a half-changed
+line, and the order of the entries is that of the writes in the store. A policy decides how many entries at the head of
+the line are served at once. An entry gets a *token* when it is served. Tokens only rise, even if the line was empty
+meanwhile. A process that finds the line empty enters it as served by one write, and leaves it by another. The second
+write overtakes no entry, because it succeeds only on the value that has no other entry.
 
-The process that changes the line serves the entries whose turn has come in the same write. Then it sets a key for each
-of them, for which the process of that entry alone waits. Each waiting process also watches the session of the entry
-before its own. If that session is dead, the process removes the entry. A process that dies between serving the next
-entry and waking it is the one before that entry, and so delays it by no more than a death is noticed. If several
-entries were served at once, the others read the line again after `SLOW_LOOK_S`. The order of arrival, and the watch on
-the predecessor alone, are those of ZooKeeper's lock recipe. Here the queue can be one value, because a value changes by
-compare-and-set, which costs one write.
+The process that changes the line serves the entries whose turn has come in the same write. Then it sets a *wake key*
+for each of them, for which the process of that entry alone waits. Each waiting process also watches the session of the
+entry before its own. If that session is dead, the process removes the entry. If a process dies after it has served the
+next entry and before it has woken it, its own entry was directly before the served one. So the waiter notices the
+death, and is delayed only until then. If several entries were served at once, the others read the line again after
+`SLOW_LOOK_S`. The order of arrival, and the watch on the predecessor alone, are those of ZooKeeper's lock recipe. Here
+the queue can be one value, because a value changes by compare-and-set, which costs one write.
 
 No wake key outlives its use, at whatever moment a process dies. The write that serves an entry also records in the line
-which process is about to set its key. That record stays until the key was seen and deleted, or the setter is dead, or
-the setter has recorded that it is done. Each change of the line removes what is due of entries that have left.
+that the process is about to set the key. That record stays until the key was seen and deleted, or until the process
+that sets the key is dead or has recorded that it is done. Each change of the line deletes the wake keys of entries that
+have left.
 
-The value is text: the last token, a stamp that differs in every write, by which a writer recognises its own, and the
-wake-ups that are under way; then a line for each `~fscoord.recipes._entry.Entry`.
+The value is text. Its first row has the last token, a stamp that differs in every write, so that a writer recognises
+its own write, and the wake-ups that are under way. Each further row has one `~fscoord.recipes._entry.Entry`.
 
 `force_release` removes entries of other processes.
 """
@@ -46,21 +47,22 @@ __all__ = ["Entry", "Line", "force_release", "not_acquired"]
 
 
 SLOW_LOOK_S: Final = 1.0
-"""How often one who waits looks by itself: somebody may have died after serving us and before waking us."""
+"""The longest pause between two looks of a waiter: the process that served it may have died before it woke it."""
 
 _waking: set[str] = set()
-"""Whose wake keys this process is about to set."""
+"""The ids of the entries whose wake keys this process is about to set."""
 
 _entry = tuple.__new__  # makes an `Entry` in half of the time that its own constructor takes
 
 Policy = Callable[[list["Entry"]], int]
-"""How many of the first of these are served at once; one who is alone always is."""
+"""Returns how many of the first of these entries are served at once. A single entry is always served."""
 
 
 class Line:
-    """The line `name` in `store`; `policy` is given the entries and returns how many of the first are served.
+    """The line `name` in `store`. `policy` gets the entries, and returns how many of the first are served.
 
-    With a `ttl` who is served here must be renewed again and again, or else is taken out after so many seconds.
+    With a `ttl`, the leases of entries that are served here must be renewed. Other contenders remove an entry whose
+    lease was not renewed for `ttl` seconds.
     """
 
     def __init__(self, store: Store, name: Key, policy: Policy, ttl: float = 0.0) -> None:
@@ -72,49 +74,49 @@ class Line:
         self._lease = f"{ttl}:0" if ttl else NO_LEASE
         self._signs = LeaseMonitor()
         self._text: bytes | None = None  # the line as it was seen last: the first guess of the next change
-        self._alone = ("", b"", b"")  # who of us was alone in line, the line then, and the one without it
-        self._free = (b"", 0)  # a line that nobody is in, and its last token
-        self._cleared: set[str] = set()  # whose wake keys it has deleted: they will not come again
+        self._alone = ("", b"", b"")  # our entry that was alone in line, that line, and the line without it
+        self._free = (b"", 0)  # a line without entries, and its last token
+        self._cleared: set[str] = set()  # entries whose wake keys were deleted here: each is set only once
         self._me: tuple[int, str, str, Iterator[int]] = (0, "", "", count())
-        self._tail = (-1, "")  # a session, and what stands behind the token in a line of ours
-        self._wake_key("0" * ID_MAX)  # a name that is too long fails here
+        self._tail = (-1, "")  # a session, and the text after the token in its entries
+        self._wake_key("0" * ID_MAX)  # raises an error for a name that is too long
 
     def entries(self) -> list[Entry]:
-        """Return who is in line, first come first."""
+        """Return the entries in the order of their arrival."""
         return self._parse(self._read()).entries
 
     def living(self) -> list[Entry]:
-        """Return who is in line and not known dead: of the dead each is taken out by whoever comes next."""
+        """Return the entries whose sessions are not known dead. A dead entry stays until a contender removes it."""
         entries = self.entries()
         dead = self._dead(entries)
         return [entry for entry in entries if entry.session not in dead]
 
     def last_token(self) -> int:
-        """Return the last token that was given; the next one is one more."""
+        """Return the last token that was assigned; the next token is higher by 1."""
         return self._parse(self._read()).last
 
     def new_id(self) -> str:
-        """Return the id of an entry that is not in line yet."""
+        """Return an id for a new entry."""
         life, _, start, numbers = self._me
-        if life != system.process_epoch():  # also in a forked child, whose ids must not be its parent's
+        if life != system.process_epoch():  # also in a forked child, which must not repeat its parent's ids
             start, numbers = system.random_bytes(7).hex(), count()
             self._me = system.process_epoch(), system.process_name(), start, numbers
             self._tail = -1, ""
         return f"{start}{next(numbers):x}"
 
     def take_free(self, name: str, mode: str) -> Entry | None:
-        """Enter the line as `name`, served, if nobody is in it; None if somebody is, or was when it was seen last."""
+        """Enter the line as `name`, served, if it is empty. Return None if it has, or had when last read, an entry."""
         text, session, (known, tail), (free, token) = self._text, self._store.register(), self._tail, self._free
         if known != session:
             tail = f" {session} {self._me[1]} {self._lease}"
             self._tail = session, tail
-        for _ in range(FREE_TRIES):  # after so many refusals `join` tries on, with pauses and a limit in time
-            if text is None or text.count(b" ") != 1:  # somebody is in line, or a wake-up is under way
+        for _ in range(FREE_TRIES):  # after so many refusals `join` continues, with pauses and a time limit
+            if text is None or text.count(b" ") != 1:  # the line has an entry, or a wake-up is under way
                 return None
             if text is not free:
                 try:
                     token = parse_uint63(text.partition(b" ")[0])
-                except MalformedText:  # no line of ours: to be read, and complained of, by `join`
+                except MalformedText:  # not a line: `join` reads it and raises the error
                     return None
             token += 1
             head = f"{token} {name}"
@@ -124,14 +126,14 @@ class Line:
                 free = head.encode()
                 self._alone, self._free, self._text = (name, new, free), (free, token), new
                 return _entry(Entry, (name, mode, token, session, self._me[1], self._lease))
-            self._text = text = found if found != text else None  # as expected and not changed: the key was deleted
+            self._text = text = found if found != text else None  # the expected text, but no write: the key was deleted
         return None
 
     def join(self, name: str, mode: str, *, only_if_served: bool = False, limit: float = math.inf) -> Entry | None:
-        """Let `name` join the line's end and return its entry: served already if its token is not 0.
+        """Append `name` to the line and return its entry, which is already served if its token is not 0.
 
-        With `only_if_served` change nothing and return None if it would have to wait; or if others change the line
-        before each try for `limit` seconds, where these are less than the store's timeout.
+        Return None, with no change, in two cases: with `only_if_served` if the entry would have to wait; and if other
+        processes changed the line before each try for `limit` seconds, where that is less than the store's timeout.
         """
         new = Entry(name, mode, 0, self._store.register(), self._me[1], self._lease)
         end = system.time.monotonic() + limit
@@ -151,7 +153,7 @@ class Line:
             return None
 
     def leave(self, name: str) -> bool:
-        """Take `name` out, and serve whoever comes next; return whether it was still there."""
+        """Remove the entry `name` and serve the next ones; return whether it was still in line."""
         alone, text, new = self._alone
         if alone == name:
             found = self._store.compare_set(self._key, text, new)
@@ -171,15 +173,15 @@ class Line:
         return was_there
 
     def leave_quietly(self, name: str) -> None:
-        """Do as `leave`, on the way out with another error."""
+        """Do as `leave`, but suppress its errors, because another error is propagating."""
         with suppress(FscoordError):
             self.leave(name)
 
     def await_turn(self, entry: Entry, timeout: float) -> WaitSteps[Entry | None]:
-        """Wait until `entry` is served and return it, served; or, if the time runs out, take it out and return None.
+        """Wait until `entry` is served, and return it as it is then. After the timeout remove it and return None.
 
         Raises:
-            LockLostError: somebody took it out.
+            LockLostError: another process removed the entry.
         """
         end, slow_logger = system.time.monotonic() + timeout, SlowWaitLogger(__name__, lambda: self._held_up(entry))
         wake = [self._wake_key(entry.id)]
@@ -194,9 +196,9 @@ class Line:
             place = names.index(entry.id)
             if entries[place].token:
                 return entries[place]
-            if is_rung:  # by something else than a line; it would ring for ever
+            if is_rung:  # by another program: the key would end every further wait at once
                 self._store.delete_key(wake[0])
-            ahead = entries[:place]  # who is behind those who are served looks after all of them
+            ahead = entries[:place]  # the first waiter watches all served entries
             suspects = ahead if ahead[-1].token else ahead[-1:]
             left = end - system.time.monotonic()
             if left > 0 and self._signs.expired(suspects, before):
@@ -204,7 +206,7 @@ class Line:
                 continue
             if left <= 0 and (is_last or not self._bury(ahead, before)):
                 return self._give_up(entry)
-            is_last = left <= 0  # some of the entries before this one were those of the dead: look once more
+            is_last = left <= 0  # dead entries before this one were removed: look once more
             is_rung = False
             with suppress(StoreTimeoutError):
                 sessions = [other.session for other in suspects if other.session]
@@ -215,7 +217,7 @@ class Line:
                     self._bury(suspects, before)
 
     def renew(self, name: str) -> bool:
-        """Let whoever waits see that `name` lives; return whether it is served still."""
+        """Renew the lease of the entry `name`; return whether the entry is still served."""
         is_served = False
 
         def renewed(entries: list[Entry]) -> list[Entry]:
@@ -227,18 +229,18 @@ class Line:
         return is_served
 
     def still_holds(self, entry: Entry) -> bool:
-        """Return whether `entry` is in line, served."""
-        # No generator, which would be left half-way: Python drops a Ctrl-C that comes while it is thrown away.
+        """Return whether `entry` is in line and served."""
+        # Not a generator, which would be left half-way: Python drops a Ctrl-C that arrives while it is deallocated.
         return bool([other for other in self.entries() if other.id == entry.id and other.token])
 
     def lost(self, entry: Entry) -> LockLostError:
-        """Return the error for an entry that somebody took out."""
+        """Return the error for an entry that another process removed."""
         return LockLostError(
             f"{entry.owner} is no longer in line for {self.name!r}: it was taken for dead, or somebody took it out"
         )
 
     def timed_out(self, what: str, timeout: float) -> StoreTimeoutError:
-        """Return the error that names who is served, and how many wait."""
+        """Return the error that names the holders and the number of waiters."""
         entries = self.living()
         holders = [entry.owner for entry in entries if entry.token]
         return StoreTimeoutError(
@@ -249,13 +251,13 @@ class Line:
         )
 
     def _held_up(self, entry: Entry) -> str:
-        """Return the words for what `entry` waits for."""
+        """Return the words that describe what `entry` waits for."""
         others = [other for other in self.living() if other.id != entry.id]
         holders = [other.owner for other in others if other.token]
         return f"a turn at {self.name!r} ({_in_line(holders, len(others) - len(holders))})"
 
     def _give_up(self, entry: Entry) -> Entry | None:
-        """Take `entry` out, unless its turn has come at the last moment."""
+        """Remove `entry` and return None, unless it was served at the last moment; then return it."""
         served: Entry | None = None
 
         def unless_served(entries: list[Entry]) -> list[Entry]:
@@ -268,12 +270,18 @@ class Line:
         return served
 
     def _bury(self, suspects: list[Entry], before: float) -> bool:
-        """Take out those of `suspects`, read after the time `before`, whose sessions are dead, or who give no signs of
-        life; return whether there were any.
+        """Remove the entries in `suspects` whose sessions are dead or whose leases have expired.
+
+        Args:
+            suspects: entries that were read after the time `before`.
+            before: a time of the monotonic clock.
+
+        Returns:
+            Whether there were such entries.
         """
         dead = self._dead(suspects)
         buried = {entry.id for entry in suspects if entry.session in dead}
-        silent = self._signs.expired(suspects, before)  # of whom it is asked once more, with the change
+        silent = self._signs.expired(suspects, before)  # the change keeps an entry whose lease was renewed meanwhile
         gone = buried | {name for name, _ in silent}
         if gone:
             self._change(lambda entries: [e for e in entries if e.id not in buried and (e.id, e.lease) not in silent])
@@ -282,10 +290,10 @@ class Line:
     def _change(
         self, step: Callable[[list[Entry]], list[Entry]], or_nothing: str | None = None, end: float = math.inf
     ) -> list[Entry]:
-        """Replace the entries by what `step` makes of them, serve and wake whose turn it is, and return the entries.
+        """Replace the entries by ``step(entries)``, serve and wake those whose turn has come, and return the entries.
 
-        With `or_nothing`, change nothing if that one would not be served. No try begins after `end`, by the monotonic
-        clock; or when the store's timeout is over.
+        With `or_nothing`, the id of an entry, change nothing if that entry would not be served. No try begins after
+        `end` on the monotonic clock, or after the store's timeout.
         """
         text = self._text
         fresh = text is None
@@ -297,7 +305,7 @@ class Line:
             changed = step(state.entries)
             wake_ups = self._unsettled(state.wake_ups, changed)
             if changed != state.entries or wake_ups != state.wake_ups:
-                knows = changed[-1].id if len(changed) > len(state.entries) else ""  # who has just joined
+                knows = changed[-1].id if len(changed) > len(state.entries) else ""  # the entry that has just joined
                 new, served = self._serve(State(state.last, wake_ups, changed), knows)
                 if not or_nothing or or_nothing in served:
                     found = self._replace(text, new, stamp, [name for name in served if name != knows])
@@ -305,7 +313,7 @@ class Line:
                         self._cleared.difference_update(each.id for each in state.wake_ups)
                         return new.entries
                     refusals.add()
-                    # If it is as expected and was not changed all the same, somebody has deleted the key.
+                    # If the value was as expected but was not replaced, another process has deleted the key.
                     text, fresh = (found, True) if found != text else (None, False)
                     continue
             if fresh:
@@ -313,7 +321,11 @@ class Line:
             text = None
 
     def _replace(self, text: bytes, state: State, stamp: str, called: list[str]) -> bytes | None:
-        """Replace the line `text` by `state` and wake those who are `called`; return what is there if it is another."""
+        """Replace the line `text` by `state` and wake the entries `called`.
+
+        Returns:
+            None, or the value that the compare-and-set returned instead of the new one.
+        """
         new = format_line(state, stamp)
         _waking.update(called)
         try:
@@ -326,29 +338,29 @@ class Line:
         finally:
             _waking.difference_update(called)
         if called and not {entry.id for entry in self.entries()}.issuperset(called):
-            self._change(list)  # who looked by itself has left already, and did not see its key
+            self._change(list)  # an entry has left before its key was set, so this process deletes the key
         return None
 
     def _unsettled(self, wake_ups: list[WakeUp], entries: list[Entry]) -> list[WakeUp]:
-        """Delete the wake keys of those who are not among `entries`; return the wake-ups that are not over by that."""
+        """Delete the wake keys of entries that have left; return the wake-ups whose records the line must keep."""
         there = {entry.id for entry in entries}
         gone = [each for each in wake_ups if each.id not in there]
         if not gone:
             return wake_ups
-        # In this order: who will not set a key any more, then the deletion of what it may have set before.
+        # In this order: find the wake-ups whose processes set no key any more, then delete the keys that were set.
         dead = self._dead(gone)
         own = {self._store.register()} - {0}
         mine = {each for each in gone if (each.session in own or each.by == self._me[2]) and each.id not in _waking}
         over = mine.union([each for each in gone if each.session in dead])
         for each in gone:
             if each.id not in self._cleared and self._store.delete_key(self._wake_key(each.id)):
-                self._cleared.add(each.id)  # it is set once only
+                self._cleared.add(each.id)  # a wake key is set only once
         return [each for each in wake_ups if each not in over and each.id not in self._cleared]
 
     def _serve(self, state: State, knows: str) -> tuple[State, list[str]]:
-        """Return the line when those have been served whose turn it is, and who they are.
+        """Return the line after the entries whose turn has come were served, and the ids of these entries.
 
-        All but `knows`, who sees that by itself, will be woken.
+        All of them will be woken except `knows`, the entry of the caller, which reads the result itself.
         """
         last, wake_ups, entries = state.last, list(state.wake_ups), list(state.entries)
         served = []
@@ -362,7 +374,7 @@ class Line:
         return State(last, wake_ups, entries), served
 
     def _dead(self, each: Iterable[Entry | WakeUp]) -> set[int]:
-        """Return the sessions of these that are known dead."""
+        """Return the sessions in `each` that are known dead."""
         return set(self._store.dead_sessions({one.session for one in each} - {0}))
 
     def _read(self) -> bytes:
@@ -379,7 +391,7 @@ class Line:
 
 
 def not_acquired(what: str, name: str, limit: float, holders: Sequence[str], waiting: int) -> str:
-    """Return the words of a time-out: by `holders` it is held, and so many others wait for it."""
+    """Return the message of a timeout while `holders` hold `name` and `waiting` other contenders wait for it."""
     return f"timeout: {what} {name!r} not acquired within {limit:g} s; {_in_line(holders, waiting)}"
 
 
@@ -390,17 +402,17 @@ def _in_line(holders: Sequence[str], waiting: int) -> str:
 
 
 def force_release(store: Store, name: Key, token: int) -> bool:
-    """Release the hold with the fencing token `token`, whichever process has it; the next in line gets it.
+    """Release the hold with the fencing token `token`, whichever process has it. The next contender in line is served.
 
-    This is for a holder that hangs, or that can't be told dead. It is not asked, and finds out only at its next
-    ``check`` or ``release``, which raises `~fscoord.LockLostError`. Until then it may write at the same time as the
-    next holder. Only a resource that refuses its token, such as `Fenced`, is safe from it. ``holders`` of any recipe
-    returns the tokens of a name.
+    This is for a holder that hangs, or whose death the store can't detect. The holder is not informed: only its next
+    ``check`` or ``release`` raises `~fscoord.LockLostError`. Until then it may write at the same time as the next
+    holder. Only a resource that refuses its token, such as `Fenced`, is protected from these writes. ``holders`` of any
+    recipe returns the tokens of a name.
 
     Args:
-        store: where the hold is.
+        store: the store that the contenders share.
         name: the name of a `Lock`, `RLock`, `ReadWriteLock`, `Semaphore` or `Election`, or of work under `once`.
-        token: which of its holds: so it can't be another one's, who came meanwhile.
+        token: the token of the hold. No later hold has the same token, so none is released by mistake.
 
     Returns:
         Whether there was such a hold.
@@ -413,7 +425,7 @@ def force_release(store: Store, name: Key, token: int) -> bool:
 
 
 def _admitted(entries: list[Entry]) -> int:
-    """Return how many of these are served: what the recipe would say that their modes are of."""
+    """Return how many of `entries` are served, by the policy of the recipe to which their modes belong."""
     mode = entries[0].mode if entries else ""
     if mode.isdigit():  # a semaphore's value
         return min(int(mode), len(entries))

@@ -1,4 +1,4 @@
-"""`Election`: one leads, the others stand by, and everybody can see who it is."""
+"""`Election`: one candidate leads, the others wait, and every process can find out which one leads."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fscoord.store import Store, run_blocking
 __all__ = ["Election", "Leader"]
 
 LOOK_S: Final = 1.0
-"""How often an observer looks who leads: a leader may have died before it said that it leads."""
+"""The longest pause between two looks of an observer: a leader may have died before it published its term."""
 
 
 class Leader(NamedTuple):
-    """Who leads.
+    """The leader of an `Election` in one term.
 
     Attributes:
-        term: which term it is: a fencing token, which rises with each leader.
-        owner: its process, ``host:pid``.
-        data: what it has to say, such as its address.
+        term: the number of the term. It is a fencing token, which rises with each leader.
+        owner: the leader's process, ``host:pid``.
+        data: the data that the leader publishes, such as its address.
     """
 
     term: int
@@ -38,16 +38,15 @@ class Leader(NamedTuple):
 
 
 class Election(Exclusive):
-    """The candidates for one office: the first in line leads until it resigns or dies, then the next one does.
+    """The candidates for one office: the first in line leads until it resigns or dies, then the next one leads.
 
-    It is a `fscoord.recipes.Lock` with other words and something to say: `campaign` is to acquire it, `resign` to
-    release it, `term` its token, and what is promised of a lock is promised of it. As a context manager it campaigns
-    and resigns.
+    An election is a `fscoord.recipes.Lock` whose holder publishes data. `campaign` acquires it, `resign` releases it,
+    and `term` is the fencing token. It has all guarantees of a lock. As a context manager it campaigns and resigns.
 
     Args:
-        store: where all candidates and observers meet.
-        name: the office's name there; keys that begin with it and a slash belong to it.
-        data: what others should know of this candidate when it leads.
+        store: the store that all candidates and observers share.
+        name: the office's name in the store. Keys that begin with the name and a slash belong to the office.
+        data: the data that this candidate publishes when it leads.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
         ttl: as for `fscoord.recipes.Lock`.
     """
@@ -70,20 +69,20 @@ class Election(Exclusive):
         """Wait in line until this candidate leads, and return whether it does.
 
         Args:
-            timeout: how long to wait, in seconds or as a `timedelta`; without limit, unless it is given. None means the
-                `timeout` that this object was made with, or else the store's.
+            timeout: how long to wait, in seconds or as a `timedelta`; by default without limit. None means this
+                object's `timeout`, or else the store's.
 
         Raises:
-            LockLostError: somebody took this one out of the line.
+            LockLostError: another process removed this candidate from the line.
         """
         return self.acquire(timeout=None if timeout is None else to_seconds(timeout))
 
     def resign(self) -> None:
-        """Let the next one lead.
+        """Stop leading. The next candidate in line leads.
 
         Raises:
             RuntimeError: this candidate does not lead.
-            LockLostError: it was taken for dead meanwhile, and another one leads.
+            LockLostError: this candidate was taken for dead meanwhile, and another one leads.
         """
         self.release()
 
@@ -93,21 +92,21 @@ class Election(Exclusive):
         return self.token
 
     def leader(self) -> Leader | None:
-        """Return who leads, lives and has said so, or None."""
+        """Return the leader, or None. A candidate that is known dead, or has not published its term yet, is none."""
         leading = [entry for entry in self._line.living() if entry.token]  # no generator: see `Line.still_holds`
         first = leading[0] if leading else None
         data = first and get_or_none(self._store, self._term_key(first.token), system.random_bytes(16))
         return Leader(first.token, first.owner, data) if first and data is not None else None
 
     def observe(self, after: int = 0, timeout: Timeout | None = None) -> Leader:
-        """Wait for a leader of a later term than `after`, and return it.
+        """Wait for a leader of a later term than `after`, and return the leader.
 
         Args:
-            after: the last term that is known; 0 is none.
-            timeout: seconds or a `timedelta`; None means the store's.
+            after: the last term that the caller knows; 0 if it knows none.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means the store's.
 
         Raises:
-            StoreTimeoutError: there was none.
+            StoreTimeoutError: no candidate led in a later term within the timeout.
         """
         return run_blocking(self._store, self._observing(after, timeout))
 
@@ -115,11 +114,11 @@ class Election(Exclusive):
         """Yield each leader, without end.
 
         Args:
-            timeout: how long to wait for each, in seconds or as a `timedelta`; without limit, unless it is given. None
+            timeout: how long to wait for each leader, in seconds or as a `timedelta`; by default without limit. None
                 means the store's.
 
         Raises:
-            StoreTimeoutError: there was no other for that long.
+            StoreTimeoutError: no other candidate began to lead within the timeout.
         """
         term = 0
         while True:
@@ -132,8 +131,8 @@ class Election(Exclusive):
         words = f"a leader of {self.name!r} in a later term than {after}"
         start, slow_logger = system.time.monotonic(), SlowWaitLogger(__name__, lambda: words)
         while True:
-            # Whoever leads and has not said so, or whoever leads next, says so under the key that comes. Find out which
-            # before the look at who leads: then nobody says so unnoticed.
+            # `coming` is the term whose key is published next: that of the present leader if it has not published yet,
+            # else the next one. It is read before the leader, so a key that is published in between is noticed.
             last = self._line.last_token()
             coming = last if last > after and not self._store.check([self._term_key(last)]) else last + 1
             found = self.leader()
@@ -152,11 +151,11 @@ class Election(Exclusive):
     def _begin(self, served: Entry) -> None:
         own = self._term_key(served.token)
         self._store.set(own, self._data)
-        # Not only of the term before: who had that may have died, or been taken for dead, before it came to this.
+        # Of all earlier terms, not only the last: its leader may have died, or been taken for dead, before this step.
         for key in map(key_bytes, self._store.list_keys(self._terms)):
             if self._term_of(key) < served.token:
                 self._store.delete_key(key)
-        if not self._line.still_holds(served):  # then the next one may have looked for such keys already
+        if not self._line.still_holds(served):  # then the next leader may have listed these keys already
             self._store.delete_key(own)
             raise self._line.lost(served)
 
@@ -167,7 +166,7 @@ class Election(Exclusive):
         super()._undo(got)
 
     def _term_of(self, key: bytes) -> float:
-        """Return which term this key is of; infinity: none, so something else stands there."""
+        """Return the term of `key`, or infinity if it is not the key of a term."""
         try:
             return parse_uint63(key[len(self._terms) :])
         except MalformedText:

@@ -1,4 +1,4 @@
-"""`Latch`: wait until something has happened a number of times. `DoubleBarrier`: begin and end together."""
+"""`Latch`: wait until an event has happened a number of times. `DoubleBarrier`: begin and end work together."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ __all__ = ["DoubleBarrier", "Latch"]
 
 
 LOOK_S: Final = 1.0
-"""How often one who waits looks at the count: who counted the last may have died before it opened the latch."""
+"""The longest pause between two looks of a waiter: the last counting process may have died before it set the key."""
 
 
 class Latch:
-    """A door that opens when `count` times `count_down` was called, by whomever, and stays open.
+    """A latch that opens after `count` calls of `count_down`, by any processes, and stays open.
 
-    Unlike a barrier it is not the same people who count and who wait, and nobody needs a rank. Each call counts; a
-    caller that does not know whether its call took effect, and calls again, may count twice.
+    Unlike at a barrier, the processes that count and the processes that wait may be different ones, and none needs a
+    rank. Each call counts. A caller that does not know whether its call took effect, and calls again, may count twice.
 
     Args:
-        store: where they meet.
-        name: the latch's name there; keys that begin with it and a slash belong to it. It opens once.
-        count: how many calls open it; the same for all.
+        store: the store that all processes share.
+        name: the latch's name in the store. Keys that begin with the name and a slash belong to the latch. A latch of
+            one name opens once.
+        count: the number of calls that open the latch. All processes must pass the same number.
     """
 
     def __init__(self, store: Store, name: Key, count: int) -> None:
@@ -42,14 +43,14 @@ class Latch:
         key_bytes(self._counted)
 
     def count_down(self) -> int:
-        """Count one, and return how many are still missing."""
+        """Count one call, and return how many calls are still missing."""
         missing = self._count - add_checked(self._store, self._counted)
         if missing <= 0:
             self._store.set(self._open, b"1")
         return max(0, missing)
 
     def missing(self) -> int:
-        """Return how many calls are still missing; 0: it is open."""
+        """Return how many calls are still missing; 0 means that the latch is open."""
         text = self._store.get(self._counted) if self._store.check([self._counted]) else b"0"
         return max(0, self._count - parse_count(self._counted, text))
 
@@ -57,10 +58,10 @@ class Latch:
         """Wait until the latch is open.
 
         Args:
-            timeout: seconds or a `timedelta`; None means the store's.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means the store's.
 
         Raises:
-            StoreTimeoutError: it did not open; the message says how many are missing.
+            StoreTimeoutError: the latch did not open. The message says how many calls are missing.
         """
         run_blocking(self._store, self._waiting(timeout))
 
@@ -88,18 +89,18 @@ class Latch:
 
 
 class DoubleBarrier:
-    """Two barriers around one piece of work: nobody begins before all have come, and nobody goes before all have ended.
+    """Two barriers around one piece of work: all ranks begin it together, and no rank goes on before all have ended it.
 
-    The recipe is ZooKeeper's; here both ends have a deadline, and what is said by a time-out, or when somebody dies, is
-    what `fscoord.barrier` says. A name serves once. As a context manager it enters, and leaves after success; when the
-    body raises it does not wait for the others, who then miss this rank.
+    The recipe is ZooKeeper's. Here both barriers have a timeout, and they raise the errors of `fscoord.barrier` after a
+    timeout or a death. A name can be used once. As a context manager the object calls `enter`, and calls `leave` if the
+    body succeeds. If the body raises, it does not wait for the other ranks, and this rank is missing for them.
 
     Args:
-        store: where they meet.
-        name: the name there; keys that begin with it and a slash belong to it.
-        world_size: how many take part; the same for all.
-        rank: which of them this is, 0 to `world_size` - 1.
-        timeout: how long each end waits, in seconds or as a `timedelta`; None means the store's.
+        store: the store that all ranks share.
+        name: the name in the store. Keys that begin with the name and a slash belong to this object.
+        world_size: the number of ranks, the same for all.
+        rank: the caller's rank, 0 to `world_size` - 1.
+        timeout: how long each barrier waits, in seconds or as a `timedelta`; None means the store's.
         fail_fast: whether to raise `~fscoord.BrokenBarrierError` as soon as a rank that is missing is known dead.
     """
 
@@ -121,17 +122,21 @@ class DoubleBarrier:
         self._fail_fast = fail_fast
 
     def enter(self, timeout: Timeout | None = None) -> None:
-        """Wait until all have come; a rank that tries again after a time-out counts once.
+        """Wait until all ranks have called this. A rank that calls it again after a timeout counts once.
+
+        Args:
+            timeout: how long to wait, in seconds or as a `timedelta`; None means this object's `timeout`, or else the
+                store's.
 
         Raises:
-            StoreTimeoutError: not all came; it names the missing.
+            StoreTimeoutError: a rank is missing. The error names the missing ranks.
             BrokenBarrierError: with `fail_fast`, a missing rank is dead.
             BarrierError: the name was used before, or `rank` is not below `world_size`.
         """
         run_blocking(self._store, self._meeting(b"/enter", timeout))
 
     def leave(self, timeout: Timeout | None = None) -> None:
-        """Wait until all have come to this end, too; it raises what `enter` does."""
+        """Wait until all ranks have called this; for arguments and errors see `enter`."""
         run_blocking(self._store, self._meeting(b"/leave", timeout))
 
     def __enter__(self) -> DoubleBarrier:

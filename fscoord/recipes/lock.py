@@ -47,11 +47,12 @@ class Lock(Exclusive):
 
     Args:
         store: the store that all contenders share.
-        name: the lock's name there; keys that begin with it and a slash belong to the lock.
+        name: the lock's name in the store. Keys that begin with the name and a slash belong to the lock.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
-        ttl: another contender may get the lock this many seconds after the holder's last sign of life, by the
-            contender's clock. That covers a holder that is stopped, and stores that can't detect deaths. A thread gives
-            the signs of life as long as the lock is held. None: never.
+        ttl: the length of the lock's lease, in seconds or as a `timedelta`. A thread renews the lease as long as the
+            lock is held. Another contender may acquire the lock when the lease has not been renewed for that long, by
+            the contender's clock. That covers a holder that is stopped, and stores that can't detect deaths. None means
+            no lease.
     """
 
     _what = "the lock"
@@ -121,15 +122,16 @@ def _one(entries: list[Entry]) -> int:
 
 
 class Semaphore(Exclusive):
-    """A semaphore that is held at most `value` times at once, by processes or threads; one may hold it several times.
+    """A semaphore that can be acquired at most `value` times at once, by processes or threads.
 
-    It is bounded: an object can release only what it has acquired, and `release` releases its latest acquisition. Like
-    `fscoord.recipes.Lock`, it is fair, is freed when a holder dies, and has tokens.
+    One thread may acquire it several times. It is bounded: an object can release only its own acquisitions, and
+    `release` releases the latest of them. Like `fscoord.recipes.Lock`, it is fair and has tokens, and the death of a
+    holder releases all acquisitions of that holder.
 
     Args:
         store: the store that all contenders share.
-        name: the semaphore's name there; keys that begin with it and a slash belong to it.
-        value: how often it can be held at once. All contenders must pass the same value.
+        name: the semaphore's name in the store. Keys that begin with the name and a slash belong to the semaphore.
+        value: how often it can be acquired at once. All contenders must pass the same value.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
         ttl: as for `fscoord.recipes.Lock`.
 
@@ -169,13 +171,13 @@ class Side(Exclusive):
 class ReadWriteLock:
     """A lock that any number of readers or one writer can hold at a time.
 
-    No contender starves: a reader that comes after a waiting writer waits until the writer has had its turn. Readers
-    that wait next to each other get the lock together. A reader can't become a writer: it must release the lock first.
-    Like `fscoord.recipes.Lock`, the lock is freed when a holder dies, and both sides have tokens.
+    No contender starves: a reader that comes after a waiting writer waits until the writer has released the lock.
+    Readers that wait next to each other acquire the lock together. A reader can't become a writer: it must release the
+    lock first. Like `fscoord.recipes.Lock`, both sides have tokens, and the death of a holder releases its lock.
 
     Args:
         store: the store that all contenders share.
-        name: the lock's name there; keys that begin with it and a slash belong to it.
+        name: the lock's name in the store. Keys that begin with the name and a slash belong to the lock.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
         ttl: as for `fscoord.recipes.Lock`.
 
@@ -224,8 +226,8 @@ class Fenced:
 
         Raises:
             StaleTokenError: the value was written with a higher token before. It is unchanged.
-            StoreTimeoutError: other processes changed the value before each try, for the store's timeout.
-            FscoordError: the key holds text of another kind. It is unchanged.
+            StoreTimeoutError: other processes changed the value before each try, until the store's timeout was over.
+            FscoordError: the key holds a value that another program wrote. It is unchanged.
         """
         token, data = check_positive("token", token), value_bytes(value)
         text = self._store.get(self._key) if self._store.check([self._key]) else b""
@@ -249,7 +251,7 @@ class Fenced:
 
         Raises:
             StoreTimeoutError: there was no value within the store's timeout.
-            FscoordError: the key holds text of another kind.
+            FscoordError: the key holds a value that another program wrote.
         """
         return self._split(self._store.get(self._key))[1]
 

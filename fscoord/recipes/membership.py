@@ -1,4 +1,4 @@
-"""`Membership`: who takes part, with something to say, and who left or died; kazoo's ``Party``, with deaths told."""
+"""`Membership`: a group whose members have data, and whose changes can be watched; kazoo's ``Party``, with deaths."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from fscoord.store import Store, run_blocking
 __all__ = ["Membership", "Participant"]
 
 LOOK_S: Final = 1.0
-"""How often one who watches looks by itself: who came or left may have died before it could say so."""
+"""The longest pause between two looks of an observer: a process may have died between a change and its announcement."""
 
 KEPT: Final = 64
-"""How many changes may pass between a look and the wait that follows it, before that wait ends only by `LOOK_S`."""
+"""How many change keys are kept. If more changes pass between a look and its wait, only `LOOK_S` ends the wait."""
 
 M = TypeVar("M", bound="Membership")
 
 
 class Participant(NamedTuple):
-    """One who takes part.
+    """A process in a `Membership`.
 
     Attributes:
-        number: counts those who joined.
-        owner: its process, ``host:pid``.
-        session: the number of its handle among the members of the store; 0 where the store keeps none.
-        data: what it has to say, such as its address.
+        number: a number that rises with each join of the group.
+        owner: the process, ``host:pid``.
+        session: the session number of the process's handle; 0 on a store without sessions.
+        data: the data that the process publishes, such as its address.
     """
 
     number: int
@@ -55,42 +55,43 @@ class Participant(NamedTuple):
 
 
 class Membership:
-    """A group that processes join and leave, and that anybody may look at.
+    """A group that processes join and leave, and that every process can read and watch.
 
-    A process that dies, or closes its store, is no longer in it, where the store can tell (`store.has_liveness`); and
-    those who watch are told. Nothing has to be sent again and again. As a context manager it joins and leaves.
+    A process that dies, or closes its store, leaves the group, and the processes that watch the group are woken. This
+    needs a store that detects deaths (`~fscoord.Store.has_liveness`). No process sends heartbeats. As a context manager
+    this object joins and leaves.
 
     Args:
-        store: where all meet.
-        name: the group's name there; keys that begin with it and a slash belong to it.
-        data: what others should know of this process when it takes part.
+        store: the store that all processes share.
+        name: the group's name in the store. Keys that begin with the name and a slash belong to the group.
+        data: the data that this process publishes while it is in the group.
     """
 
     def __init__(self, store: Store, name: Key, data: Value = b"") -> None:
         self._store = store
         self._name = key_bytes(name)
         self._data = value_bytes(data)
-        self._joined: tuple[int, bytes] | None = None  # the process, and the key
+        self._joined: tuple[int, bytes] | None = None  # the id of the process that joined, and its key
         self._members, self._changed = self._name + b"/member/", self._name + b"/changed/"
         self._changes = self._name + b"/changes"
-        key_bytes(self._changed + b"%016x" % 0)  # a name that is too long fails here
+        key_bytes(self._changed + b"%016x" % 0)  # raises an error for a name that is too long
 
     @property
     def name(self) -> str:
-        """What it is called in the store."""
+        """The group's name in the store."""
         return key_text(self._name)
 
     def join(self) -> None:
-        """Take part from now on.
+        """Join the group.
 
         Raises:
-            RuntimeError: this object takes part already.
+            RuntimeError: this object has joined already.
         """
         made: list[bytes] = []
         over: list[object] = []
         try:
             self._join(made)
-        except BaseException:  # nobody knows whether it stands there; each line of this is explained in `_cleanup`
+        except BaseException:  # the key may have been written; `_cleanup` explains each of these lines
             try:
                 self._unjoin(made)
             except BaseException:
@@ -100,11 +101,10 @@ class Membership:
             raise
 
     def update(self, data: Value) -> None:
-        """Have something else to say, and tell those who watch.
+        """Publish other data for this process, and wake the processes that watch the group.
 
         Raises:
-            RuntimeError: this object does not take part; or no longer, because another one evicted it, or because it
-                was taken for dead.
+            RuntimeError: this object is not in the group. It has not joined, or it was evicted or taken for dead.
         """
         key = self._key()
         if key is None:
@@ -125,7 +125,7 @@ class Membership:
         self._tell()
 
     def leave(self) -> bool:
-        """Take part no longer, and return whether this object did until now."""
+        """Leave the group, and return whether this object was in it until now."""
         over: list[object] = []
         try:
             return self._leave()
@@ -141,10 +141,10 @@ class Membership:
             raise
 
     def evict(self, member: Participant) -> bool:
-        """Take `member` out of the group, and return whether it was in it until now.
+        """Remove `member` from the group, and return whether it was in the group until now.
 
-        Its process is not stopped, and finds out by its next `update` or `leave`; it may join again. This object need
-        not take part itself.
+        This does not stop the process. Its next `update` raises an error, or its next `leave` returns False. It may
+        join again. The caller need not be in the group.
         """
         was_there = self._store.delete_key(self._members + b"%016x" % member.number)
         if was_there:
@@ -152,7 +152,7 @@ class Membership:
         return was_there
 
     def members(self) -> list[Participant]:
-        """Return who takes part, in the order of joining. Who is found dead is taken out."""
+        """Return the participants, in the order of joining. Participants that are known dead are removed first."""
         present = self._read()
         dead = set(self._store.dead_sessions({each.session for each in present} - {0}))
         for each in present:
@@ -161,14 +161,14 @@ class Membership:
         return [each for each in present if each.session not in dead]
 
     def observe(self, known: Sequence[Participant] = (), timeout: Timeout | None = None) -> list[Participant]:
-        """Wait until those who take part are others than `known`, or say something else, and return them.
+        """Wait until the participants or their data differ from `known`, and return the participants.
 
         Args:
-            known: what this returned last.
-            timeout: seconds or a `timedelta`; None means the store's.
+            known: the list that this method returned last.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means the store's.
 
         Raises:
-            StoreTimeoutError: nothing changed.
+            StoreTimeoutError: nothing changed within the timeout.
         """
         return run_blocking(self._store, self._observing(known, timeout))
 
@@ -176,7 +176,7 @@ class Membership:
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
         end = system.time.monotonic() + limit
         while True:
-            # Counted before the look: what changes behind the look has a higher number.
+            # The count is read before the participants, so a change after that look has a higher number.
             count = parse_count(self._changes, get_or_none(self._store, self._changes) or b"0")
             present = self.members()
             if present != list(known):
@@ -191,14 +191,14 @@ class Membership:
                 yield WaitRequest(KEYS, [self._changed + b"%d" % (count + 1)], min(LOOK_S, left), sessions=others)
 
     def watch(self, timeout: Timeout | None = math.inf) -> Iterator[list[Participant]]:
-        """Yield who takes part: at once, if it is anybody, and whenever it has changed.
+        """Yield the participants: at once, unless there are none, and after each change.
 
         Args:
-            timeout: how long to wait for each change, in seconds or as a `timedelta`; without limit, unless it is
-                given. None means the store's.
+            timeout: how long to wait for each change, in seconds or as a `timedelta`; by default without limit. None
+                means the store's.
 
         Raises:
-            StoreTimeoutError: nothing changed for that long.
+            StoreTimeoutError: nothing changed within the timeout.
         """
         known: list[Participant] = []
         while True:
@@ -241,7 +241,7 @@ class Membership:
             raise
 
     def _join(self, made: list[bytes]) -> None:
-        """Do what `join` does, and put the key into `made` before anything stands there."""
+        """Do as `join`, and put the key into `made` before the key is written."""
         if self._key() is not None:
             raise RuntimeError(f"this object takes part in {self.name!r} already")
         key = self._members + b"%016x" % add_checked(self._store, self._name + b"/joined")
@@ -250,7 +250,7 @@ class Membership:
         self._write(key)
 
     def _unjoin(self, made: list[bytes]) -> None:
-        """Take back what `_join` did. It may be called twice, the first time not to the end."""
+        """Undo `_join`. It may be called twice, and the first call may be interrupted."""
         for key in made:
             if self._joined and self._joined[1] == key:
                 self._joined = None
@@ -269,13 +269,13 @@ class Membership:
         return was_there
 
     def _leave_quietly(self) -> None:
-        """Do what `_leave` was interrupted in. It may be called twice."""
+        """Complete an interrupted `_leave`. It may be called twice."""
         with suppress(FscoordError):
             self._leave()
 
     def _key(self) -> bytes | None:
         if self._joined and self._joined[0] != system.os.getpid():
-            self._joined = None  # it was forked: its parent takes part
+            self._joined = None  # this is a forked child: the parent is in the group
         return self._joined[1] if self._joined else None
 
     def _write(self, key: bytes) -> None:
@@ -290,7 +290,7 @@ class Membership:
         self._store.set(self._changed + b"%d" % count, b"1")
         if count > KEPT:
             self._store.delete_key(self._changed + b"%d" % (count - KEPT))
-        if count % KEPT == 0:  # also those whose turn it was when somebody died who should have done that
+        if count % KEPT == 0:  # also the keys that a process left when it died before it deleted them
             for key in map(key_bytes, self._store.list_keys(self._changed)):
                 if parse_count(key, key[len(self._changed) :]) <= count - KEPT:
                     self._store.delete_key(key)
@@ -313,7 +313,11 @@ class Membership:
 
 
 def _number(key: str) -> int:
-    """Return which of those who joined `key` is of."""
+    """Return the participant's number in `key`.
+
+    Raises:
+        MalformedText: `key` does not end in a number.
+    """
     digits = key[-16:]
     if not (len(digits) == 16 and set("0123456789abcdef").issuperset(digits)):
         raise MalformedText(f"{digits!r} is no number of 16 hexadecimal digits")

@@ -58,7 +58,8 @@ def once(
 
     Args:
         store: the store that the processes share.
-        name: names the work; keys that begin with it and a slash belong to it. The value stays under ``{name}/result``.
+        name: the name of the work. Keys that begin with the name and a slash belong to the work. The value stays under
+            ``{name}/result``.
         work: called without arguments; returns a value for the store.
         timeout: how long to wait for another process's value, in seconds or as a `timedelta`; None means the store's.
 
@@ -87,7 +88,7 @@ def _once(store: Store, name: Key, work: Work, timeout: Timeout | None) -> bytes
 
 
 def _do_under_lock(lock: OnceLock, store: Store, key: bytes, work: Work) -> None:
-    """Do the work under `lock`, unless it is done by then. No other code has `lock`, so this must release it."""
+    """Do the work under `lock`, unless it is done by then. No other code has `lock`, so this function releases it."""
     got: list[str] = []
     over: list[object] = []
     try:
@@ -135,7 +136,7 @@ def value_of(name: Key, text: bytes) -> bytes:
     """Return the value in `text`, the result of the work `name`.
 
     Raises:
-        WorkFailedError: `text` says that the work raised.
+        WorkFailedError: the work raised an error, which `text` contains.
         FscoordError: `text` is not a result.
     """
     if text[:1] == b"=":

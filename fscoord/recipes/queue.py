@@ -5,8 +5,8 @@ compare-and-set. The claim counts as long as the consumer's session lives. So no
 which the store's own queues can't promise: a value that `~fscoord.Store.queue_pop` returned to a process that dies is
 gone. An item that stays until it was processed, under a lock of its consumer, is the idea of kazoo's ``LockingQueue``.
 
-A consumer that finds no item sleeps until the wake-up key exists. It removes that key before the last look, after which
-it sleeps. So an item that is put after the look creates the key again, and wakes the consumer.
+A consumer that finds no item deletes the wake-up key, looks for items once more, and sleeps until the key exists. So an
+item that is put after that look creates the key again, and wakes the consumer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOOK_S: Final = 1.0
 """How often a consumer looks for items whose consumers have died, while it waits or takes one item after another."""
 
 MIDDLE: Final = 1 << 31
-"""Is added to a priority, so that its hexadecimal text sorts like the number."""
+"""Added to a priority, so that its hexadecimal text sorts like the number."""
 
 
 class _Takeable(NamedTuple):
@@ -56,7 +56,7 @@ class Queue:
 
     Args:
         store: the store that producers and consumers share.
-        name: the queue's name there; keys that begin with it and a slash belong to it.
+        name: the queue's name in the store. Keys that begin with the name and a slash belong to the queue.
         timeout: how long `take` waits, in seconds or as a `timedelta`; None means the store's.
     """
 
@@ -88,7 +88,7 @@ class Queue:
 
         Args:
             block: whether to wait.
-            timeout: for how long, in seconds or as a `timedelta`; None means what the queue was made with.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means this object's `timeout`.
 
         Raises:
             QueueEmptyError: there is none, with ``block=False``.
@@ -108,7 +108,7 @@ class Queue:
             raise
 
     def _taking(self, block: bool, timeout: Timeout | None, got: list[Taken]) -> WaitSteps[Item]:
-        """Take an item. `got` receives what the caller must give to `Items.put_back` if this fails."""
+        """Take an item. `got` receives the claims that the caller must pass to `Items.put_back` if this fails."""
         limit = to_seconds(timeout) if timeout is not None else self._limit()
         end = system.time.monotonic() + limit
         slow_logger = SlowWaitLogger(__name__, lambda: f"an item of the queue {self.name!r}")
@@ -136,7 +136,7 @@ class Queue:
                     waited=limit,
                 )
             with suppress(StoreTimeoutError):
-                # With consumers that died since the look: a death that is recorded already ends the wait at once.
+                # Includes consumers that died since the look: a death that is already recorded ends the wait at once.
                 consumers = [claim.session for claim in self._claims().values() if claim.session]
                 longest = min(LOOK_S, left)
                 yield WaitRequest(KEYS, [self._items.wakeup], longest, sessions=consumers, slow_logger=slow_logger)
@@ -150,7 +150,7 @@ class Queue:
         return [Contender(claim.owner, claim.session, 0) for claim in self._living(self._claims()).values()]
 
     def __len__(self) -> int:
-        """See `size`."""
+        """Return `size`."""
         return self.size()
 
     def size(self) -> int:
@@ -211,7 +211,7 @@ class Queue:
         if self._store.compare_set(key, candidate.claim, claim.text) != claim.text:
             return None
         data = get_or_none(self._store, self._items.item_key(candidate.order_key))
-        if data is None:  # its consumer did it between the look and the claim
+        if data is None:  # another consumer finished it between the look and the claim
             self._store.delete_key(key)
             return None
         if data[:1] != b"=":

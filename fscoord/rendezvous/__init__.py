@@ -1,4 +1,4 @@
-"""Rendezvous: nodes, unknown until they start, find each other in a store and agree who takes part, round after round.
+"""Rendezvous: nodes that are not known in advance find each other in a store, and agree on the nodes of each round.
 
 The names and their meaning follow ``torch.distributed.elastic.rendezvous``.
 """

@@ -1,14 +1,14 @@
 """`C10dRendezvousBackend`: the state of a rendezvous under one key of a store, changed by compare-and-set.
 
-`SharedState` is that state for the nodes which read and change it, and wake each other.
+The nodes read and change that state through `SharedState`, which also wakes the other nodes after a change.
 
-**How a write knows whether it won.** A store's compare-and-set returns the value that the key has afterwards. torch's
-c10d compares decoded states: a node that writes the state that is there already believes that it won, and a state that
-was replaced and restored looks untouched (the ABA problem). Here every write carries a nonce of 96 random bits, in
-characters outside the alphabet of base64, which decoders skip (also `base64.b64decode` as torch calls it). No two
-writes are equal, so the returned value is the written one if and only if this write won, and a token fits only the
-write that it came from. torch's backend reads these writes, and this backend reads those of torch. Writes by torch have
-no nonce, so two of *its* writes of the same state can't be told apart.
+**How a node learns whether its write succeeded.** A store's compare-and-set returns the value that the key has
+afterwards. torch's c10d compares decoded states. So a node that writes the present state takes its write for
+successful, and a state that was replaced and restored looks unchanged (the ABA problem). Here every write has a nonce
+of 96 random bits, in characters outside the alphabet of base64, which decoders skip (also `base64.b64decode` as torch
+calls it). No two writes are equal. So the returned value is the written one if and only if this write succeeded, and a
+token fits only one write. torch's backend reads these writes, and this backend reads those of torch. Writes by torch
+have no nonce, so two of *its* writes of the same state can't be distinguished.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 T = TypeVar("T")
 
 Token = Any
-"""Stands for one write of the state; opaque to all but the backend that gave it."""
+"""Identifies one write of the state. Only the backend that returned it can interpret it."""
 
 _NONCE_SIGNS = b"!#$%&*.,:;?@^_|~"
 _NONCE_SIZE = 12
@@ -55,7 +55,7 @@ _SIGN_OF = bytes(_NONCE_SIGNS[n % 16] for n in range(256))
 
 
 class RendezvousBackend(ABC):
-    """Where the nodes of a rendezvous keep their common state."""
+    """The storage in which the nodes of a rendezvous keep their common state."""
 
     @property
     @abstractmethod
@@ -68,20 +68,20 @@ class RendezvousBackend(ABC):
 
         Raises:
             RendezvousConnectionError: the store failed.
-            RendezvousStateError: what is there is no state.
+            RendezvousStateError: the stored value is not a state.
         """
 
     @abstractmethod
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write `state` if the state is still the one that `token` stands for; without a token, if there is none yet.
+        """Write `state` if the present state is that of `token`; without a token, if there is no state yet.
 
         Returns:
-            The state that is there now, its token, and whether this call wrote it; or None if that is not known, as
-            where there is no state: then `get_state` says what is there.
+            The present state, its token, and whether this call wrote it. None means that this is not known, for example
+            because there is no state. `get_state` returns the present state then.
 
         Raises:
-            RendezvousConnectionError: the store failed; the state may have been written all the same.
-            RendezvousStateError: what is there is no state.
+            RendezvousConnectionError: the store failed, before or after the write.
+            RendezvousStateError: the stored value is not a state.
         """
 
 
@@ -89,8 +89,8 @@ class C10dRendezvousBackend(RendezvousBackend):
     """A rendezvous backend on any `~fscoord.Store`, compatible with torch's of the same name.
 
     Args:
-        store: where the state is kept, under the key ``torch.rendezvous.{run_id}``.
-        run_id: names the rendezvous.
+        store: the store that keeps the state, under the key ``torch.rendezvous.{run_id}``.
+        run_id: the name of the rendezvous.
 
     Raises:
         ValueError: `run_id` is empty.
@@ -104,7 +104,7 @@ class C10dRendezvousBackend(RendezvousBackend):
             raise ValueError("the run id is empty; give the rendezvous a name")
         self._store = store
         self._key = "torch.rendezvous." + run_id
-        # A get waits for its key, so that there is always a value: one that stands for "no state".
+        # `get` waits for a missing key. So the key gets a value at once, which stands for "no state".
         self._call(store.compare_set, self._key, "", self._NULL_SENTINEL)
 
     @property
@@ -114,14 +114,14 @@ class C10dRendezvousBackend(RendezvousBackend):
 
     def get_state(self) -> tuple[bytes, Token] | None:
         """Return the state and its token, or None if there is no state yet."""
-        if not self._call(self._store.check, [self._key]):  # a get would wait for a key that nobody writes any more
+        if not self._call(self._store.check, [self._key]):  # `get` would wait for a key that no node writes any more
             raise self._removed()
         return self._decode(self._call(self._store.get, self._key))
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write `state` if the state is still the one that `token` stands for; without a token, if there is none yet.
+        """Write `state` if the present state is that of `token`; without a token, if there is no state yet.
 
-        A token that is not ``bytes`` is nobody's: nothing is written, and the state that is there is returned.
+        A token that is not ``bytes`` fits no state: nothing is written, and the present state is returned.
         """
         if token is None:
             expected = self._NULL_SENTINEL.encode()
@@ -140,7 +140,7 @@ class C10dRendezvousBackend(RendezvousBackend):
     def _call(self, operation: Callable[..., T], *arguments: Any) -> T:
         try:
             return operation(*arguments)
-        # FscoordError is a RuntimeError; LookupError and ValueError are what stores of c10d raise besides
+        # FscoordError is a RuntimeError. The stores of c10d also raise LookupError and ValueError.
         except (RuntimeError, OSError, LookupError, ValueError) as error:
             raise RendezvousConnectionError(f"the store of the rendezvous failed: {error}") from error
 
@@ -152,7 +152,7 @@ class C10dRendezvousBackend(RendezvousBackend):
             state = b64decode(text, validate=True)
         except binascii.Error as error:
             raise self._damaged(str(error)) from error
-        if b64encode(state) != text:  # Python 3.10 takes a lone padding sign for nothing
+        if b64encode(state) != text:  # Python 3.10 ignores a lone padding character
             raise self._damaged("it is not what an encoder writes")
         return state, found
 
@@ -170,16 +170,16 @@ class C10dRendezvousBackend(RendezvousBackend):
 
 
 def _nonce() -> bytes:
-    """Return 96 random bits, 4 in each sign."""
+    """Return 96 random bits, 4 in each character."""
     bits = system.random_bytes(_NONCE_SIZE)
     return bits.translate(_SIGN_OF) + bytes(byte >> 4 for byte in bits).translate(_SIGN_OF)
 
 
 POLL_INTERVAL_S = 1.0
-"""How often a waiting node reads the state unasked: a node that changes it may die before it wakes the others."""
+"""The longest pause between two reads of the state by a waiting node: a node may die before it wakes the others."""
 
 KEPT_RINGS = 64
-"""How many changes may pass between a look and the wait that follows it, before that wait has to poll."""
+"""How many change keys are kept. If more changes pass between a look and its wait, that wait has to poll."""
 
 
 class SharedState:
@@ -196,7 +196,7 @@ class SharedState:
         self._has_been_there = False
 
     def read(self) -> tuple[State, Token | None]:
-        """Return the state, and its token; the first state of all, and None, if there is none yet.
+        """Return the state and its token. If no state was written yet, return the initial state and None.
 
         Raises:
             RendezvousStateError: there was a state before, and now there is none.
@@ -213,13 +213,14 @@ class SharedState:
         return State(), None
 
     def write(self, state: State, token: Token | None) -> tuple[State, Token | None, bool]:
-        """Write `state` if the state is still the one that `token` stands for.
+        """Write `state` if the present state is that of `token`.
 
         Returns:
-            The state that is there now, its token, and whether that state is `state`.
+            The present state, its token, and whether `state` was written. If the backend does not know that, it is
+            whether the present state equals `state`.
         """
         found = self._backend.set_state(state.encode(), token)
-        if found is None:  # the backend does not say what became of the write
+        if found is None:  # the backend does not know whether it wrote
             now, token = self.read()
             is_written = now == state
         else:
@@ -233,11 +234,11 @@ class SharedState:
         """Replace the state by ``rule(state)``, and retry while other nodes change it; return the new state.
 
         Args:
-            rule: computes the new state; called again whenever another node was faster.
+            rule: computes the new state; called again after each write that was refused.
             limit: how many seconds to try; None means the store's timeout.
 
         Raises:
-            RendezvousTimeoutError: each try failed.
+            RendezvousTimeoutError: each write until then was refused.
         """
         state, token = self.read()
         backoff = Backoff(to_seconds(self._store.timeout) if limit is None else limit)
@@ -253,7 +254,7 @@ class SharedState:
         return state
 
     def wait(self, state: State, timeout: float) -> None:
-        """Return when `state` has been changed, or after `timeout` seconds, or, now and then, earlier."""
+        """Wait until `state` has been changed, for at most `timeout` seconds. It may return earlier."""
         try:
             with store_errors_as_rendezvous():
                 self._store.wait([f"changed/{state.sequence + 1}"], timeout)

@@ -14,7 +14,7 @@ __all__ = ["RendezvousHandler", "RendezvousInfo", "RendezvousStoreInfo"]
 
 
 class RendezvousHandler(ABC):
-    """One node's part in a rendezvous; the methods are those of torch's class of this name."""
+    """One node's part in a rendezvous. The methods are those of torch's class of this name."""
 
     @abstractmethod
     def get_backend(self) -> str:
@@ -31,9 +31,9 @@ class RendezvousHandler(ABC):
 
         Raises:
             RendezvousClosedError: the rendezvous has been closed.
-            RendezvousTimeoutError: too few nodes came.
+            RendezvousTimeoutError: too few nodes joined within the join timeout.
             RendezvousConnectionError: the store failed.
-            RendezvousStateError: the state is damaged.
+            RendezvousStateError: the state of the rendezvous is damaged.
             RendezvousGracefulExit: this node was spare, and the rendezvous closed.
         """
 
@@ -47,7 +47,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """Return how many nodes wait that would take part if there were another round."""
+        """Return how many of the waiting nodes would take part in another round."""
 
     @abstractmethod
     def get_run_id(self) -> str:
@@ -55,7 +55,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def shutdown(self) -> bool:
-        """Close the rendezvous and give back what this handler holds; return whether all went well."""
+        """Close the rendezvous and release the handler's resources; return whether all steps succeeded."""
 
 
 _ADDRESS, _PORT = "MASTER_ADDR", "MASTER_PORT"
@@ -86,14 +86,14 @@ class RendezvousStoreInfo:
 
         Args:
             rank: this node's rank.
-            store: the store of the round: the keys are ``MASTER_ADDR`` and ``MASTER_PORT``.
+            store: the store of the round. The keys are ``MASTER_ADDR`` and ``MASTER_PORT``.
             local_addr: rank 0's address; its host name by default.
             server_port: the port; one that is free now by default.
             timeout: how long other ranks wait, in seconds or as a `timedelta`; None means the store's.
 
         Raises:
             StoreTimeoutError: rank 0 published nothing.
-            RendezvousStateError: something else has written these keys.
+            RendezvousStateError: another program has written these keys.
         """
         if rank == 0:
             address = local_addr or system.hostname()

@@ -34,30 +34,30 @@ __all__ = [
 STORE_TYPES = ("etcd", "file", "hash", "tcp")
 READ_TIMEOUT_S = 60
 
-# What has a scheme is a URL; node1:29400 is a host and its port, which looks much like one.
+# An endpoint with a scheme is a URL. ``node1:29400`` is a host and its port, although it looks like one.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|(file|mem):(?![0-9]+$)", re.IGNORECASE)
 
 
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
-    """Open the store that `params` name, and return the backend on it, and the store.
+    """Open the store that `params` name, and return the backend on it and the store.
 
-    The option ``store_type`` says what the endpoint is: ``file`` (a path, or nothing), ``tcp`` (``host[:port]``),
-    ``etcd`` (``host[:port]``, several with commas between them, and ``/prefix`` for a place of one's own) or ``hash``
-    (a name within this process). Without it the endpoint decides:
+    The option ``store_type`` determines how the endpoint is read: ``file`` (a path, or an empty text), ``tcp``
+    (``host[:port]``), ``etcd`` (``host[:port]``, or several of these with commas between them, and optionally
+    ``/prefix``) or ``hash`` (a name within this process). Without this option the endpoint determines the type:
 
-    - nothing: a temporary file, for this process and those that it tells of ``store.path``;
-    - what begins with ``file:`` or holds a slash: a file; ``scheme://...``: a store of that scheme;
-    - ``host[:port]``: a TCP store on that host; never a file of that name.
+    - An empty text is a temporary file, for this process and those to which it passes ``store.path``.
+    - A text that begins with ``file:`` or contains a slash is a file. ``scheme://...`` is a store of that scheme.
+    - ``host[:port]`` is a TCP store on that host, never a file of that name.
 
-    Other options are ``read_timeout``, how many seconds operations of the store wait (60), and, for ``tcp``,
-    ``is_host``: whether this process hosts the store (by default found out by the host's name). The caller closes the
-    store. The id of the rendezvous is a part of its key, and never the store's own run id.
+    The option ``read_timeout`` is the number of seconds that operations of the store wait (60). The option ``is_host``,
+    for ``tcp``, is whether this process hosts the store (by default, whether the endpoint names this host). The caller
+    closes the store. The id of the rendezvous is a part of its key, and never the store's own run id.
 
-    Events are recorded: which process hosts the store, the path of a temporary file, and every failure.
+    Events are recorded: the process that hosts the store, the path of a temporary file, and every failure.
 
     Raises:
-        ValueError: an option, the endpoint or the run id makes no sense.
-        RendezvousConnectionError: the store can't be opened; ``__cause__`` is its own error.
+        ValueError: an option, the endpoint or the run id is invalid.
+        RendezvousConnectionError: the store can't be opened; ``__cause__`` is the store's error.
     """
     store = None
     try:
@@ -72,13 +72,13 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
 
 
 def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
-    """Return a handler on the store that `params` name, which it opens, and closes at its `shutdown`.
+    """Open the store that `params` name, and return a handler on it, whose `shutdown` closes the store.
 
-    It is what `get_rendezvous_handler` makes for the backend ``c10d``. The options are those of `create_backend` and
-    of `RendezvousSettings.from_parameters`.
+    `get_rendezvous_handler` calls this for the backend ``c10d``. The options are those of `create_backend` and of
+    `RendezvousSettings.from_parameters`.
 
     Raises:
-        ValueError: an option, the endpoint or the run id makes no sense.
+        ValueError: an option, the endpoint or the run id is invalid.
         RendezvousConnectionError: the store can't be opened.
     """
     settings = RendezvousSettings.from_parameters(params)
@@ -131,7 +131,7 @@ def _open(params: RendezvousParameters, store_type: str, timeout: int) -> Store:
 
 
 def _prefix_of(run_id: str) -> str:
-    """Return where in etcd a rendezvous is for which nobody named a place: one for each run."""
+    """Return the prefix in etcd for a rendezvous whose endpoint has none. Each run id has its own prefix."""
     return f"fscoord/rendezvous/run-{_quoted(_quoted(run_id).replace('/', '%2F'))}"
 
 
@@ -186,7 +186,7 @@ def _open_tcp(params: RendezvousParameters, timeout: int) -> Store:
 
 
 ENTRY_POINTS = "fscoord.rendezvous"
-"""The group of entry points in which other packages name theirs: each is a `RendezvousHandlerCreator`."""
+"""The group of entry points by which other packages add backends. Each entry is a `RendezvousHandlerCreator`."""
 
 RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
 
@@ -212,7 +212,7 @@ class RendezvousHandlerRegistry:
         """Return the handler that the creator registered for ``params.backend`` makes from `params`.
 
         Raises:
-            ValueError: no creator is registered for it.
+            ValueError: no creator is registered for that backend.
             RuntimeError: the creator returned a handler of another backend.
         """
         creator = self._creators.get(params.backend)
@@ -246,7 +246,7 @@ def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Return a handler for `params`, made by the creator that is registered for ``params.backend``.
 
     Raises:
-        ValueError: no creator is registered for it.
+        ValueError: no creator is registered for that backend.
     """
     rendezvous_handler_registry.load_entry_points()
     return rendezvous_handler_registry.create_handler(params)
@@ -261,11 +261,11 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
     """Return host and port of ``host``, ``host:port``, ``[v6]``, ``[v6]:port`` or a bare IPv6 address.
 
-    An empty endpoint is ``localhost``. A bare address with two colons or more is all address (torch takes the ``1``
-    of ``::1`` for a port).
+    An empty endpoint is ``localhost``. A text with two or more colons and no brackets is an address without a port
+    (torch takes the ``1`` of ``::1`` for a port).
 
     Raises:
-        ValueError: the port is no integer from 0 to 65535, or the host is neither a name nor an address.
+        ValueError: the port is not an integer from 0 to 65535, or the host is neither a name nor an address.
     """
     text = (endpoint or "").strip()
     if not text:
@@ -289,7 +289,7 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
 def matches_machine_hostname(host: str) -> bool:
     """Return whether `host`, a name or an address, is this machine, as far as its resolver knows.
 
-    It decides whether this process hosts a TCP store; ``is_host`` overrides it.
+    The result determines whether this process hosts a TCP store, unless the option ``is_host`` does.
     """
     return network.is_this_host(host)
 

@@ -1,4 +1,4 @@
-"""What happened to a rendezvous, as lines of JSON for the logger ``fscoord.rendezvous.events``."""
+"""The events of a rendezvous, as lines of JSON for the logger ``fscoord.rendezvous.events``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fscoord._runtime.logging import logger
 __all__ = ["NodeState", "RdzvEvent", "construct_and_record_rdzv_event"]
 
 NUMBERS: Final = frozenset({"pid", "rank", "local_id"})
-"""Which fields of an event are numbers; the others are text."""
+"""The fields of an event that are numbers. The others are text."""
 
 
 class NodeState(str, Enum):
-    """What a node is about."""
+    """The state of a node at an event."""
 
     INIT = "INIT"
     RUNNING = "RUNNING"
@@ -31,18 +31,18 @@ class NodeState(str, Enum):
 
 @dataclass
 class RdzvEvent:
-    """One event; the fields are torch's.
+    """One event. The fields are torch's.
 
     Attributes:
-        name: what recorded it, ``module.function`` by default.
-        run_id: names the rendezvous.
-        message: what happened, for people.
+        name: the function that recorded the event, ``module.function`` by default.
+        run_id: the name of the rendezvous.
+        message: the description of the event.
         hostname: the node's host.
-        pid: the node's process.
-        node_state: what the node is about.
+        pid: the node's process id.
+        node_state: the node's state.
         master_endpoint: the address that rank 0 published.
         rank: the node's rank, once it has one.
-        local_id: which of the handlers of the process it is.
+        local_id: the number of the handler in its process.
         error_trace: the traceback, after a failure.
     """
 
@@ -63,10 +63,10 @@ class RdzvEvent:
 
     @classmethod
     def deserialize(cls, data: str | RdzvEvent) -> RdzvEvent:
-        """Return the event that `serialize` made `data` of; an event is returned as it is.
+        """Return the event in `data`, which `serialize` has written. An event is returned unchanged.
 
         Raises:
-            ValueError: `data` is no such line.
+            ValueError: `data` is not an event.
         """
         if isinstance(data, RdzvEvent):
             return data
@@ -95,17 +95,17 @@ def construct_and_record_rdzv_event(
     local_id: int | None = None,
     rank: int | None = None,
 ) -> RdzvEvent:
-    """Record an event, as JSON, in the log: a failure as an error, all else as information.
+    """Log an event as JSON, a failure as an error and every other event as information, and return it.
 
     Args:
-        run_id: names the rendezvous.
-        message: what happened, for people.
-        node_state: what the node is about; with `NodeState.FAILED` the exception that is being handled goes along.
-        name: what recorded it; the caller's ``module.function`` by default.
+        run_id: the name of the rendezvous.
+        message: the description of the event.
+        node_state: the node's state. With `NodeState.FAILED` the event gets the traceback of the handled exception.
+        name: the function that records the event; the caller's ``module.function`` by default.
         hostname: the node's host; this one by default.
-        pid: the node's process; this one by default.
+        pid: the node's process id; that of this process by default.
         master_endpoint: the address that rank 0 published.
-        local_id: which of the handlers of the process it is.
+        local_id: the number of the handler in its process.
         rank: the node's rank, once it has one.
     """
     is_failure = node_state is NodeState.FAILED

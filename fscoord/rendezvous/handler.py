@@ -34,7 +34,7 @@ from fscoord.stores.prefix import PrefixStore
 __all__ = ["ADDRESS_POLL_S", "DynamicRendezvousHandler", "RoundDeadlines"]
 
 ADDRESS_POLL_S = POLL_INTERVAL_S
-"""How often a node that waits for the address of rank 0 checks that the round still holds."""
+"""The seconds between two checks, by a node that waits for the address of rank 0, that the round is not broken."""
 
 _local_ids = itertools.count()
 
@@ -43,13 +43,13 @@ class DynamicRendezvousHandler(RendezvousHandler):
     """A rendezvous of between ``min_nodes`` and ``max_nodes`` nodes, which may come and go.
 
     A handler is one node. Each call of `next_rendezvous` waits for one round. Waiting nodes sleep until the store
-    wakes them. A thread shows every ``keep_alive_interval`` that this node lives, from the first call on.
+    wakes them. From the first call on, a thread sends a keep-alive every ``keep_alive_interval``.
 
-    `shutdown` ends it, also as the end of a ``with``. A process that forks makes another handler in the child.
+    The end of a ``with`` calls `shutdown`. A forked child must create a handler of its own.
 
     Args:
-        settings: what all nodes are told alike.
-        backend: where the state is.
+        settings: the settings, which are the same on all nodes.
+        backend: the backend that keeps the state.
         store: the store that the nodes share; each round gets a view of it. It stays open, unless `owns_store`.
         local_addr: the address by which others reach this node; its host name by default.
         owns_store: whether `shutdown` closes the store, too.
@@ -94,7 +94,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         keep_alive_interval: Timeout = 5,
         keep_alive_max_attempt: int = 3,
     ) -> DynamicRendezvousHandler:
-        """Return a handler; the arguments are torch's, and mean what `RendezvousSettings` says."""
+        """Return a handler. The arguments are torch's; `RendezvousSettings` describes them."""
         settings = RendezvousSettings(
             run_id,
             min_nodes,
@@ -107,7 +107,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     @property
     def settings(self) -> RendezvousSettings:
-        """What this handler was told."""
+        """The settings of this handler."""
         return self._settings
 
     @property
@@ -122,7 +122,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     @property
     def life(self) -> int:
-        """Which job under this name and in this store this is, counted from 0; -1 before the first round."""
+        """The number of this job among the jobs of this name in this store, from 0; -1 before the first round."""
         return -1 if self._life is None else self._life
 
     @property
@@ -143,9 +143,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
         Raises:
             RendezvousClosedError: the rendezvous has been closed.
-            RendezvousTimeoutError: too few nodes came within the time to join.
+            RendezvousTimeoutError: too few nodes joined within the join timeout.
             RendezvousConnectionError: the store failed.
-            RendezvousStateError: the state is damaged.
+            RendezvousStateError: the state of the rendezvous is damaged.
             RendezvousGracefulExit: this node was spare, and the rendezvous closed.
         """
         self._record("comes to the rendezvous", NodeState.INIT)
@@ -174,9 +174,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._shared.change(lambda state: replace(state, closed=True) if self._is_mine(state) else state)
 
     def num_nodes_waiting(self) -> int:
-        """Return how many nodes wait that would take part if there were another round.
+        """Return how many of the waiting nodes would take part in another round.
 
-        When the round of this node is over, the number is at least 1, so that an agent that watches it joins again.
+        When the round of this node is over, the number is at least 1, so that an agent that polls it joins again.
         """
         state, _ = self._shared.read()
         if not state.complete:
@@ -186,22 +186,22 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return max(1, count) if self._returned is not None and not self._is_current(state) else count
 
     def is_current(self) -> bool:
-        """Return whether the round that `next_rendezvous` returned last still stands, with all its nodes."""
+        """Return whether the round that `next_rendezvous` returned last is still complete, with all its nodes."""
         return self._is_current(self._shared.read()[0])
 
     def leave(self) -> None:
-        """Take this node out, so that the others go on without it in a further round; the rendezvous stays open."""
+        """Remove this node. The others continue without it in another round, and the rendezvous stays open."""
         self._shared.change(lambda state: evict(state, [self._node]))
 
     def depart(self) -> bool:
-        """Leave for good: as `shutdown`, but the rendezvous stays open for the others."""
+        """Remove this node and release the handler's resources, as `shutdown`, but leave the rendezvous open."""
         return self._end(self.leave)
 
     def shutdown(self) -> bool:
-        """Close the rendezvous, take this node out, and give back what the handler holds.
+        """Close the rendezvous, remove this node, and release the handler's resources. A second call does nothing.
 
         Returns:
-            Whether all went well; what did not is in the log. Again is harmless.
+            Whether all steps succeeded. Failures are logged.
         """
         return self._end(self._close_state)
 
@@ -260,7 +260,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 if deadlines.is_over(state, self._node):
                     raise RendezvousTimeoutError(self._too_few(state))
         except (RendezvousTimeoutError, RendezvousClosedError, RendezvousGracefulExit, KeyboardInterrupt, SystemExit):
-            self._try(self.leave)  # nobody must count on this node
+            self._try(self.leave)  # the other nodes must not wait for this one
             raise
 
     def _agree(self, deadlines: RoundDeadlines, slow_wait: SlowWaitLogger) -> State:
@@ -308,7 +308,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         )
 
     def _prepare(self, state: State, deadlines: RoundDeadlines, slow_wait: SlowWaitLogger) -> RendezvousInfo | None:
-        """Return what the round gives to this node; None if the round broke meanwhile."""
+        """Return the outcome of the round for this node, or None if the round was broken meanwhile."""
         rank, first = state.participants.index(self._node), state.participants[0]
         store = PrefixStore(f"torch.rendezvous.{self.get_run_id()}.{state.round}", self._store)
         while True:

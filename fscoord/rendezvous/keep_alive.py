@@ -25,7 +25,7 @@ _SESSION = re.compile(r"_s([0-9]{1,19})$")
 
 
 class KeepAliveThread:
-    """The thread that keeps one node alive.
+    """The thread that sends the keep-alives of one node, and evicts dead nodes.
 
     Args:
         shared: the state.
@@ -73,12 +73,12 @@ class KeepAliveThread:
                 self._thread = system.start_thread("fscoord-keep-alive", self._run)
 
     def stop_soon(self) -> None:
-        """Tell the thread to end, without waiting for it."""
-        system.process_epoch()  # after a fork in C it makes the child forget the thread
+        """Request the end of the thread, and do not wait for it."""
+        system.process_epoch()  # after a fork in C, this call runs `after_fork` in the child
         self._over.set()
 
     def stop(self) -> None:
-        """End the thread, delete this node's keep-alive key, and close the store; a forked child only does the last."""
+        """End the thread, delete this node's keep-alive key, and close the store. A forked child only closes it."""
         self.stop_soon()
         if self._thread is not None:
             self._thread.join()
@@ -116,7 +116,7 @@ class KeepAliveThread:
             else:
                 dead = self._detector.check(now, state.present - {self.node}, beats)
         if dead:
-            names = ", ".join(sorted(dead))  # of which others may have made anything; a log is made of characters
+            names = ", ".join(sorted(dead))  # other programs may have written names that can't be encoded
             logger(__name__).warning("dead: %s", names.encode("utf-8", "backslashreplace").decode())
             self._shared.change(lambda found: evict(found, dead & found.present), self._limit)
             self._forget(dead)
@@ -217,7 +217,7 @@ class FailureDetector:
         self._known = present
 
     def mark_alive(self, nodes: Iterable[str]) -> None:
-        """Record that `nodes` are alive, as another source of information says."""
+        """Record that `nodes` are alive according to another source of information."""
         self._alive.update(nodes)
 
     def check(self, now: float, nodes: Iterable[str], beats: Mapping[str, object]) -> frozenset[str]:

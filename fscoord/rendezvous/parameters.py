@@ -15,19 +15,19 @@ _FALSE = {"0", "false", "f", "no", "n", "off"}
 
 
 class RendezvousParameters:
-    """What it takes to make a rendezvous; the names are torch's.
+    """The parameters of a rendezvous, under torch's names.
 
     Args:
         backend: the name of the backend, such as ``c10d``.
-        endpoint: where the nodes meet: a path, a URL, or ``host[:port]``.
-        run_id: names the rendezvous among others in the same store.
-        min_nodes: how many nodes it takes, at least 1.
-        max_nodes: how many nodes it takes at most.
+        endpoint: the place of the store: a path, a URL, or ``host[:port]``.
+        run_id: the name of the rendezvous, which distinguishes it from others in the same store.
+        min_nodes: the least number of nodes in a round, at least 1.
+        max_nodes: the greatest number of nodes in a round.
         local_addr: the address by which other nodes reach this one; its host name by default.
-        config: options of the backend, as text or as what they stand for.
+        config: options of the backend, as text or as values of their types.
 
     Raises:
-        ValueError: there is no backend, or the numbers of nodes make no sense.
+        ValueError: `backend` is empty, or the numbers of nodes are invalid.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class RendezvousParameters:
         return self.config.get(key, default)
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """Return the option `key` as yes or no: ``1 true t yes y on`` and ``0 false f no n off``, in any case.
+        """Return the option `key` as a bool: ``1 true t yes y on`` or ``0 false f no n off``, in upper or lower case.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the option has another value.
         """
         value = self.get(key, default)
         if value is None or isinstance(value, bool):
@@ -78,7 +78,7 @@ class RendezvousParameters:
         """Return the option `key` as an integer.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the option is not an integer.
         """
         value = self.get(key, default)
         if value is None:
@@ -96,10 +96,10 @@ class RendezvousParameters:
 
 
 def parse_rendezvous_config(text: str) -> dict[str, str]:
-    """Return the options in ``key=value,key=value``; blanks around them do not count.
+    """Return the options in ``key=value,key=value``; blanks around keys and values are ignored.
 
     Raises:
-        ValueError: a key or a value is missing, or a key is there twice.
+        ValueError: a key or a value is missing, or a key occurs twice.
     """
     config: dict[str, str] = {}
     for item in text.split(",") if text.strip() else []:
@@ -119,7 +119,7 @@ class RendezvousTimeout:
     """How long the steps of a rendezvous may take, in seconds or as `timedelta`; kept as `timedelta`.
 
     Attributes:
-        join: how long a node waits for a round that it takes part in (600 s); spare nodes wait without limit.
+        join: how long a node waits for a round in which it takes part (600 s). Spare nodes wait without limit.
         last_call: how long a round waits for more nodes once it has enough (30 s).
         close: how long `shutdown` may take (30 s).
         heartbeat: how long one keep-alive may take (5 s).
@@ -143,15 +143,15 @@ class RendezvousTimeout:
 
 @dataclass(frozen=True)
 class RendezvousSettings:
-    """What all nodes of a rendezvous are told alike.
+    """The settings of a rendezvous, which are the same on all its nodes.
 
     Attributes:
-        run_id: names the rendezvous.
-        min_nodes: how many nodes a round takes at least.
-        max_nodes: how many nodes a round takes at most.
+        run_id: the name of the rendezvous.
+        min_nodes: the least number of nodes in a round.
+        max_nodes: the greatest number of nodes in a round.
         timeout: how long the steps may take.
-        keep_alive_interval: how often a node shows that it lives (5 s).
-        keep_alive_max_attempt: after how many looks without a sign of life a node is dead (3).
+        keep_alive_interval: the time between two keep-alives of a node (5 s).
+        keep_alive_max_attempt: the number of checks without a keep-alive after which a node is dead (3).
     """
 
     run_id: str
@@ -180,7 +180,7 @@ class RendezvousSettings:
         ``keep_alive_interval``, in seconds, and ``keep_alive_max_attempt``.
 
         Raises:
-            ValueError: one of them is no such number.
+            ValueError: one of the options is not a valid number.
         """
         names = ("join", "last_call", "close", "heartbeat")
         given = {name: value for name in names if (value := _seconds(params, f"{name}_timeout")) is not None}

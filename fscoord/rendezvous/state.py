@@ -1,18 +1,19 @@
-"""The rules of a rendezvous: its state, and what a node does about it; no input or output, and no clock.
+"""The rules of a rendezvous: its state, and the decision of a node on it. This module does no I/O and reads no clock.
 
-A *life* is one job from its first node to its last, a *round* is one outcome. A round is *forming*, then *complete*;
-when one of its participants dies, leaves or comes again it is broken, and the next one forms:
+A *life* is one job, from its first node to its last. A *round* is one start of the workers, with the nodes that take
+part. A round is first *forming*, then *complete*. When one of its participants dies, leaves or joins again, the round
+is *broken*, and the next one forms:
 
-- Nodes join a forming round while there is place. Its places are first for the participants of the broken round
-  (*former*), then for waiting nodes, in their order, then for others.
-- With `Limits.max_nodes` participants the round is complete. With `Limits.min_nodes` it is complete when the last call
-  is over. Only a node that knows all participants to be alive completes it. The first node has seen the others join, so
-  it need not wait; and the state that a dead job left behind cannot complete a round.
+- Nodes join a forming round while it has free places. The places are first for the participants of the broken round
+  (*former*), then for waiting nodes in their order, then for other nodes.
+- A round is complete when it has `Limits.max_nodes` participants. With `Limits.min_nodes` it is complete when the last
+  call is over. Only a node that knows all participants to be alive completes the round. So the state that a dead job
+  has left can't complete a round. The first node has seen the others join, so it knows this at once.
 - A node that comes to a complete round waits. A node that waits beyond `Limits.max_nodes` is *spare*.
-- Nobody joins a closed rendezvous. When all its nodes are dead, the next node to come begins another life.
+- No node joins a closed rendezvous. When all its nodes are dead, the next node begins another life.
 
-Every node changes the state by compare-and-set and rules on what it finds, so that it does not matter which of them
-does something, or whether one that did was told so.
+Every node changes the state by compare-and-set, and decides again on the state that it finds. So it does not matter
+which node makes a change, or whether a node learns that its own write succeeded.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from fscoord.errors import RendezvousStateError
 __all__ = ["Decision", "Limits", "Observed", "State", "Verdict", "close", "decide", "evict"]
 
 FORMAT = 1
-"""The version of the state's form; a reader refuses others."""
+"""The version of the state's format. A reader refuses other versions."""
 
 Node = str
 
 
 @dataclass(frozen=True)
 class State:
-    """What all nodes know in common.
+    """The state that all nodes share.
 
     Attributes:
-        sequence: how many times it was changed.
-        life: which job this is, counted from 0.
-        round: which round, counted over all lives.
+        sequence: the number of changes so far.
+        life: the number of the job, counted from 0.
+        round: the number of the round, counted over all lives.
         complete: whether `participants` are final.
-        closed: whether nobody may join any more.
-        participants: the nodes of the round; when it is complete, in the order of their ranks.
+        closed: whether no node may join any more.
+        participants: the nodes of the round. When the round is complete, they are in the order of their ranks.
         former: nodes of the broken round before that have not joined again.
         waiting: nodes that wait for a place, in the order in which they came.
         left: participants of a complete round that left after it was closed.
@@ -61,7 +62,7 @@ class State:
 
     @property
     def present(self) -> frozenset[Node]:
-        """Every node that has not left, as far as is known here."""
+        """The nodes of this state that have not left."""
         return frozenset(self.participants + self.former + self.waiting) - frozenset(self.left)
 
     def encode(self) -> bytes:
@@ -70,10 +71,10 @@ class State:
 
     @classmethod
     def decode(cls, data: bytes) -> State:
-        """Return the state that `encode` made `data` of.
+        """Return the state in `data`, which `encode` has written.
 
         Raises:
-            RendezvousStateError: it is something else, or of another version.
+            RendezvousStateError: `data` is not a state, or has another version.
         """
         try:
             found = json.loads(data)
@@ -93,7 +94,7 @@ class State:
 
 
 def _checked(value: object, example: object) -> object:
-    """Return `value`, read from JSON, if it is of the kind of `example`."""
+    """Return `value`, read from JSON, if it has the type of `example`; otherwise raise an error."""
     if isinstance(example, tuple):
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise TypeError(f"{value!r} is no list of nodes")
@@ -107,7 +108,7 @@ def _checked(value: object, example: object) -> object:
 
 @dataclass(frozen=True)
 class Limits:
-    """How many nodes a round takes, `min_nodes` to `max_nodes`."""
+    """The number of nodes in a round: from `min_nodes` to `max_nodes`."""
 
     min_nodes: int
     max_nodes: int
@@ -115,15 +116,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Observed:
-    """What one node has observed besides the state.
+    """The observations of one node besides the state.
 
     Attributes:
         dead: nodes that are known dead.
-        alive: nodes that are known alive: they were seen to join, or to act since.
-        life: the life that this node belongs to; None for one that has just come.
-        returned: the round that this node last took part in, if it is through.
-        is_last_call_over: whether the last call has lasted its time since enough nodes were there.
-        is_reserve_over: whether places have been kept for others long enough.
+        alive: nodes that are known alive, because this node has seen them join or act.
+        life: the life to which this node belongs; None for a node that has just come.
+        returned: the last complete round of which this node got the outcome, if any.
+        is_last_call_over: whether the time for the last call has passed since there were enough nodes.
+        is_reserve_over: whether the time has passed for which places are reserved for other nodes.
     """
 
     dead: frozenset[Node] = frozenset()
@@ -135,7 +136,7 @@ class Observed:
 
 
 class Verdict(Enum):
-    """What a node has to do."""
+    """The next step of a node."""
 
     WRITE = "write the new state, and decide again"
     WAIT = "wait for a change"
@@ -146,19 +147,19 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What a node has to do, and the state to write, or that it rests on."""
+    """The next step of a node, and the state that it must write, or otherwise the state on which the step is based."""
 
     verdict: Verdict
     state: State = field(default_factory=State)
 
 
 def evict(state: State, gone: Iterable[Node]) -> State:
-    """Return the state without the nodes `gone`, which died or left; a complete round that had one of them breaks."""
+    """Return the state without the nodes `gone`, which died or left. A complete round with one of them is broken."""
     lost = frozenset(gone)
     state = replace(state, former=_minus(state.former, lost), waiting=_minus(state.waiting, lost))
     if not state.complete:
         return replace(state, participants=_minus(state.participants, lost))
-    if state.closed:  # ranks are told by the participants, and late readers still want to know theirs
+    if state.closed:  # a late reader still gets its rank from its place among the participants
         return replace(
             state, left=state.left + tuple(n for n in state.participants if n in lost and n not in state.left)
         )
@@ -171,7 +172,7 @@ def close(state: State, node: Node) -> State:
 
 
 def decide(state: State, me: Node, limits: Limits, observed: Observed) -> Decision:
-    """Return what the node `me`, which wants to take part in a round that it has not returned from, has to do."""
+    """Return the next step of the node `me`, which waits for the outcome of a round after `observed.returned`."""
     now = evict(state, observed.dead & (state.present - {me}))
     life = now.life if me in now.participants or me in now.present else observed.life
     if now.complete and me in now.participants and me not in now.left and now.round != observed.returned:
@@ -184,7 +185,7 @@ def decide(state: State, me: Node, limits: Limits, observed: Observed) -> Decisi
             is_spare = now.complete and len(now.participants) >= limits.max_nodes and me in now.waiting
             return Decision(Verdict.SPARE if is_spare else Verdict.CLOSED, now)
         if others:
-            return _write_or(Verdict.WAIT, state, now)  # until it is known whether they live
+            return _write_or(Verdict.WAIT, state, now)  # until it is known whether the others are alive
         now = State(life=now.life + 1, round=now.round + 1)
     if now.complete and me in now.participants:
         now = _broken(now, frozenset())
