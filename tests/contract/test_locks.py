@@ -256,7 +256,9 @@ def test_release_wakes_1_of_64_waiters(tmp_path: Path, monkeypatch: pytest.Monke
     spied.rung.clear()
     lock.release()
     until(lambda: lock.holders() and spied.rung)
-    assert set(spied.rung) == {waiting[0]}  # and whose key has the same place on the bell, which is rare
+    # A release writes other keys, too, and one of 64 waiters may share its byte of the bell with one of those.
+    assert waiting[0] in spied.rung
+    assert len(set(spied.rung)) <= 2
     gate.set()
     for thread in threads:
         thread.join()
