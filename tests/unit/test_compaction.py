@@ -171,6 +171,24 @@ def test_generation_stays_if_its_seal_may_have_been_written(error: int, path: Pa
         assert len(names(path)) == 1
 
 
+def test_name_that_a_forked_child_has_taken_for_the_next_generation_is_replaced(path: Path, kernel: FaultyOs) -> None:
+    """A signal handler forks before open(2), and the child is the first to create the file of that name."""
+    taken: list[Path] = []
+
+    def open_in_child(name: str, _: object, given: tuple[Any, ...]) -> None:
+        if name == "open" and given[1] & os.O_EXCL and not taken:
+            taken.append(Path(given[0]))
+            taken[0].write_bytes(b"")
+
+    with FileStore(path) as store:
+        store.set("k", "1")
+        with kernel.instead(open_in_child):
+            store.compact()
+        assert generation(store) == 1
+        assert log_of(store).handle.file != str(taken[0])
+        assert store.get("k") == b"1"
+
+
 def test_compaction_keeps_no_descriptor_of_the_files_it_has_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -152,6 +152,45 @@ def test_log_is_created_empty_where_hard_links_are_missing(path: str) -> None:
 def test_link_that_fails_with_eio_is_an_error_and_leaves_no_file(path: str) -> None:
     failing = pytest.raises(OSError, match="Input/output error")
     with faulty_os() as faulty, faulty.fail(0, errno.EIO, names=("link",)), failing:
+        safe_files.create(path, lambda _: b"header", 0o600, durable=False)
+    assert os.listdir(os.path.dirname(path)) == []
+
+
+def test_log_that_a_forked_child_has_linked_and_tidied_counts_as_created(path: str) -> None:
+    """A signal handler forks before link(2): the child links the file, opens it, and removes the temporary name."""
+
+    def link_in_child(name: str, real: Callable[..., None], given: tuple[str, ...]) -> None:
+        if name == "link":
+            real(*given)
+            os.unlink(given[0])
+
+    with faulty_os() as faulty, faulty.instead(link_in_child):
+        safe_files.create(path, lambda _: b"header", 0o600, durable=False)
+    assert Path(path).read_bytes() == b"header"
+
+
+def test_temporary_name_that_a_forked_child_has_taken_is_replaced_and_left_alone(path: str) -> None:
+    """A signal handler forks before open(2), and the child is the first to create the file of that name."""
+    taken: list[str] = []
+
+    def open_in_child(name: str, _: object, given: tuple[str, ...]) -> None:
+        if name == "open" and not taken:
+            taken.append(given[0])
+            Path(given[0]).write_bytes(b"the child's")
+
+    with faulty_os() as faulty, faulty.instead(open_in_child):
+        safe_files.create(path, lambda _: b"header", 0o600, durable=False)
+    assert Path(path).read_bytes() == b"header"
+    assert Path(*taken).read_bytes() == b"the child's"
+    assert len(os.listdir(os.path.dirname(path))) == 2
+
+
+def test_temporary_name_that_another_process_removed_is_an_error_that_leaves_no_log(path: str) -> None:
+    def remove(name: str, _: object, given: tuple[str, ...]) -> None:
+        if name == "link":
+            os.unlink(given[0])
+
+    with faulty_os() as faulty, faulty.instead(remove), pytest.raises(FileNotFoundError):
         safe_files.create(path, lambda _: b"header", 0o600, durable=False)
     assert os.listdir(os.path.dirname(path)) == []
 

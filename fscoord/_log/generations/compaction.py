@@ -196,17 +196,18 @@ class Compactor:
         - After the forward record, before the removal: the superseded file stays. A later compaction removes it.
         """
         handle = self._handle
-        epoch = (
-            system.process_epoch()
-        )  # a child that a signal handler forks meanwhile must not remove the parent's file
-        directory, base = system.os.path.split(handle.path)
-        name = generation_name(system.os.fsencode(base), header.generation, system.random_bytes(RANDOM_BYTES))
-        file = system.os.path.join(directory, system.os.fsdecode(name))
+        epoch = system.process_epoch()  # a child that a signal handler forks must not remove the parent's file
+        name, file = self._new_name(header.generation)
         flags = system.os.O_RDWR | system.os.O_APPEND | system.os.O_CREAT | system.os.O_EXCL
         is_sealing, fd, lock = False, -1, None
         try:
             # O_EXCL and a random name: no file of another process is ever opened here, so none is overwritten.
-            fd = safe_files.open_descriptor(file, flags, owned_fds=handle.owned_fds)
+            try:
+                fd = safe_files.open_descriptor(file, flags, owned_fds=handle.owned_fds)
+            except FileExistsError as error:  # a signal handler forked above, and the child has created its file
+                raise_if_foreign(error)
+                name, file = self._new_name(header.generation)
+                fd = safe_files.open_descriptor(file, flags, owned_fds=handle.owned_fds)
             self._copy_permissions(file)
             lock = LogLock(file, fd, header.lock_kind, system.threading.RLock(), set())
             if header.lock_kind != SOFT:
@@ -236,6 +237,12 @@ class Compactor:
             except OSError as error:  # closing the descriptor unlocks it as well
                 raise_if_foreign(error)
             handle.close_fd(fd)
+
+    def _new_name(self, generation: int) -> tuple[bytes, str]:
+        """Return a random name for the file of `generation`, and its path."""
+        directory, base = system.os.path.split(self._handle.path)
+        name = generation_name(system.os.fsencode(base), generation, system.random_bytes(RANDOM_BYTES))
+        return name, system.os.path.join(directory, system.os.fsdecode(name))
 
     def _copy_permissions(self, file: str) -> None:
         handle = self._handle

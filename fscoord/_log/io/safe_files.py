@@ -272,7 +272,12 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
     opened = system.Descriptors()
     try:
         try:
-            fd = create_descriptor(temporary, mode, opened)
+            try:
+                fd = create_descriptor(temporary, mode, opened)
+            except FileExistsError as error:  # a signal handler forked above, and the child has created its file
+                raise_if_foreign(error)
+                temporary = temporary_name(path)
+                fd = create_descriptor(temporary, mode, opened)
             if like is not None:
                 inherit_permissions(like, temporary)
             write_all(fd, content(fd))
@@ -288,6 +293,12 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
             system.os.link(temporary, path)
         except FileExistsError as error:
             raise_if_foreign(error)
+        except FileNotFoundError as error:
+            # If a signal handler forked above, the child may have linked the file, too. The next process that opened
+            # it then removed the temporary name, see `check`.
+            raise_if_foreign(error)
+            if not system.os.path.lexists(path):
+                raise
         except OSError as error:
             raise_if_foreign(error)
             if error.errno not in _NO_LINKS:
