@@ -29,14 +29,27 @@ from fscoord._arguments import (
     to_timedelta,
 )
 from fscoord._runtime import system
-from fscoord._waiting.wait import KEYS, BarrierRequest, Wait, WaitBackend, WaitRequest, WaitSteps
+from fscoord._waiting.wait import (
+    COUNT,
+    KEYS,
+    ArrivalRequest,
+    BarrierRequest,
+    Request,
+    Wait,
+    WaitBackend,
+    WaitRequest,
+    WaitSteps,
+)
 from fscoord.errors import BarrierError, StoreTimeoutError
 
 __all__ = [
     "Capabilities",
     "Member",
     "Store",
+    "arrival_steps",
+    "arrive",
     "barrier_steps",
+    "new_arrival_wait",
     "new_wait",
     "notifier_for",
     "run_blocking",
@@ -267,19 +280,20 @@ class Store(ABC):
         check_positive("world_size", world_size)
         name = key_bytes(key)
         counter = key_bytes(name + b"/num_members")
+
+        def judge(count: bytes) -> bool | None:
+            arrived = int(count)
+            return arrived == world_size if arrived <= world_size else None
+
         try:
-            arrived = self.add(counter, 1)
+            arrived = yield ArrivalRequest(COUNT, counter, b"", key_bytes(name + b"/last_member"), judge, timeout)
         except (NotACounterError, CounterRangeError) as error:
             raise BarrierError(f"{error}, so it is not a barrier's counter; give every barrier its own key") from error
-        if arrived > world_size:
+        if arrived is not None:
             raise BarrierError(
-                f"barrier {key_text(name)!r} got arrival {arrived} of {world_size}: its key was used before, or by too"
-                " many callers; give every barrier its own key"
+                f"barrier {key_text(name)!r} got arrival {int(arrived)} of {world_size}: its key was used before, or by"
+                " too many callers; give every barrier its own key"
             )
-        if arrived == world_size:
-            self.set(name + b"/last_member", b"1")
-        else:
-            yield WaitRequest(KEYS, [name + b"/last_member"], timeout)
 
     @property
     def has_liveness(self) -> bool:
@@ -391,6 +405,29 @@ class Store(ABC):
         self.wait(request.keys, timeout)
         return []
 
+    def _arrive(self, request: ArrivalRequest) -> bytes | None:
+        """Carry out `request` in this thread, and return its answer; see `ArrivalRequest`."""
+        return run_blocking(self, self._arrival_steps(request))
+
+    def _arrival_steps(self, request: ArrivalRequest) -> WaitSteps[bytes | None]:
+        if request.kind == COUNT:
+            value = b"%d" % self.add(request.key, 1)
+        else:
+            self.append(request.key, request.piece)
+            value = self.get(request.key)
+        is_last = request.judge(value)
+        if is_last is None:
+            return value
+        if is_last:
+            self.set(request.done, b"1")
+        else:
+            yield WaitRequest(KEYS, [request.done], request.timeout, slow_logger=request.slow_logger)
+        return None
+
+    def _new_arrival_wait(self, request: ArrivalRequest, notifier: Any) -> Wait[Any] | None:  # noqa: ARG002 - see there
+        """Return the wait that carries out `request`, or None if this store has none; see `_arrival_steps`."""
+        return None
+
     def _wait_for_change(self, known: object, timeout: float) -> object:
         """Wait until the store may have changed since the call that returned `known`, at most `timeout` seconds.
 
@@ -467,10 +504,12 @@ def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
         steps.close()
 
 
-def wait_on(store: Store, request: WaitRequest | BarrierRequest) -> Any:
+def wait_on(store: Store, request: Request) -> Any:
     """Carry out `request` in this thread, and return its answer."""
     if isinstance(request, WaitRequest):
         return store._wait(request)
+    if isinstance(request, ArrivalRequest):
+        return store._arrive(request)
     store.barrier(*request)
     return None
 
@@ -478,6 +517,21 @@ def wait_on(store: Store, request: WaitRequest | BarrierRequest) -> Any:
 def barrier_steps(store: Store, request: BarrierRequest) -> WaitSteps[None]:
     """Return the steps of `Store.barrier`."""
     return store._barrier_steps(*request)
+
+
+def arrive(store: Store, request: ArrivalRequest) -> bytes | None:
+    """Carry out `request` in this thread, and return its answer; see `ArrivalRequest`."""
+    return store._arrive(request)
+
+
+def arrival_steps(store: Store, request: ArrivalRequest) -> WaitSteps[bytes | None]:
+    """Return the steps of `request` on a store that has no wait of its own for it."""
+    return store._arrival_steps(request)
+
+
+def new_arrival_wait(store: Store, request: ArrivalRequest, notifier: Any) -> Wait[Any] | None:
+    """Return the wait that carries out `request`; None if `store` has none, see `arrival_steps`."""
+    return store._new_arrival_wait(request, notifier)
 
 
 def wait_for_change(store: Store, known: object, timeout: float) -> object:

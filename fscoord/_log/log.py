@@ -53,7 +53,10 @@ __all__ = ["Decide", "Log"]
 
 T = TypeVar("T")
 
-Decide = Callable[[bytes, bytes], tuple[Any, int, bytes]]
+SEVERAL: Final = -1
+"""The kind by which a `Decide` returns several records: its value is the list of their kinds, keys and values."""
+
+Decide = Callable[[bytes, bytes], tuple[Any, int, Any]]
 """A function that decides one transaction. The log calls it with a key and a value, under the log lock, after it has
 applied all records. The function returns ``(result, kind, value)``: the result of the transaction, and the kind and
 value of the record to append. Kind 0 appends nothing."""
@@ -154,7 +157,7 @@ class Log:
 
     def _choose_access(self, coherence: str) -> Access:
         if coherence == LOCAL:
-            return LocalAccess(self.handle, self.cursor, self.table, self.liveness)
+            return LocalAccess(self.handle, self.cursor, self.table, self.liveness, self.mount)
         is_direct = self.handle.options.is_soft and coherence == DIRECT
         kind = SymlinkLockAccess if is_direct else NetworkAccess
         return kind(self.handle, self.cursor, self.liveness, self.mount, coherence)
@@ -354,6 +357,10 @@ class Log:
                 return result
         if handle.offset + len(value) >= handle.compact_at and self.compactor.compact_if_due(len(value)):
             return MOVED
+        if kind == SEVERAL:
+            for a_record in cast("list[tuple[int, bytes, bytes]]", value):
+                self._append(*a_record, session)
+            return result
         self._append(kind, key, value, session)
         return result
 
@@ -669,6 +676,11 @@ class Log:
     def session_if_ready(self) -> int:
         """The value of `session`, read without the mutex. Also 0 before a recovery, after `close`, and after a fork."""
         return 0 if self.handle.recovery or not system.fork_marker[0] else self.handle.lock.session
+
+    def has_announced(self, rank: int) -> bool:
+        """Return whether this handle's session is known to be `rank`. A write finds out if the session is dead."""
+        number = self.session_if_ready
+        return number > 0 and number in self.table.ranks.get(rank, ())
 
     def register(self, limit: float, rank: int | None = None) -> int:
         """Register this handle as a session, with `rank` if given. Return its number. Errors as in `update`."""

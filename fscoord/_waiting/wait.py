@@ -29,13 +29,17 @@ from fscoord._runtime import system
 from fscoord._waiting.timing import SlowWaitLogger
 
 __all__ = [
+    "APPEND",
+    "COUNT",
     "ITEM",
     "KEYS",
     "NOT_YET",
     "THREAD_BACKEND",
     "VALUES",
+    "ArrivalRequest",
     "BarrierRequest",
     "NotYet",
+    "Request",
     "Wait",
     "WaitBackend",
     "WaitRequest",
@@ -49,6 +53,8 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
+COUNT: Final = "count"
+APPEND: Final = "append"
 KEYS: Final = "keys"
 VALUES: Final = "values"
 ITEM: Final = "item"
@@ -86,7 +92,37 @@ class BarrierRequest(NamedTuple):
     timeout: float
 
 
-WaitSteps = Generator["WaitRequest | BarrierRequest", Any, T]
+class ArrivalRequest(NamedTuple):
+    """A request to record an arrival under one key, and to wait for another key, which the last arrival sets.
+
+    A store may make one operation of it: the arrival is recorded, and the wait armed, under one hold of its lock. So no
+    look is needed between the two.
+
+    Attributes:
+        kind: how the arrival is recorded. `COUNT`: 1 is added to the counter `key`. `APPEND`: `piece` is appended.
+        key: the key of the arrivals, checked.
+        piece: the arrival, for `APPEND`.
+        done: the key to wait for, checked.
+        judge: returns, for the new value of `key`, whether this arrival is the last, which sets `done`; None if the
+            caller must decide. It is called under the lock of the store, so it must not use the store.
+        timeout: the longest wait for `done`, in seconds. The timeout of the store limits the write.
+        slow_logger: logs warnings if the wait is long. None: the store logs its own warnings.
+
+    The answer is the new value of `key` if `judge` returned None. Otherwise the answer is None, when `done` is set.
+    """
+
+    kind: str
+    key: bytes
+    piece: bytes
+    done: bytes
+    judge: Callable[[bytes], bool | None]
+    timeout: float
+    slow_logger: SlowWaitLogger | None = None
+
+
+Request = WaitRequest | BarrierRequest | ArrivalRequest
+
+WaitSteps = Generator[Request, Any, T]
 """A generator that yields its requests and returns a `T`. The driver sends it each answer, or raises an error in it."""
 
 

@@ -11,17 +11,26 @@ import asyncio
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 from weakref import WeakSet
 
 from fscoord._arguments import key_names, key_text, keys_bytes, missing_message
 from fscoord._runtime import system
 from fscoord._waiting.timing import SlowWaitLogger
-from fscoord._waiting.wait import ITEM, KEYS, VALUES, BarrierRequest, WaitRequest, WaitSteps
+from fscoord._waiting.wait import ITEM, KEYS, VALUES, ArrivalRequest, BarrierRequest, Request, WaitRequest, WaitSteps
 from fscoord.aio._asyncio_backend import AsyncioBackend
 from fscoord.aio._executor import CallExecutor
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
-from fscoord.store import Store, barrier_steps, new_wait, notifier_for, typical_call_s, wait_on
+from fscoord.store import (
+    Store,
+    arrival_steps,
+    barrier_steps,
+    new_arrival_wait,
+    new_wait,
+    notifier_for,
+    typical_call_s,
+    wait_on,
+)
 
 __all__ = ["SlicedWaits", "StoreDriver"]
 
@@ -65,10 +74,19 @@ class StoreDriver:
         """Run `steps` in the running loop and return their result; see `CallExecutor.drive`."""
         return await self._executor.drive(steps, self._answer, undo)
 
-    async def _answer(self, request: WaitRequest | BarrierRequest) -> Any:
+    async def _answer(self, request: Request) -> Any:
         if isinstance(request, BarrierRequest):
             return await self.barrier(request)
+        if isinstance(request, ArrivalRequest):
+            return await self._arrive(request)
         return await self.wait(request)
+
+    async def _arrive(self, request: ArrivalRequest) -> bytes | None:
+        self._bind_loop(asyncio.get_running_loop())
+        wait = new_arrival_wait(self.store, request, self._notifier)
+        if wait is not None:
+            return cast("bytes | None", await self._executor.wait(wait))
+        return await self.drive(arrival_steps(self.store, request))
 
     async def barrier(self, request: BarrierRequest) -> None:
         """Execute the barrier of `request`."""

@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
-from fscoord._waiting.wait import BarrierRequest, NotYet, Wait, WaitRequest, WaitSteps, next_look
+from fscoord._waiting.wait import NotYet, Request, Wait, WaitSteps, next_look
 from fscoord.aio._asyncio_backend import AsyncioWaker, call_soon
 
 __all__ = ["CALL_WAS_MADE", "CallExecutor", "PendingCall"]
@@ -189,7 +189,7 @@ class CallExecutor:
     async def drive(
         self,
         steps: WaitSteps[T],
-        answer: Callable[[WaitRequest | BarrierRequest], Awaitable[Any]],
+        answer: Callable[[Request], Awaitable[Any]],
         undo: Callable[[T], object] | None = None,
     ) -> T:
         """Run the generator `steps`, await `answer` for each of its requests, and return its result.
@@ -295,9 +295,7 @@ def _set(over: asyncio.Future[None]) -> None:
         over.set_result(None)
 
 
-def _next_request(
-    steps: WaitSteps[T], value: Any, error: BaseException | None
-) -> tuple[bool, WaitRequest | BarrierRequest | T]:
+def _next_request(steps: WaitSteps[T], value: Any, error: BaseException | None) -> tuple[bool, Request | T]:
     """Send the answer `value` to the generator `steps`, or raise `error` in it.
 
     Returns:

@@ -31,7 +31,7 @@ from fscoord._arguments import (
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
-from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
+from fscoord._waiting.wait import APPEND, KEYS, ArrivalRequest, WaitRequest, WaitSteps
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
 from fscoord.store import Member, Store
 
@@ -262,6 +262,7 @@ class Arrivals:
     def __init__(self, store: Store, prefix: bytes, call: Attempt) -> None:
         self._store = store
         self._call = call
+        self._own = b"%d/%d " % (call.rank, call.world_size)
         self._arrivals = prefix + b"/arrivals"
         self._complete = prefix + b"/complete"  # as long as the first key, whose append fails if the prefix is too long
 
@@ -271,21 +272,39 @@ class Arrivals:
         Raises:
             BarrierError: all ranks had arrived before this call, and this rank's previous call had not timed out.
         """
-        rank, world_size = self._call.rank, self._call.world_size
-        own = b"%d/%d " % (rank, world_size)
-        self._store.announce_rank(rank)
-        self._store.append(self._arrivals, own)
+        self._store.announce_rank(self._call.rank)
+        self._store.append(self._arrivals, self._own)
         text = self._arrived = self._store.get(self._arrivals)
+        is_last = self._is_last(text)
+        if is_last is None:
+            return self._arrive_among(self._events(text))
+        if is_last:
+            self._store.set(self._complete, b"1")
+        return is_last
+
+    def arrive_and_wait(self) -> WaitSteps[None]:
+        """Append this rank's arrival, and wait until all ranks have arrived. Errors as in `arrive`."""
+        self._store.announce_rank(self._call.rank)
+        slow_logger = SlowWaitLogger(__name__, self._progress)
+        text = yield ArrivalRequest(
+            APPEND, self._arrivals, self._own, self._complete, self._is_last, self._call.left(), slow_logger
+        )
+        if text is not None and not self._arrive_among(self._events(text)):
+            yield from self.wait()
+
+    def _is_last(self, text: bytes) -> bool | None:
+        """Return whether the arrival at the end of `text` is the last; None if that takes a look at every token.
+
+        The two usual cases are decided without a loop over all tokens, because the other ranks wait for this call.
+        """
+        own, world_size = self._own, self._call.world_size
         count, end = text.count(b" "), own[own.index(b"/") :]
-        # The two usual cases are decided without a loop over all tokens, because the other ranks wait for this call.
         if count == text.count(end) and b"-" not in text:
             if count < world_size:
                 return False
             if count == world_size and _are_all(text.split(end)[:-1], world_size):
-                if text.endswith(b" " + own) or text == own:
-                    self._store.set(self._complete, b"1")
-                return True
-        return self._arrive_among(self._events(text))
+                return True if text.endswith(b" " + own) or text == own else None
+        return None
 
     def _arrive_among(self, events: list[Event]) -> bool:
         """Finish `arrive` if a rank has arrived twice, a rank has timed out, or a rank has another world size."""

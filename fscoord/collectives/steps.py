@@ -42,11 +42,11 @@ def barrier(
     call = attempt(key_prefix, rank, world_size, limit, trace_timeout, rank_tracing_decoder)
     arrivals = Arrivals(store, call.prefix, call)
     try:
-        complete = arrivals.arrive()
         if fail_fast:
+            arrivals.arrive()
             yield from arrivals.wait_alive()
-        elif not complete:
-            yield from arrivals.wait()
+        else:
+            yield from arrivals.arrive_and_wait()
     except StoreTimeoutError as error:
         missing = arrivals.missing()
         arrivals.record_outcome(bool(missing), call.trace_left())

@@ -14,9 +14,18 @@ from fscoord._arguments import (
     key_text,
     keys_bytes,
 )
-from fscoord._waiting.wait import Wait, WaitBackend, WaitRequest
+from fscoord._waiting.wait import ArrivalRequest, Wait, WaitBackend, WaitRequest
 from fscoord.errors import StoreClosedError
-from fscoord.store import Member, Store, new_wait, notifier_for, typical_call_s, wait_for_change
+from fscoord.store import (
+    Member,
+    Store,
+    arrive,
+    new_arrival_wait,
+    new_wait,
+    notifier_for,
+    typical_call_s,
+    wait_for_change,
+)
 
 __all__ = ["PrefixStore"]
 
@@ -155,6 +164,15 @@ class PrefixStore(Store):
 
     def _new_wait(self, request: WaitRequest, notifier: Any) -> Wait[Any]:
         return new_wait(self._open(), request._replace(keys=self._full_all(request.keys)), notifier)
+
+    def _arrive(self, request: ArrivalRequest) -> bytes | None:
+        return arrive(self._open(), self._full_request(request))
+
+    def _new_arrival_wait(self, request: ArrivalRequest, notifier: Any) -> Wait[Any] | None:
+        return new_arrival_wait(self._open(), self._full_request(request), notifier)
+
+    def _full_request(self, request: ArrivalRequest) -> ArrivalRequest:
+        return request._replace(key=self._full(request.key), done=self._full(request.done))
 
     def clone(self) -> PrefixStore:
         other = PrefixStore(self._prefix[:-1], self._open().clone())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from fscoord._log.access.mount import Mount
 from fscoord._log.handle import GenerationUnlinked, HandleState
 from fscoord._log.io import safe_files
 from fscoord._log.io.cursor import CHUNK, Cursor
@@ -117,10 +118,13 @@ class LocalAccess:
     The inode number shows whether the path still leads to the file. The size shows whether the file was truncated.
     """
 
-    def __init__(self, handle: HandleState, cursor: Cursor, table: SessionTable, liveness: Liveness) -> None:
+    def __init__(
+        self, handle: HandleState, cursor: Cursor, table: SessionTable, liveness: Liveness, mount: Mount
+    ) -> None:
         self._handle = handle
         self._cursor = cursor
         self._table = table
+        handle.short_read_is_end = mount.reads_to_end
         self._liveness = liveness
         self.write = FileAppender(handle).write
 

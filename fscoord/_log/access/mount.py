@@ -58,6 +58,14 @@ class Mount(NamedTuple):
         return self.kind in NFS_KINDS
 
     @property
+    def reads_to_end(self) -> bool:
+        """Whether a read(2) that returns fewer bytes than requested has met the end of the file, or an error.
+
+        That is so where the kernel reads a file through its page cache in one call.
+        """
+        return self.kind in HOLES_REPORTED
+
+    @property
     def inodes_last(self) -> bool:
         """Whether a file keeps its inode number for as long as it exists, so that the number identifies it."""
         return not self.kind.startswith("fuse") or self.kind in FUSE_WITH_INODES

@@ -96,7 +96,9 @@ class Cursor:
         handle = self._handle
         asked = CHUNK
         while data:
-            is_end = handle.short_read_is_end and len(data) < asked
+            # Under the lock of a local file, a short read is not enough: it may be short because of an error of the
+            # disk, and a record that is appended after records that were not read would have a wrong chain.
+            is_end = len(data) < asked and handle.short_read_is_end and (handle.may_lie or not locked)
             if handle.pending:
                 data = handle.pending + data
             records, others, used, chain, missing = record.decode(data, handle.chain)

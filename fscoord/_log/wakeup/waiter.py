@@ -106,14 +106,20 @@ class Waiter:
                 self.watcher.fall_back_to_polling(error)
 
     def is_rung(self) -> bool:
-        """Return whether the log may have changed for this wait, or the wait is over."""
-        if self.is_over or self.role_changed or (self._longest_sleep and self._deaths != self.watcher.deaths):
+        """Return whether the log may have changed for this wait, or the wait is over.
+
+        A ring is an event. If no event was read since the waiter was armed, then the next `block` ends at once, or no
+        ring has come; neither needs a system call here.
+        """
+        watcher = self.watcher
+        if self.is_over or self.role_changed or (self._longest_sleep and self._deaths != watcher.deaths):
             return True
-        bell = self.watcher.bell
+        bell, election = watcher.bell, watcher.election
+        if self._event_count == watcher.event_count and election is None and watcher.has_events:
+            return False
         if bell is None:
-            return self._event_count != self.watcher.event_count
+            return self._event_count != watcher.event_count
         try:
-            election = self.watcher.election
             return (
                 bell.is_rung(self._bucket, self._mark)
                 or (election is not None and election.is_hurried(self))

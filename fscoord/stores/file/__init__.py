@@ -10,7 +10,6 @@ from typing import Any, Final, TypeVar, cast
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
-    VALUE_MAX,
     Key,
     Timeout,
     Value,
@@ -35,7 +34,6 @@ from fscoord._runtime.logging import logger
 from fscoord._waiting.wait import ITEM, VALUES, NotYet, WaitRequest
 from fscoord.errors import (
     FscoordError,
-    LimitExceededError,
     QueueEmptyError,
 )
 from fscoord.store import Capabilities
@@ -44,7 +42,7 @@ from fscoord.stores.file.lifecycle import COMPACT_BYTES, SPILL_BYTES, check_plat
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.sessions import Sessions
-from fscoord.stores.file.waits import pop_item
+from fscoord.stores.file.waits import check_value_size, pop_item
 
 __all__ = ["FileStore"]
 
@@ -201,12 +199,7 @@ class FileStore(Sessions):
         """See `Store.append`."""
 
         def decide(name: bytes, piece: bytes) -> tuple[None, int, bytes]:
-            size = len(self._state.values.get(name, b"")) + len(piece)
-            if size > VALUE_MAX:
-                raise LimitExceededError(
-                    f"key {key_text(name)!r}: {size} bytes would be over the limit of {VALUE_MAX}; nothing was added",
-                    path=self.path,
-                )
+            check_value_size(name, len(self._state.values.get(name, b"")) + len(piece), self.path)
             return None, record.APPEND, piece
 
         self._update(record.APPEND, key_bytes(key), value_bytes(value), decide)

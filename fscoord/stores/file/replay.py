@@ -93,12 +93,16 @@ class KeyValueState:
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
         """Apply the next records."""
-        values = self.values
+        values, least = self.values, self._least
         for kind, key, value, _, _ in records:
             if kind in _ASSIGN:
                 values[key] = value
             elif kind == record.APPEND:
-                self._append(key, value)
+                current = values.get(key)
+                if current.__class__ is bytearray and value.__class__ is bytes and len(current) + len(value) < least:
+                    current += value  # the usual case of `_append`, without a call
+                else:
+                    self._append(key, value)
             elif kind == record.MULTI_SET:
                 assert isinstance(value, bytes), "with a spilled value it comes as single records"
                 values.update(record.decode_pairs(value))

@@ -12,12 +12,12 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
-from fscoord._waiting.wait import KEYS, THREAD_BACKEND, Wait, WaitBackend, WaitRequest, block_on
+from fscoord._waiting.wait import KEYS, THREAD_BACKEND, ArrivalRequest, Wait, WaitBackend, WaitRequest, block_on
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Member, Store
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState
-from fscoord.stores.file.waits import AnyChange, Condition, FileWait, condition_of
+from fscoord.stores.file.waits import AnyChange, Arrival, Condition, FileWait, condition_of
 
 __all__ = ["Sessions"]
 
@@ -54,9 +54,10 @@ class Sessions(Store):
 
     def announce_rank(self, rank: int) -> None:
         """See `Store.announce_rank`. The call writes a record, unless the rank is recorded already."""
-        if not self._log.read_only:
-            self._log.refresh(self._timeout)
-            self._log.register(self._timeout, check_int64("rank", rank))
+        log = self._log
+        if not log.read_only and not log.has_announced(check_int64("rank", rank)):
+            log.refresh(self._timeout)
+            log.register(self._timeout, rank)
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         """See `Store.members`.
@@ -118,6 +119,10 @@ class Sessions(Store):
     def _wait(self, request: WaitRequest) -> Any:
         return block_on(self._new_wait(request, self._notifier))
 
+    def _arrive(self, request: ArrivalRequest) -> bytes | None:
+        wait: Wait[bytes | None] = self._new_arrival_wait(request, self._notifier)
+        return block_on(wait)
+
     def _notifier_for(self, backend: WaitBackend) -> ChangeNotifier:
         return self._new_notifier(backend)
 
@@ -130,6 +135,10 @@ class Sessions(Store):
 
     def _new_wait(self, request: WaitRequest, notifier: ChangeNotifier) -> Wait[Any]:
         condition: Condition[Any] = condition_of(request, self._log, self._state, notifier)
+        return FileWait(notifier, condition, request.timeout, request.slow_logger)
+
+    def _new_arrival_wait(self, request: ArrivalRequest, notifier: ChangeNotifier) -> Wait[Any]:
+        condition = Arrival(self._log, self._state, request, self._timeout, self._notifier.notify)
         return FileWait(notifier, condition, request.timeout, request.slow_logger)
 
     def _wait_for_change(self, known: object, timeout: float) -> object:

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
-from fscoord._arguments import key_names, key_text, missing_message
+from fscoord._arguments import VALUE_MAX, counter_sum, key_names, key_text, missing_message
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
 from fscoord._log.io.spill import Fetch
-from fscoord._log.log import Log
+from fscoord._log.log import SEVERAL, Log
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
 from fscoord._waiting.timing import SlowWaitLogger
-from fscoord._waiting.wait import ITEM, NOT_YET, VALUES, NotYet, WaitRequest, Waker
-from fscoord.errors import StoreTimeoutError
+from fscoord._waiting.wait import COUNT, ITEM, NOT_YET, VALUES, ArrivalRequest, NotYet, WaitRequest, Waker
+from fscoord.errors import LimitExceededError, StoreTimeoutError
 from fscoord.stores.file.death_watch import DeathWatch
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState, materialize
 
-__all__ = ["AnyChange", "Condition", "FileWait", "condition_of", "pop_item", "read_consistent"]
+__all__ = [
+    "AnyChange",
+    "Arrival",
+    "Condition",
+    "FileWait",
+    "check_value_size",
+    "condition_of",
+    "pop_item",
+    "read_consistent",
+]
 
 T = TypeVar("T")
 
@@ -40,6 +49,9 @@ class Condition(ABC, Generic[T]):
 
     is_logged = True
     """Whether a long wait is logged."""
+
+    arms_wait = False
+    """Whether the first look changes the store, and arms the wait itself, under the log's lock; see `Arrival`."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -92,6 +104,8 @@ class FileWait(Generic[T]):
         self._has_looked = False
         self._armed_for: bytes | None = None  # the key whose ring ends the next sleep
         self._was_rung = False
+        if isinstance(condition, Arrival):
+            condition.arm = self.arm_now
 
     def arm(self) -> None:
         """See `Wait.arm`."""
@@ -99,8 +113,9 @@ class FileWait(Generic[T]):
             return
         waiter = self._waiter
         if waiter is None:
-            if not self._has_looked or system.time.monotonic() >= self._deadline:  # there will be no sleep
-                return
+            is_early = not self._has_looked
+            if system.time.monotonic() >= self._deadline or (is_early and not self._condition.arms_wait):
+                return  # there will be no sleep
             death_watch = self._condition.death_watch
             if death_watch is None:
                 waiter = self._notifier.new_waiter(self._deadline)
@@ -110,6 +125,15 @@ class FileWait(Generic[T]):
             # Recorded before `add_waiter`, so that `close` finds the waiter: a signal handler may raise at any point.
             self._waiter = waiter
             self._notifier.add_waiter(waiter)
+            if is_early:
+                return
+        self.arm_now()
+
+    def arm_now(self) -> None:
+        """Arm the waiter, if there is one."""
+        waiter = self._waiter
+        if waiter is None:
+            return
         # Arming for one missing key is enough: while this key is missing, no look can end the wait.
         self._armed_for = self._condition.missing[0]
         waiter.arm(bucket(self._armed_for))
@@ -243,6 +267,76 @@ class _Item(Condition[bytes]):
         return pop_item(self._log, self._state, self.missing[0], timeout)
 
 
+class Arrival(Condition["bytes | None"]):
+    """The condition of an `ArrivalRequest`: the last arrival has set its key.
+
+    The first look is one transaction. It records the arrival, and either sets the key or arms the wait. Both happen
+    under the log's lock, so the record of the last arrival can only come after the wait is armed, and no further look
+    is needed before the sleep.
+
+    Args:
+        log: the log of the store.
+        state: its state.
+        request: the request.
+        write_timeout: the longest wait for the log's lock, in seconds.
+        notify: wakes the waiters for keys that were written.
+
+    Attributes:
+        arm: arms the wait. The wait itself sets this attribute.
+    """
+
+    arms_wait = True
+
+    def __init__(
+        self,
+        log: Log,
+        state: KeyValueState,
+        request: ArrivalRequest,
+        write_timeout: float,
+        notify: Callable[[Iterable[bytes]], None],
+    ) -> None:
+        super().__init__(log)
+        self._state = state
+        self._request = request
+        self._write_timeout = write_timeout
+        self._notify = notify
+        self._has_arrived = False
+        self.missing = [request.done]
+        self.arm: Callable[[], None] = _nothing
+
+    def look(self, timeout: float) -> bytes | NotYet | None:
+        request, log = self._request, self._log
+        if self._has_arrived:
+            log.refresh(timeout)
+            return None if log.inspect(lambda: self._state.has(request.done)) else NOT_YET
+        kind = record.ADD if request.kind == COUNT else record.APPEND
+        answer: bytes | NotYet | None
+        answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout)
+        self._has_arrived = True
+        if log.handle.bell:
+            self._notify((request.key, request.done) if is_last else (request.key,))
+        return answer
+
+    def _decide(self, name: bytes, piece: bytes) -> tuple[tuple[bytes | NotYet | None, bool], int, Any]:
+        request, state = self._request, self._state
+        value = state.get(name, self._log.read_locked)
+        if request.kind == COUNT:
+            value = content = b"%d" % counter_sum(value, 1, name)
+            kind = record.ADD
+        else:
+            value, content, kind = (value or b"") + piece, piece, record.APPEND
+            check_value_size(name, len(value), self._log.path)
+        is_last = request.judge(value)
+        if is_last:
+            return (None, True), SEVERAL, [(kind, name, content), (record.SET, request.done, b"1")]
+        if is_last is None:
+            return (value, False), kind, content
+        if state.has(request.done):
+            return (None, False), kind, content
+        self.arm()
+        return (NOT_YET, False), kind, content
+
+
 class AnyChange(Condition["tuple[int, int]"]):
     """The condition that the log has a record after the position `known`.
 
@@ -264,6 +358,18 @@ class AnyChange(Condition["tuple[int, int]"]):
 
     def give_up(self, waited: float) -> tuple[int, int]:  # noqa: ARG002 - see there
         return self._position
+
+
+def check_value_size(name: bytes, size: int, path: str) -> None:
+    """Raise `LimitExceededError` if key `name` can't have a value of `size` bytes."""
+    if size > VALUE_MAX:
+        raise LimitExceededError(
+            f"key {key_text(name)!r}: {size} bytes would be over the limit of {VALUE_MAX}; nothing was added", path=path
+        )
+
+
+def _nothing() -> None:
+    """Do nothing, in place of `Arrival.arm`."""
 
 
 def pop_item(log: Log, state: KeyValueState, name: bytes, timeout: float) -> bytes | NotYet:
