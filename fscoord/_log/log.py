@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from fscoord._log.access.local import PATH_CHECK_S, Access, LocalAccess
 from fscoord._log.access.mount import DIRECT, LOCAL, Mount, find_mount
