@@ -11,13 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from fscoord._arguments import Timeout
 from fscoord.environment import detect
 
-__all__ = [
-    "BARRIER_REGISTRY",
-    "Barrier",
-    "BarrierConfig",
-    "create_barrier_from_config",
-    "register_barrier",
-]
+__all__ = ["BARRIER_REGISTRY", "Barrier", "BarrierConfig", "create_barrier_from_config", "register_barrier"]
 
 B = TypeVar("B", bound="Barrier")
 C = TypeVar("C", bound="type[Barrier]")
@@ -47,10 +41,7 @@ class Barrier(ABC):
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
 

@@ -303,10 +303,7 @@ class Exclusive(Holder):
             raise
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         gone: list[HeldEntry | str] = []
         over: list[object] = []

@@ -54,12 +54,7 @@ class Election(Exclusive):
     _what = "the office"
 
     def __init__(
-        self,
-        store: Store,
-        name: Key,
-        data: Value = b"",
-        timeout: Timeout | None = None,
-        ttl: Timeout | None = None,
+        self, store: Store, name: Key, data: Value = b"", timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
         self._data = value_bytes(data)
         self._terms = key_bytes(name) + b"/term/"
