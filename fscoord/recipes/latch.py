@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from types import TracebackType
 from typing import Final
 
 from fscoord._arguments import Key, Timeout, check_positive, key_bytes, key_text, to_seconds
@@ -143,10 +142,8 @@ class DoubleBarrier:
         self.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
             self.leave()
 
     def _meeting(self, end: bytes, timeout: Timeout | None) -> WaitSteps[None]:
