@@ -7,17 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fscoord import errors
 from fscoord._arguments import MalformedText, parse_uint63, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 from fscoord._waiting.timing import SlowWaitLogger
-from fscoord.errors import (
-    FscoordError,
-    RendezvousClosedError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-    StoreTimeoutError,
-)
 from fscoord.launch.worker import Console, Streams, WorkerExit, WorkerGroup
 from fscoord.rendezvous.base import RendezvousInfo
 from fscoord.rendezvous.handler import DynamicRendezvousHandler
@@ -69,7 +63,7 @@ class RoundStore:
             try:
                 if self._is_first:
                     self._below.erase()
-            except FscoordError:  # the store is left, like a directory that can't be removed
+            except errors.FscoordError:  # the store is left, like a directory that can't be removed
                 pass
             self._below.close()
 
@@ -196,7 +190,7 @@ class Agent:
         while True:
             try:
                 info = self._handler.next_rendezvous()
-            except RendezvousClosedError:
+            except errors.RendezvousClosedError:
                 failures = self._failures()
                 if len(failures) > self._job.max_restarts:
                     return Outcome(False, failures)
@@ -245,13 +239,13 @@ class Agent:
             try:
                 info.store.wait(keys, ROUND_CHECK_S)
                 values = info.store.multi_get(keys)
-            except StoreTimeoutError as error:
+            except errors.StoreTimeoutError as error:
                 if not self._handler.is_current():
                     return None
                 missing = ", ".join(key.rpartition("/")[2] for key in error.keys)
                 words = f"the number of workers of group rank {missing} in round {self._handler.round}"
                 if system.time.monotonic() >= end:
-                    raise RendezvousTimeoutError(
+                    raise errors.RendezvousTimeoutError(
                         f"{words} did not come within {limit:g} s, though these nodes have joined: look whether their"
                         " agents hang"
                     ) from error
@@ -320,8 +314,8 @@ class Agent:
         return PrefixStore(f"fscoord.run.{self._handler.get_run_id()}.{self._handler.life}", self._store)
 
 
-def _foreign(what: str, error: Exception) -> RendezvousStateError:
-    return RendezvousStateError(
+def _foreign(what: str, error: Exception) -> errors.RendezvousStateError:
+    return errors.RendezvousStateError(
         f"the store holds something else in the place of a round's {what} ({type(error).__name__}: {error}): use"
         " another id, or another store"
     )

@@ -13,17 +13,10 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Final, NamedTuple
 
+from fscoord import errors
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 from fscoord._runtime.signals import forward_signals
-from fscoord.errors import (
-    FscoordError,
-    LimitExceededError,
-    LockLostError,
-    StaleRunError,
-    StoreClosedError,
-    StoreGoneError,
-)
 from fscoord.launch import warden
 
 __all__ = ["Ending", "run_held"]
@@ -45,7 +38,7 @@ _PIECE: Final = 1 << 16
 _ALL: Final = 1 << 62
 
 _INTERRUPTIONS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-_LOST = (LockLostError, StoreGoneError, StoreClosedError, StaleRunError)
+_LOST = (errors.LockLostError, errors.StoreGoneError, errors.StoreClosedError, errors.StaleRunError)
 
 
 class Ending(NamedTuple):
@@ -163,14 +156,14 @@ class _HeldCommand:
                 output = self._read()
                 facts = self._facts()
         if watch.lost is None and "lost" in facts:
-            raise LockLostError(
+            raise errors.LockLostError(
                 f"no sign of life could be given for most of the {patience:g} s after which other processes may acquire"
                 " what this process held; the command was stopped"
             )
         if watch.lost is not None:
-            raise LockLostError(f"{watch.lost}; the command was stopped") from watch.lost
+            raise errors.LockLostError(f"{watch.lost}; the command was stopped") from watch.lost
         if self._output_max is not None and len(output) > self._output_max:
-            raise LimitExceededError(f"the command wrote over {self._output_max} bytes to standard output")
+            raise errors.LimitExceededError(f"the command wrote over {self._output_max} bytes to standard output")
         return Ending(self._status(facts), frozenset(self._passed), output)
 
     def _pass_on(self, number: int) -> None:
@@ -199,7 +192,7 @@ class _HeldCommand:
 
     def _status(self, facts: dict[str, object]) -> int:
         if "error" in facts:
-            raise FscoordError(f"can't run {facts['error']}")
+            raise errors.FscoordError(f"can't run {facts['error']}")
         status = facts.get("status")
         if isinstance(status, int):
             return status
@@ -207,7 +200,7 @@ class _HeldCommand:
         status = self._process.wait()
         if "pid" not in facts and -status in self._passed:
             return status  # a signal for the whole group came before the warden had set its handlers
-        raise FscoordError(
+        raise errors.FscoordError(
             f"the child of process {self._process.pid} that watched over the command was killed, and the command with"
             " all that it had started"
         )
@@ -241,7 +234,7 @@ class _HoldMonitor:
     """
 
     def __init__(self, check: Callable[[], object], orders: int, grace: float, patience: float) -> None:
-        self.lost: FscoordError | None = None
+        self.lost: errors.FscoordError | None = None
         self._check = check
         self._orders = orders
         self._grace = grace
@@ -271,7 +264,7 @@ class _HoldMonitor:
                 self._check()
                 is_told = False
                 _order(self._orders, warden.ALIVE)
-            except FscoordError as error:
+            except errors.FscoordError as error:
                 if not is_told:
                     logger(__name__).warning("does the hold last? %s", error)
                 is_told = True
@@ -279,7 +272,7 @@ class _HoldMonitor:
                     self._end(error)
                     return
 
-    def _end(self, error: FscoordError) -> None:
+    def _end(self, error: errors.FscoordError) -> None:
         self.lost = error
         _order(self._orders, warden.EVERYBODY + signal.SIGTERM)
         if not self._over.wait(self._grace):
