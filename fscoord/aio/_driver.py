@@ -123,8 +123,7 @@ class SlicedWaits:
         while True:
             left = max(0.0, request.timeout - (system.time.monotonic() - start))
             piece = request._replace(timeout=min(left, SLICE_S), slow_logger=None)
-            look = partial(self._look, piece, slow_logger)
-            call = await self._executor.complete(look)
+            call = await self._executor.complete(partial(self._look, piece, slow_logger))
             if call.cancelled is not None and request.kind == ITEM and isinstance(call.value, bytes):
                 await self._executor.complete(partial(self._store.queue_push, request.keys[0], call.value))
             try:

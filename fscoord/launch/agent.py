@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from fscoord._arguments import MalformedText, parse_uint63, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 from fscoord._waiting.timing import SlowWaitLogger
-from fscoord.launch.worker import Console, Streams, WorkerExit, WorkerGroup
+from fscoord.launch.worker import Console, Streams, WorkerGroup
 from fscoord.rendezvous.base import RendezvousInfo
 from fscoord.rendezvous.handler import DynamicRendezvousHandler
 from fscoord.store import Store
@@ -60,11 +61,9 @@ class RoundStore:
         if self._directory and self._is_first:
             self._remove()
         if self._below is not None:
-            try:
-                if self._is_first:
+            if self._is_first:
+                with suppress(errors.FscoordError):  # the store is left, like a directory that can't be removed
                     self._below.erase()
-            except errors.FscoordError:  # the store is left, like a directory that can't be removed
-                pass
             self._below.close()
 
     def _make(self) -> None:
@@ -197,9 +196,8 @@ class Agent:
                 raise
             if self._round(info):
                 failures = self._failures()
-                is_success = len(failures) <= self._job.max_restarts
                 self._handler.shutdown()
-                return Outcome(is_success, failures)
+                return Outcome(len(failures) <= self._job.max_restarts, failures)
 
     def _round(self, info: RendezvousInfo) -> bool:
         """Run the workers once; return whether the job has ended."""
@@ -284,7 +282,8 @@ class Agent:
         while True:
             end = workers.next_end(self._job.monitor_interval)
             if end is not None and end.status != 0:
-                self._view().compare_set(failed, "", json.dumps(self._failure(end)))
+                failure = {**end._asdict(), "host": self._handler.address, "round": self._handler.round}
+                self._view().compare_set(failed, "", json.dumps(failure))
             if not is_done and workers.running == 0 and not self._view().check([failed]):
                 info.store.set(f"done/{info.rank}", b"1")
                 is_done = True
@@ -297,9 +296,6 @@ class Agent:
             if not self._handler.is_current() or (not is_done and self._handler.num_nodes_waiting() > 0):
                 logger(__name__).info("round %s is over: nodes have come or gone", self._handler.round)
                 return False
-
-    def _failure(self, end: WorkerExit) -> dict[str, Any]:
-        return {**end._asdict(), "host": self._handler.address, "round": self._handler.round}
 
     def _failures(self) -> list[Failure]:
         view = self._view()

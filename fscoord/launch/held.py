@@ -11,6 +11,8 @@ import json
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import IO, Final, NamedTuple
 
 from fscoord import errors
@@ -102,32 +104,25 @@ def run_held(
         return held.follow(check, grace, patience or 0.0)
 
 
+@dataclass
 class _HeldCommand:
     """One command, its warden, and the pipes to and from the warden."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        mode: str,
-        output_max: int | None,
-        stdin: IO[bytes] | None,
-    ) -> None:
-        self._command = list(command)
-        self._environment = dict(environment)
-        self._mode = mode
-        self._output_max = output_max
-        self._stdin = stdin
-        self._orders = -1
-        self._report: IO[bytes] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._passed: set[int] = set()
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    mode: str
+    output_max: int | None
+    stdin: IO[bytes] | None
+    _orders: int = -1
+    _report: IO[bytes] | None = None
+    _process: subprocess.Popen[bytes] | None = None
+    _passed: set[int] = field(default_factory=set)
 
     def __enter__(self) -> _HeldCommand:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._order(warden.KILL_ALL)  # after an error; otherwise no process is left
+        _order(self._orders, warden.KILL_ALL)  # after an error; otherwise no process is left
         system.close_quietly(self._orders)
         if self._report is not None:
             self._report.close()
@@ -144,11 +139,11 @@ class _HeldCommand:
         with forward_signals(self._pass_on, warden.PASSED):
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - the command is what the user wants to run
-                    [*warden.program(self._mode, theirs, report, patience), *self._command],
-                    env=self._environment,
+                    [*warden.program(self.mode, theirs, report, patience), *self.command],
+                    env=dict(self.environment),
                     pass_fds=[theirs, report],
-                    stdin=self._stdin,
-                    stdout=None if self._output_max is None else subprocess.PIPE,
+                    stdin=self.stdin,
+                    stdout=None if self.output_max is None else subprocess.PIPE,
                 )
             finally:
                 system.close_quietly(theirs, report)
@@ -162,24 +157,21 @@ class _HeldCommand:
             )
         if watch.lost is not None:
             raise errors.LockLostError(f"{watch.lost}; the command was stopped") from watch.lost
-        if self._output_max is not None and len(output) > self._output_max:
-            raise errors.LimitExceededError(f"the command wrote over {self._output_max} bytes to standard output")
+        if self.output_max is not None and len(output) > self.output_max:
+            raise errors.LimitExceededError(f"the command wrote over {self.output_max} bytes to standard output")
         return Ending(self._status(facts), frozenset(self._passed), output)
 
     def _pass_on(self, number: int) -> None:
         self._passed.add(number)
-        self._order(number)
-
-    def _order(self, number: int) -> None:
         _order(self._orders, number)
 
     def _read(self) -> bytes:
         """Return standard output, at most one byte more than is allowed. At that byte kill everything."""
-        if self._process is None or self._process.stdout is None or self._output_max is None:
+        if self._process is None or self._process.stdout is None or self.output_max is None:
             return b""
-        output = b"".join(_pieces(self._process.stdout, self._output_max + 1))
-        if len(output) > self._output_max:
-            self._order(warden.KILL_ALL)
+        output = b"".join(_pieces(self._process.stdout, self.output_max + 1))
+        if len(output) > self.output_max:
+            _order(self._orders, warden.KILL_ALL)
         return output
 
     def _facts(self) -> dict[str, object]:
@@ -221,10 +213,8 @@ def _pieces(file: IO[bytes], most: int = _ALL) -> Iterator[bytes]:
 
 
 def _order(descriptor: int, number: int) -> None:
-    try:
+    with suppress(OSError):  # the warden has ended
         system.os.write(descriptor, bytes([number]))
-    except OSError:  # the warden has ended
-        pass
 
 
 class _HoldMonitor:

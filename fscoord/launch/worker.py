@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, NamedTuple
 
@@ -162,19 +163,15 @@ class _Worker:
     def order(self, number: int) -> None:
         """Send a signal to the worker's process group."""
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
-            try:
+            with suppress(OSError):  # it has ended
                 self._process.stdin.write(bytes([number]))
                 self._process.stdin.flush()
-            except OSError:  # it has ended
-                pass
 
     def kill(self) -> None:
         """Make the warden kill the worker and all its descendants."""
         if self._process is not None and self._process.stdin is not None:
-            try:
+            with suppress(OSError):  # an order was still in the pipe of a warden that has ended
                 self._process.stdin.close()
-            except OSError:  # an order was still in the pipe of a warden that has ended
-                pass
 
     def close(self) -> None:
         """Wait for the end of the warden and the threads, with a limit: the kernel may block a killed process."""

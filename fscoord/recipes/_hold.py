@@ -99,7 +99,7 @@ class Exclusive:
         """Record the hold of the entry `served` and return True, or return False if `served` is None."""
         if served is None:
             return False
-        renewal = LeaseRenewer(self._line, served) if self._ttl else None
+        renewal = LeaseRenewer(self.name, self._line.renew, served) if self._ttl else None
         self._held.append((system.process_epoch(), served, renewal))
         if renewal is not None:
             renewal.start()

@@ -66,8 +66,7 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     except Exception as error:
         if store is not None:
             store.close()
-        message = f"{type(error).__name__}: {error}"
-        construct_and_record_rdzv_event(params.run_id, message, NodeState.FAILED)
+        construct_and_record_rdzv_event(params.run_id, f"{type(error).__name__}: {error}", NodeState.FAILED)
         raise
 
 
@@ -102,8 +101,7 @@ def _store_type(params: RendezvousParameters) -> str:
 
 
 def _endpoint(params: RendezvousParameters) -> str:
-    endpoint = params.endpoint
-    return str(system.os.fspath(endpoint or "")).strip()
+    return str(system.os.fspath(params.endpoint or "")).strip()
 
 
 def _read_timeout(params: RendezvousParameters) -> int:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
-from fscoord._arguments import Timeout, to_seconds
+from fscoord._arguments import Timeout, to_seconds, to_timedelta
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._runtime.logging import logger
@@ -95,14 +95,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         keep_alive_max_attempt: int = 3,
     ) -> DynamicRendezvousHandler:
         """Return a handler. The arguments are torch's; `RendezvousSettings` describes them."""
-        settings = RendezvousSettings(
-            run_id,
-            min_nodes,
-            max_nodes,
-            timeout or RendezvousTimeout(),
-            keep_alive_interval,  # type: ignore[arg-type]  # it becomes a timedelta there
-            keep_alive_max_attempt,
-        )
+        limits, interval = timeout or RendezvousTimeout(), to_timedelta(to_seconds(keep_alive_interval))
+        settings = RendezvousSettings(run_id, min_nodes, max_nodes, limits, interval, keep_alive_max_attempt)
         return cls(settings, backend, store, local_addr)
 
     @property
