@@ -41,6 +41,9 @@ __all__ = [
 MISSING_MAX = 16
 """The most missing ranks that a message names, as in torch."""
 
+TRACE_TIMEOUT_S = 0.05
+"""The default trace timeout in seconds: how long after its deadline a call may still write its time-out token."""
+
 Decoder = Callable[[int], str]
 Event = tuple[int, bool]
 
@@ -137,9 +140,9 @@ class Attempt(NamedTuple):
     rank: int
     world_size: int
     timeout: float
-    trace_timeout: float
-    decoder: Decoder | None
     start: float
+    trace_timeout: float = TRACE_TIMEOUT_S
+    decoder: Decoder | None = None
 
     def waited(self) -> float:
         """Return how many seconds the call has taken so far."""

@@ -17,9 +17,6 @@ from fscoord.store import Store
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "synchronize"]
 
-TRACE_TIMEOUT_S = 0.05
-"""The default trace timeout in seconds: how long after its deadline a call may still write its time-out token."""
-
 
 def barrier(
     store: Store,
@@ -41,7 +38,10 @@ def barrier(
         to_seconds(trace_timeout)
         check_positive("world_size", world_size)
         return (yield from _anonymous_barrier(store, world_size, key_bytes(key_prefix), _limit(store, barrier_timeout)))
-    call = _attempt(store, key_prefix, rank, world_size, barrier_timeout, trace_timeout, rank_tracing_decoder)
+    limit, start = _limit(store, barrier_timeout), system.time.monotonic()
+    check_rank(rank, world_size)
+    prefix, trace_s = key_bytes(key_prefix), to_seconds(trace_timeout)
+    call = Attempt(prefix, rank, world_size, limit, start, trace_s, rank_tracing_decoder)
     arrivals = Arrivals(store, call.prefix, call)
     try:
         complete = arrivals.arrive()
@@ -114,19 +114,11 @@ def gather(
     return values
 
 
-def _attempt(
-    store: Store,
-    prefix: Key,
-    rank: int,
-    world_size: int,
-    timeout: Timeout | None,
-    trace_timeout: Timeout = TRACE_TIMEOUT_S,
-    decoder: Decoder | None = None,
-) -> Attempt:
+def _attempt(store: Store, prefix: Key, rank: int, world_size: int, timeout: Timeout | None) -> Attempt:
     """Check the arguments of a call that begins now, and return them as an `Attempt`."""
     limit, start = _limit(store, timeout), system.time.monotonic()
     check_rank(rank, world_size)
-    return Attempt(key_bytes(prefix), rank, world_size, limit, to_seconds(trace_timeout), decoder, start)
+    return Attempt(key_bytes(prefix), rank, world_size, limit, start)
 
 
 def _limit(store: Store, timeout: Timeout | None) -> float:

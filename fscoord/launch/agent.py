@@ -78,12 +78,8 @@ class RoundStore:
             try:
                 system.os.chown(self._directory, -1, self._group)
             except OSError as error:
-                logger(__name__).warning(
-                    "%s can't have the group %d of the rendezvous's file (%s): other users' workers can't enter it",
-                    self._directory,
-                    self._group,
-                    error.strerror,
-                )
+                text = "%s can't have the group %d of the rendezvous's file (%s): other users' workers can't enter it"
+                logger(__name__).warning(text, self._directory, self._group, error.strerror)
         # Users who may read or write the file may enter the directory. Files in it inherit its group (the setgid bit).
         enter = (self._mode | self._mode >> 1 | self._mode >> 2) & 0o111
         system.os.chmod(self._directory, system.stat.S_ISGID | 0o700 | self._mode | enter)

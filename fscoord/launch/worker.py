@@ -179,12 +179,8 @@ class _Worker:
             try:
                 self._process.wait(KILL_S)
             except subprocess.TimeoutExpired:
-                logger(__name__).warning(
-                    "rank %d was killed %g s ago and is blocked in the kernel: inspect the children of process %d",
-                    self._rank,
-                    KILL_S,
-                    self._process.pid,
-                )
+                text = "rank %d was killed %g s ago and is blocked in the kernel: inspect the children of process %d"
+                logger(__name__).warning(text, self._rank, KILL_S, self._process.pid)
         for thread in self._threads:
             thread.join(OUTPUT_END_S)
         if self._report is not None and not self._threads:

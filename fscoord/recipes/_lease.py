@@ -55,11 +55,8 @@ class LeaseRenewer:
             except FscoordError as error:
                 logger(__name__).warning("could not renew the lease of %r: %s", self._line, str(error))
         if not self._ended():
-            logger(__name__).warning(
-                "%r is not held any more: its lease was not renewed for %g s, or another process removed the holder",
-                self._line,
-                self._entry.lease_s,
-            )
+            text = "%r is not held any more: its lease was not renewed for %g s, or another process removed the holder"
+            logger(__name__).warning(text, self._line, self._entry.lease_s)
 
     def _ended(self) -> bool:
         return self._is_over

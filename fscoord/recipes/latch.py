@@ -147,7 +147,5 @@ class DoubleBarrier:
             self.leave()
 
     def _meeting(self, end: bytes, timeout: Timeout | None) -> WaitSteps[None]:
-        own = self._store.timeout if self._timeout is None else self._timeout
-        limit = own if timeout is None else timeout
-        size, fails = self._world_size, self._fail_fast
-        return barrier(self._store, size, self._name + end, limit, self._rank, fail_fast=fails)
+        limit = self._timeout if timeout is None else timeout
+        return barrier(self._store, self._world_size, self._name + end, limit, self._rank, fail_fast=self._fail_fast)

@@ -156,12 +156,11 @@ def _open_temporary(params: RendezvousParameters, timeout: int) -> Store:
     message = f"Process {system.os.getpid()} hosts the rendezvous in the temporary file {store.path}"
     construct_and_record_rdzv_event(params.run_id, message, NodeState.INIT)
     if params.min_nodes > 1:
-        logger(__name__).warning(
+        text = (
             "rendezvous %r has no endpoint, so that other nodes can find it only if they are told of %s;"
-            " pass a path that all of them can reach",
-            params.run_id,
-            store.path,
+            " pass a path that all of them can reach"
         )
+        logger(__name__).warning(text, params.run_id, store.path)
     return store
 
 
