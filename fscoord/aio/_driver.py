@@ -67,12 +67,8 @@ class StoreDriver:
 
     async def _answer(self, request: WaitRequest | BarrierRequest) -> Any:
         if isinstance(request, BarrierRequest):
-            return await self.barrier(request)
+            return await self.drive(barrier_steps(self.store, request))
         return await self.wait(request)
-
-    async def barrier(self, request: BarrierRequest) -> None:
-        """Execute the barrier of `request`."""
-        await self.drive(barrier_steps(self.store, request))
 
     async def wait(self, request: WaitRequest) -> Any:
         """Carry out `request`, and return its answer."""

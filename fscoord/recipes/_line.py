@@ -430,8 +430,7 @@ def force_release(store: Store, name: Key, token: int) -> bool:
     check_positive("token", token)
     line = Line(store, name, _admitted)
     held = [entry for entry in line.entries() if entry.token == token]
-    entry = held[0] if held else None
-    return entry is not None and line.leave(entry.id)
+    return bool(held) and line.leave(held[0].id)
 
 
 def _admitted(entries: list[Entry]) -> int:
