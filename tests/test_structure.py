@@ -36,7 +36,6 @@ PRIVATE_READS = {
     "Fenced: self._core._split",
     "Hold: self._core._acquire_steps",
     "Hold: self._core._line",
-    "Hold: self._core._mode",
     "Hold: self._core._patience",
     "Hold: self._core._undo",
     "Hold: self._core._what",
@@ -50,7 +49,6 @@ PRIVATE_READS = {
     "Queue: self._core._items",
     "Queue: self._core._taking",
     "_do_under_lock: lock._enter",
-    "_do_under_lock: lock._mode",
     "_do_under_lock: lock._undo",
 }
 FOREIGN_PRIVATE_MODULES = {

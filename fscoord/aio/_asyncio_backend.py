@@ -11,7 +11,7 @@ from typing import Any, Final
 from fscoord._runtime import system
 from fscoord._waiting.wait import WaitBackend
 
-__all__ = ["AsyncioBackend", "AsyncioWaker", "call_soon"]
+__all__ = ["AsyncioBackend", "AsyncioWaker", "call_soon", "finish"]
 
 LONGEST_S: Final = 86400.0
 """The longest sleep in one step, in seconds. A loop can't set a timer of infinite length."""
@@ -37,7 +37,7 @@ class AsyncioWaker:
         return call_soon(self._loop, self._end)
 
     def _end(self) -> None:
-        _finish(self._sleep())
+        finish(self._sleep())
 
     async def sleep(self, seconds: float) -> None:
         """Sleep until the waker is set, or for `seconds`; then reset the waker."""
@@ -46,7 +46,7 @@ class AsyncioWaker:
             # The store refers to this waker. A strong reference to the future would keep a task whose loop is gone, and
             # only the collection of that task closes its wait.
             self._sleep = weakref.ref(sleep)
-            timer = self._loop.call_later(min(seconds, LONGEST_S), _finish, sleep)
+            timer = self._loop.call_later(min(seconds, LONGEST_S), finish, sleep)
             try:
                 await sleep
             finally:
@@ -116,6 +116,7 @@ def _no_sleep() -> None:
     """Return None, as the reference to the sleep of a task that does not sleep."""
 
 
-def _finish(future: asyncio.Future[None] | None) -> None:
+def finish(future: asyncio.Future[None] | None) -> None:
+    """Set the result of `future`, unless it has a result or was cancelled."""
     if future is not None and not future.done():
         future.set_result(None)

@@ -76,7 +76,7 @@ class StoreDriver:
 
     async def _answer(self, request: Request) -> Any:
         if isinstance(request, BarrierRequest):
-            return await self.barrier(request)
+            return await self.drive(barrier_steps(self.store, request))
         if isinstance(request, ArrivalRequest):
             return await self._arrive(request)
         return await self.wait(request)
@@ -87,10 +87,6 @@ class StoreDriver:
         if wait is not None:
             return cast("bytes | None", await self._executor.wait(wait))
         return await self.drive(arrival_steps(self.store, request))
-
-    async def barrier(self, request: BarrierRequest) -> None:
-        """Execute the barrier of `request`."""
-        await self.drive(barrier_steps(self.store, request))
 
     async def wait(self, request: WaitRequest) -> Any:
         """Carry out `request`, and return its answer."""
@@ -141,8 +137,7 @@ class SlicedWaits:
         while True:
             left = max(0.0, request.timeout - (system.time.monotonic() - start))
             piece = request._replace(timeout=min(left, SLICE_S), slow_logger=None)
-            look = partial(self._look, piece, slow_logger)
-            call = await self._executor.complete(look)
+            call = await self._executor.complete(partial(self._look, piece, slow_logger))
             if call.cancelled is not None and request.kind == ITEM and isinstance(call.value, bytes):
                 await self._executor.complete(partial(self._store.queue_push, request.keys[0], call.value))
             try:

@@ -20,7 +20,7 @@ from weakref import WeakSet
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.wait import NotYet, Request, Wait, WaitSteps, next_look
-from fscoord.aio._asyncio_backend import AsyncioWaker, call_soon
+from fscoord.aio._asyncio_backend import AsyncioWaker, call_soon, finish
 
 __all__ = ["CALL_WAS_MADE", "CallExecutor", "PendingCall"]
 
@@ -152,7 +152,7 @@ class CallExecutor:
     async def _wait_in_loop(call: PendingCall[Any]) -> None:
         loop = asyncio.get_running_loop()
         over = loop.create_future()
-        call.on_end = partial(call_soon, loop, _set, over)
+        call.on_end = partial(call_soon, loop, finish, over)
         if call.is_over:  # perhaps before `on_end` was set
             return
         try:
@@ -288,11 +288,6 @@ def _after_fork_in_child() -> None:
 
 
 system.after_fork_in_child("executors", _after_fork_in_child)
-
-
-def _set(over: asyncio.Future[None]) -> None:
-    if not over.done():
-        over.set_result(None)
 
 
 def _next_request(steps: WaitSteps[T], value: Any, error: BaseException | None) -> tuple[bool, Request | T]:

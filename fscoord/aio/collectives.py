@@ -91,24 +91,13 @@ async def get_all(
 
 @overload
 async def synchronize(
-    store: AsyncStore,
-    data: Value,
-    rank: int,
-    world_size: int,
-    key_prefix: Key,
-    timeout: Timeout | None = None,
+    store: AsyncStore, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None = None
 ) -> list[bytes]: ...
 
 
 @overload
 async def synchronize(
-    store: AsyncStore,
-    data: Value,
-    rank: int,
-    world_size: int,
-    *,
-    key: Key,
-    timeout: Timeout | None = None,
+    store: AsyncStore, data: Value, rank: int, world_size: int, *, key: Key, timeout: Timeout | None = None
 ) -> list[bytes]: ...
 
 

@@ -56,8 +56,7 @@ class Hold:
         got: list[str] = []
         over: list[object] = []
         try:
-            turns = self._core._acquire_steps(self._core._mode, blocking, timeout, got)
-            return await self._driver.drive(turns)
+            return await self._driver.drive(self._core._acquire_steps(blocking, timeout, got))
         except BaseException as error:  # see `fscoord.recipes._cleanup`
             try:
                 await self._driver.run_cleanup(error, partial(self._core._undo, got))

@@ -7,13 +7,7 @@ a timeout, the error of a timeout names the missing ranks, and a restarted rank 
 in.
 """
 
-from fscoord.barriers.base import (
-    BARRIER_REGISTRY,
-    Barrier,
-    BarrierConfig,
-    create_barrier_from_config,
-    register_barrier,
-)
+from fscoord.barriers.base import BARRIER_REGISTRY, Barrier, BarrierConfig, create_barrier_from_config, register_barrier
 from fscoord.barriers.store import FileStoreBarrier, StoreBarrier
 from fscoord.barriers.torch import DistBarrier, TCPStoreBarrier
 

@@ -5,19 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 from fscoord._arguments import Timeout
 from fscoord.environment import detect
 
-__all__ = [
-    "BARRIER_REGISTRY",
-    "Barrier",
-    "BarrierConfig",
-    "create_barrier_from_config",
-    "register_barrier",
-]
+__all__ = ["BARRIER_REGISTRY", "Barrier", "BarrierConfig", "create_barrier_from_config", "register_barrier"]
 
 B = TypeVar("B", bound="Barrier")
 C = TypeVar("C", bound="type[Barrier]")
@@ -46,12 +39,7 @@ class Barrier(ABC):
     def __enter__(self: B) -> B:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

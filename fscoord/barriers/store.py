@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fscoord._arguments import (
-    Key,
-    MalformedText,
-    Timeout,
-    check_positive,
-    key_bytes,
-    key_text,
-    parse_uint63,
-    to_seconds,
-)
+from fscoord._arguments import Key, MalformedText, Timeout, key_bytes, key_text, parse_uint63, to_seconds
 from fscoord._runtime import system
 from fscoord.barriers.base import Barrier, register_barrier
 from fscoord.collectives import barrier
@@ -124,7 +115,7 @@ class StoreBarrier(Barrier):
         **options: Any,
     ) -> None:
         self._rank, self._world_size = rank_and_world_size(rank, world_size)
-        check_rank(self._rank, check_positive("world_size", self._world_size))
+        check_rank(self._rank, self._world_size)
         prefix = key_bytes(barrier_prefix)
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._fail_fast = fail_fast

@@ -161,24 +161,13 @@ def get_all(
 
 @overload
 def synchronize(
-    store: Store,
-    data: Value,
-    rank: int,
-    world_size: int,
-    key_prefix: Key,
-    timeout: Timeout | None = None,
+    store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None = None
 ) -> list[bytes]: ...
 
 
 @overload
 def synchronize(
-    store: Store,
-    data: Value,
-    rank: int,
-    world_size: int,
-    *,
-    key: Key,
-    timeout: Timeout | None = None,
+    store: Store, data: Value, rank: int, world_size: int, *, key: Key, timeout: Timeout | None = None
 ) -> list[bytes]: ...
 
 
@@ -245,14 +234,7 @@ def broadcast(
 
 
 def gather(
-    store: Store,
-    data: Value,
-    rank: int,
-    world_size: int,
-    key: Key,
-    timeout: Timeout | None = None,
-    *,
-    target: int = 0,
+    store: Store, data: Value, rank: int, world_size: int, key: Key, timeout: Timeout | None = None, *, target: int = 0
 ) -> list[bytes] | None:
     """Give the `data` of all ranks to rank `target`.
 

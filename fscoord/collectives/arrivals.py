@@ -17,17 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fscoord._arguments import (
-    Key,
-    MalformedText,
-    Timeout,
-    check_int64,
-    check_positive,
-    key_bytes,
-    key_text,
-    parse_uint63,
-    to_seconds,
-)
+from fscoord._arguments import MalformedText, check_int64, check_positive, key_text, parse_uint63
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
@@ -42,15 +32,20 @@ __all__ = [
     "Decoder",
     "MissingRanks",
     "UsedBeforeError",
-    "attempt",
     "check_rank",
     "describe_missing",
     "location_of",
 ]
 
 
-SHOWN_MAX = 16
-"""The most ranks that a message describes, as in torch."""
+MISSING_MAX = 16
+"""The most missing ranks that a message names, as in torch."""
+
+TRACE_TIMEOUT_S = 0.05
+"""The default trace timeout in seconds: how long after its deadline a call may still write its time-out token."""
+
+Decoder = Callable[[int], str]
+Event = tuple[int, bool]
 
 
 class MissingRanks(NamedTuple):
@@ -82,10 +77,14 @@ def describe_missing(store: Store, missing: Sequence[int]) -> MissingRanks:
     words = ""
     for name, ranks in (("dead", dead), ("late", late)):
         if ranks:
-            shown = [f"rank {rank} ({location_of(known.get(rank, []))})" for rank in ranks[:SHOWN_MAX]]
-            more = f" and {len(ranks) - SHOWN_MAX} more" if len(ranks) > SHOWN_MAX else ""
-            words += f"; {name}: {', '.join(shown)}{more}"
+            shown = [f"rank {rank} ({location_of(known.get(rank, []))})" for rank in ranks[:MISSING_MAX]]
+            words += f"; {name}: {', '.join(shown)}{_more(ranks)}"
     return MissingRanks(tuple(map(str, dead)), words)
+
+
+def _more(ranks: Sequence[int]) -> str:
+    """Return the words for those of `ranks` that a message does not name."""
+    return f" and {len(ranks) - MISSING_MAX} more" if len(ranks) > MISSING_MAX else ""
 
 
 def location_of(members: Sequence[Member]) -> str:
@@ -104,16 +103,6 @@ def location_of(members: Sequence[Member]) -> str:
 
 def _clock(what: str, when: float | None) -> str:
     return f"{what} {system.time.strftime('%H:%M:%S', system.time.gmtime(when))} UTC" if when else "dead"
-
-
-MISSING_MAX = 16
-"""How many missing ranks a time-out names, as in torch."""
-
-TRACE_TIMEOUT_S = 0.05
-"""The default trace timeout in seconds: how long after its deadline a call may still write its time-out token."""
-
-Decoder = Callable[[int], str]
-Event = tuple[int, bool]
 
 
 class UsedBeforeError(BarrierError):
@@ -151,9 +140,9 @@ class Attempt(NamedTuple):
     rank: int
     world_size: int
     timeout: float
-    trace_timeout: float
-    decoder: Decoder | None
     start: float
+    trace_timeout: float = TRACE_TIMEOUT_S
+    decoder: Decoder | None = None
 
     def waited(self) -> float:
         """Return how many seconds the call has taken so far."""
@@ -198,8 +187,7 @@ class Attempt(NamedTuple):
         )
 
     def _names(self, missing: list[int]) -> tuple[list[str], str]:
-        more = f" and {len(missing) - MISSING_MAX} more" if len(missing) > MISSING_MAX else ""
-        return [self._named(rank) for rank in missing[:MISSING_MAX]], more
+        return [self._named(rank) for rank in missing[:MISSING_MAX]], _more(missing)
 
     def data_prefix(self) -> bytes:
         """Return the prefix of the keys with the ranks' data.
@@ -230,22 +218,9 @@ class Attempt(NamedTuple):
             return f"{rank} (rank_tracing_decoder raised {error!r})"
 
 
-def attempt(
-    prefix: Key,
-    rank: int,
-    world_size: int,
-    timeout: Timeout,
-    trace_timeout: Timeout = TRACE_TIMEOUT_S,
-    decoder: Decoder | None = None,
-) -> Attempt:
-    """Check the arguments of a call that begins now, and return them as an `Attempt`."""
-    start = system.time.monotonic()
-    check_rank(rank, check_positive("world_size", world_size))
-    return Attempt(key_bytes(prefix), rank, world_size, to_seconds(timeout), to_seconds(trace_timeout), decoder, start)
-
-
 def check_rank(rank: int, world_size: int) -> None:
     """Raise `BarrierError` unless `rank` is between 0 and `world_size` - 1."""
+    check_positive("world_size", world_size)
     if not 0 <= check_int64("rank", rank) < world_size:
         raise BarrierError(f"rank {rank} is not one of {world_size}: ranks go from 0 to world_size - 1")
 
@@ -320,22 +295,15 @@ class Arrivals:
             self._store.set(self._complete, b"1")
         return len(_present(events)) == world_size
 
-    def wait(self) -> WaitSteps[list[int]]:
+    def wait(self) -> WaitSteps[None]:
         """Wait until all ranks have arrived."""
-        return self._wait_for_all(None, SlowWaitLogger(__name__, self._progress))
-
-    def _wait_for_all(self, needed: list[int] | None, slow_logger: SlowWaitLogger) -> WaitSteps[list[int]]:
-        """Wait until all ranks have arrived or some of the ranks `needed` are dead; return the dead ranks."""
-        dead: list[int] = yield WaitRequest(
-            KEYS, [self._complete], self._call.left(), ranks=needed, slow_logger=slow_logger
-        )
-        return dead
+        slow_logger = SlowWaitLogger(__name__, self._progress)
+        yield WaitRequest(KEYS, [self._complete], self._call.left(), slow_logger=slow_logger)
 
     def _progress(self) -> str:
         missing, size = self.missing(), self._call.world_size
-        more = f" and {len(missing) - MISSING_MAX} more" if len(missing) > MISSING_MAX else ""
         ranks = ", ".join(map(str, missing[:MISSING_MAX]))
-        came = f"{size - len(missing)} of {size} arrived, missing ranks {ranks}{more}"
+        came = f"{size - len(missing)} of {size} arrived, missing ranks {ranks}{_more(missing)}"
         return f"barrier {key_text(self._call.prefix)!r} on rank {self._call.rank} ({came})"
 
     def wait_alive(self) -> WaitSteps[None]:
@@ -371,7 +339,8 @@ class Arrivals:
                 if not backoff.pause():  # the verdict did not count: each time, an arrival preceded it
                     raise StoreTimeoutError("", keys=[key_text(self._complete)], waited=self._call.waited())
             else:
-                dead = yield from self._wait_for_all(missing, slow_logger)
+                left = self._call.left()
+                dead = yield WaitRequest(KEYS, [self._complete], left, ranks=missing, slow_logger=slow_logger)
                 is_complete = not dead
 
     def missing(self) -> list[int]:
@@ -382,21 +351,24 @@ class Arrivals:
         present = _present(events)
         return [rank for rank in range(self._call.world_size) if rank not in present]
 
-    def record_outcome(self, timed_out: bool, timeout: float) -> None:
-        """Append this rank's time-out token if `timed_out`; otherwise set ``complete``, because the last rank did not.
+    def record_time_out(self) -> list[int]:
+        """Record that this rank's wait has timed out, and return the ranks that have not arrived.
 
-        The call takes at most `timeout` seconds. It uses a clone of the store, because the timeout of a handle holds
-        for all threads that use the handle.
+        If a rank is missing, append this rank's time-out token. Otherwise set ``complete``, because the last rank did
+        not. The call takes no longer than `Attempt.trace_left`. It uses a clone of the store, because the timeout of a
+        handle holds for all threads that use the handle.
         """
+        missing = self.missing()
         try:
             with self._store.clone() as handle:
-                handle.set_timeout(timeout)
-                if timed_out:
+                handle.set_timeout(self._call.trace_left())
+                if missing:
                     handle.append(self._arrivals, b"-%d/%d " % (self._call.rank, self._call.world_size))
                 else:
                     handle.set(self._complete, b"1")
         except FscoordError:
             pass  # the caller raises its time-out anyway; without the token, a later call of this rank may be refused
+        return missing
 
     def refuse_if_finished(self, data_key: bytes) -> None:
         """Raise `UsedBeforeError` if this rank has passed before, or other ranks have passed without its data.

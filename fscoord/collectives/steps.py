@@ -11,7 +11,7 @@ from contextlib import suppress
 from fscoord._arguments import Key, Timeout, Value, check_positive, key_bytes, key_text, to_seconds, value_bytes
 from fscoord._runtime import system
 from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps
-from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, attempt, check_rank
+from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank
 from fscoord.errors import BarrierError, StoreTimeoutError
 from fscoord.store import Store
 
@@ -38,8 +38,10 @@ def barrier(
         to_seconds(trace_timeout)
         check_positive("world_size", world_size)
         return (yield from _anonymous_barrier(store, world_size, key_bytes(key_prefix), _limit(store, barrier_timeout)))
-    limit = _limit(store, barrier_timeout)
-    call = attempt(key_prefix, rank, world_size, limit, trace_timeout, rank_tracing_decoder)
+    limit, start = _limit(store, barrier_timeout), system.time.monotonic()
+    check_rank(rank, world_size)
+    prefix, trace_s = key_bytes(key_prefix), to_seconds(trace_timeout)
+    call = Attempt(prefix, rank, world_size, limit, start, trace_s, rank_tracing_decoder)
     arrivals = Arrivals(store, call.prefix, call)
     try:
         if fail_fast:
@@ -48,8 +50,7 @@ def barrier(
         else:
             yield from arrivals.arrive_and_wait()
     except StoreTimeoutError as error:
-        missing = arrivals.missing()
-        arrivals.record_outcome(bool(missing), call.trace_left())
+        missing = arrivals.record_time_out()
         if missing:
             mixed = store.check([call.prefix + b"/num_members"])
             hint = "; some callers gave no rank: either all do, or none" if mixed else ""
@@ -58,7 +59,7 @@ def barrier(
 
 def get_all(store: Store, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> WaitSteps[list[bytes]]:
     """Execute `fscoord.get_all`."""
-    call = attempt(prefix, rank, world_size, _limit(store, timeout))
+    call = _attempt(store, prefix, rank, world_size, timeout)
     return (yield from _collect(store, call, call.prefix, "get_all"))
 
 
@@ -66,7 +67,7 @@ def synchronize(
     store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
 ) -> WaitSteps[list[bytes]]:
     """Execute `fscoord.synchronize`."""
-    call, content = attempt(key_prefix, rank, world_size, _limit(store, timeout)), value_bytes(data)
+    call, content = _attempt(store, key_prefix, rank, world_size, timeout), value_bytes(data)
     prefix = call.data_prefix()
     own = prefix + b"%d" % rank
     Arrivals(store, prefix + b"/finished", call).refuse_if_finished(own)
@@ -79,7 +80,7 @@ def broadcast(
     store: Store, data: Value | None, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, source: int
 ) -> WaitSteps[bytes]:
     """Execute `fscoord.broadcast`."""
-    call = attempt(key_prefix, rank, world_size, _limit(store, timeout))
+    call = _attempt(store, key_prefix, rank, world_size, timeout)
     check_rank(source, world_size)
     key = call.prefix + b"/broadcast"
     if rank == source:
@@ -99,7 +100,7 @@ def gather(
     store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, target: int
 ) -> WaitSteps[list[bytes] | None]:
     """Execute `fscoord.gather`."""
-    call, content = attempt(key_prefix, rank, world_size, _limit(store, timeout)), value_bytes(data)
+    call, content = _attempt(store, key_prefix, rank, world_size, timeout), value_bytes(data)
     check_rank(target, world_size)
     prefix = call.data_prefix()
     end = prefix + b"/gathered"
@@ -111,6 +112,13 @@ def gather(
     values = yield from _read_all(store, call, prefix, "gather")
     store.set(end, b"1")
     return values
+
+
+def _attempt(store: Store, prefix: Key, rank: int, world_size: int, timeout: Timeout | None) -> Attempt:
+    """Check the arguments of a call that begins now, and return them as an `Attempt`."""
+    limit, start = _limit(store, timeout), system.time.monotonic()
+    check_rank(rank, world_size)
+    return Attempt(key_bytes(prefix), rank, world_size, limit, start)
 
 
 def _limit(store: Store, timeout: Timeout | None) -> float:
@@ -142,8 +150,7 @@ def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitSteps
         if not arrivals.arrive() and call.rank == 0:
             yield from arrivals.wait()
     except StoreTimeoutError as error:
-        missing = arrivals.missing()
-        arrivals.record_outcome(bool(missing), call.trace_left())
+        missing = arrivals.record_time_out()
         if missing:
             raise call.time_out(f"in {what}, waiting for the others to finish,", missing, error, store) from error
     return values

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fscoord import errors
 from fscoord._arguments import MalformedText, parse_uint63, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 from fscoord._waiting.timing import SlowWaitLogger
-from fscoord.errors import (
-    FscoordError,
-    RendezvousClosedError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-    StoreTimeoutError,
-)
-from fscoord.launch.worker import Console, Streams, WorkerExit, WorkerGroup
+from fscoord.launch.worker import Console, Streams, WorkerGroup
 from fscoord.rendezvous.base import RendezvousInfo
 from fscoord.rendezvous.handler import DynamicRendezvousHandler
 from fscoord.store import Store
@@ -66,11 +61,9 @@ class RoundStore:
         if self._directory and self._is_first:
             self._remove()
         if self._below is not None:
-            try:
-                if self._is_first:
+            if self._is_first:
+                with suppress(errors.FscoordError):  # the store is left, like a directory that can't be removed
                     self._below.erase()
-            except FscoordError:  # the store is left, like a directory that can't be removed
-                pass
             self._below.close()
 
     def _make(self) -> None:
@@ -85,12 +78,8 @@ class RoundStore:
             try:
                 system.os.chown(self._directory, -1, self._group)
             except OSError as error:
-                logger(__name__).warning(
-                    "%s can't have the group %d of the rendezvous's file (%s): other users' workers can't enter it",
-                    self._directory,
-                    self._group,
-                    error.strerror,
-                )
+                text = "%s can't have the group %d of the rendezvous's file (%s): other users' workers can't enter it"
+                logger(__name__).warning(text, self._directory, self._group, error.strerror)
         # Users who may read or write the file may enter the directory. Files in it inherit its group (the setgid bit).
         enter = (self._mode | self._mode >> 1 | self._mode >> 2) & 0o111
         system.os.chmod(self._directory, system.stat.S_ISGID | 0o700 | self._mode | enter)
@@ -196,16 +185,15 @@ class Agent:
         while True:
             try:
                 info = self._handler.next_rendezvous()
-            except RendezvousClosedError:
+            except errors.RendezvousClosedError:
                 failures = self._failures()
                 if len(failures) > self._job.max_restarts:
                     return Outcome(False, failures)
                 raise
             if self._round(info):
                 failures = self._failures()
-                is_success = len(failures) <= self._job.max_restarts
                 self._handler.shutdown()
-                return Outcome(is_success, failures)
+                return Outcome(len(failures) <= self._job.max_restarts, failures)
 
     def _round(self, info: RendezvousInfo) -> bool:
         """Run the workers once; return whether the job has ended."""
@@ -245,13 +233,13 @@ class Agent:
             try:
                 info.store.wait(keys, ROUND_CHECK_S)
                 values = info.store.multi_get(keys)
-            except StoreTimeoutError as error:
+            except errors.StoreTimeoutError as error:
                 if not self._handler.is_current():
                     return None
                 missing = ", ".join(key.rpartition("/")[2] for key in error.keys)
                 words = f"the number of workers of group rank {missing} in round {self._handler.round}"
                 if system.time.monotonic() >= end:
-                    raise RendezvousTimeoutError(
+                    raise errors.RendezvousTimeoutError(
                         f"{words} did not come within {limit:g} s, though these nodes have joined: look whether their"
                         " agents hang"
                     ) from error
@@ -290,7 +278,8 @@ class Agent:
         while True:
             end = workers.next_end(self._job.monitor_interval)
             if end is not None and end.status != 0:
-                self._view().compare_set(failed, "", json.dumps(self._failure(end)))
+                failure = {**end._asdict(), "host": self._handler.address, "round": self._handler.round}
+                self._view().compare_set(failed, "", json.dumps(failure))
             if not is_done and workers.running == 0 and not self._view().check([failed]):
                 info.store.set(f"done/{info.rank}", b"1")
                 is_done = True
@@ -303,9 +292,6 @@ class Agent:
             if not self._handler.is_current() or (not is_done and self._handler.num_nodes_waiting() > 0):
                 logger(__name__).info("round %s is over: nodes have come or gone", self._handler.round)
                 return False
-
-    def _failure(self, end: WorkerExit) -> dict[str, Any]:
-        return {**end._asdict(), "host": self._handler.address, "round": self._handler.round}
 
     def _failures(self) -> list[Failure]:
         view = self._view()
@@ -320,8 +306,8 @@ class Agent:
         return PrefixStore(f"fscoord.run.{self._handler.get_run_id()}.{self._handler.life}", self._store)
 
 
-def _foreign(what: str, error: Exception) -> RendezvousStateError:
-    return RendezvousStateError(
+def _foreign(what: str, error: Exception) -> errors.RendezvousStateError:
+    return errors.RendezvousStateError(
         f"the store holds something else in the place of a round's {what} ({type(error).__name__}: {error}): use"
         " another id, or another store"
     )

@@ -11,19 +11,14 @@ import json
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import IO, Final, NamedTuple
 
+from fscoord import errors
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 from fscoord._runtime.signals import forward_signals
-from fscoord.errors import (
-    FscoordError,
-    LimitExceededError,
-    LockLostError,
-    StaleRunError,
-    StoreClosedError,
-    StoreGoneError,
-)
 from fscoord.launch import warden
 
 __all__ = ["Ending", "run_held"]
@@ -45,7 +40,7 @@ _PIECE: Final = 1 << 16
 _ALL: Final = 1 << 62
 
 _INTERRUPTIONS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-_LOST = (LockLostError, StoreGoneError, StoreClosedError, StaleRunError)
+_LOST = (errors.LockLostError, errors.StoreGoneError, errors.StoreClosedError, errors.StaleRunError)
 
 
 class Ending(NamedTuple):
@@ -109,32 +104,25 @@ def run_held(
         return held.follow(check, grace, patience or 0.0)
 
 
+@dataclass
 class _HeldCommand:
     """One command, its warden, and the pipes to and from the warden."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        mode: str,
-        output_max: int | None,
-        stdin: IO[bytes] | None,
-    ) -> None:
-        self._command = list(command)
-        self._environment = dict(environment)
-        self._mode = mode
-        self._output_max = output_max
-        self._stdin = stdin
-        self._orders = -1
-        self._report: IO[bytes] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._passed: set[int] = set()
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    mode: str
+    output_max: int | None
+    stdin: IO[bytes] | None
+    _orders: int = -1
+    _report: IO[bytes] | None = None
+    _process: subprocess.Popen[bytes] | None = None
+    _passed: set[int] = field(default_factory=set)
 
     def __enter__(self) -> _HeldCommand:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._order(warden.KILL_ALL)  # after an error; otherwise no process is left
+        _order(self._orders, warden.KILL_ALL)  # after an error; otherwise no process is left
         system.close_quietly(self._orders)
         if self._report is not None:
             self._report.close()
@@ -151,11 +139,11 @@ class _HeldCommand:
         with forward_signals(self._pass_on, warden.PASSED):
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - the command is what the user wants to run
-                    [*warden.program(self._mode, theirs, report, patience), *self._command],
-                    env=self._environment,
+                    [*warden.program(self.mode, theirs, report, patience), *self.command],
+                    env=dict(self.environment),
                     pass_fds=[theirs, report],
-                    stdin=self._stdin,
-                    stdout=None if self._output_max is None else subprocess.PIPE,
+                    stdin=self.stdin,
+                    stdout=None if self.output_max is None else subprocess.PIPE,
                 )
             finally:
                 system.close_quietly(theirs, report)
@@ -163,30 +151,27 @@ class _HeldCommand:
                 output = self._read()
                 facts = self._facts()
         if watch.lost is None and "lost" in facts:
-            raise LockLostError(
+            raise errors.LockLostError(
                 f"no sign of life could be given for most of the {patience:g} s after which other processes may acquire"
                 " what this process held; the command was stopped"
             )
         if watch.lost is not None:
-            raise LockLostError(f"{watch.lost}; the command was stopped") from watch.lost
-        if self._output_max is not None and len(output) > self._output_max:
-            raise LimitExceededError(f"the command wrote over {self._output_max} bytes to standard output")
+            raise errors.LockLostError(f"{watch.lost}; the command was stopped") from watch.lost
+        if self.output_max is not None and len(output) > self.output_max:
+            raise errors.LimitExceededError(f"the command wrote over {self.output_max} bytes to standard output")
         return Ending(self._status(facts), frozenset(self._passed), output)
 
     def _pass_on(self, number: int) -> None:
         self._passed.add(number)
-        self._order(number)
-
-    def _order(self, number: int) -> None:
         _order(self._orders, number)
 
     def _read(self) -> bytes:
         """Return standard output, at most one byte more than is allowed. At that byte kill everything."""
-        if self._process is None or self._process.stdout is None or self._output_max is None:
+        if self._process is None or self._process.stdout is None or self.output_max is None:
             return b""
-        output = b"".join(_pieces(self._process.stdout, self._output_max + 1))
-        if len(output) > self._output_max:
-            self._order(warden.KILL_ALL)
+        output = b"".join(_pieces(self._process.stdout, self.output_max + 1))
+        if len(output) > self.output_max:
+            _order(self._orders, warden.KILL_ALL)
         return output
 
     def _facts(self) -> dict[str, object]:
@@ -199,7 +184,7 @@ class _HeldCommand:
 
     def _status(self, facts: dict[str, object]) -> int:
         if "error" in facts:
-            raise FscoordError(f"can't run {facts['error']}")
+            raise errors.FscoordError(f"can't run {facts['error']}")
         status = facts.get("status")
         if isinstance(status, int):
             return status
@@ -207,7 +192,7 @@ class _HeldCommand:
         status = self._process.wait()
         if "pid" not in facts and -status in self._passed:
             return status  # a signal for the whole group came before the warden had set its handlers
-        raise FscoordError(
+        raise errors.FscoordError(
             f"the child of process {self._process.pid} that watched over the command was killed, and the command with"
             " all that it had started"
         )
@@ -228,10 +213,8 @@ def _pieces(file: IO[bytes], most: int = _ALL) -> Iterator[bytes]:
 
 
 def _order(descriptor: int, number: int) -> None:
-    try:
+    with suppress(OSError):  # the warden has ended
         system.os.write(descriptor, bytes([number]))
-    except OSError:  # the warden has ended
-        pass
 
 
 class _HoldMonitor:
@@ -241,7 +224,7 @@ class _HoldMonitor:
     """
 
     def __init__(self, check: Callable[[], object], orders: int, grace: float, patience: float) -> None:
-        self.lost: FscoordError | None = None
+        self.lost: errors.FscoordError | None = None
         self._check = check
         self._orders = orders
         self._grace = grace
@@ -271,7 +254,7 @@ class _HoldMonitor:
                 self._check()
                 is_told = False
                 _order(self._orders, warden.ALIVE)
-            except FscoordError as error:
+            except errors.FscoordError as error:
                 if not is_told:
                     logger(__name__).warning("does the hold last? %s", error)
                 is_told = True
@@ -279,7 +262,7 @@ class _HoldMonitor:
                     self._end(error)
                     return
 
-    def _end(self, error: FscoordError) -> None:
+    def _end(self, error: errors.FscoordError) -> None:
         self.lost = error
         _order(self._orders, warden.EVERYBODY + signal.SIGTERM)
         if not self._over.wait(self._grace):

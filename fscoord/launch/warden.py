@@ -36,6 +36,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NoReturn
 
 __all__ = ["ALIVE", "ALONE", "EVERYBODY", "HELD", "KILL_ALL", "PASSED", "WORKER", "Watchdog", "main", "program"]
@@ -90,10 +91,8 @@ def _guard(child: int, not_ours: Iterable[int]) -> NoReturn:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):  # a reader of these pipes waits until the last process has closed them
             os.dup2(nowhere, descriptor)
-        try:
+        with suppress(PermissionError):  # the guard was started in a session of its own
             os.setsid()  # so that a SIGKILL of the warden's process group does not reach the guard
-        except PermissionError:  # the guard was started in a session of its own
-            pass
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status:
             _kill_children()
@@ -228,10 +227,9 @@ class _Warden:
         while True:
             ready, _, _ = select.select([self._orders, ends, self._guard], [], [], self._watchdog.left())
             orders = os.read(self._orders, 64) if self._orders in ready else None
-            try:  # after the orders: a signal to the whole group must be known before the order to forward it
+            with suppress(BlockingIOError):
+                # After the orders: a signal to the whole group must be known before the order to forward it.
                 self._had.update(os.read(ends, 4096))
-            except BlockingIOError:
-                pass
             self._reap()
             if self._is_empty or (self._status is not None and not self._awaits_rest):
                 return True
@@ -297,10 +295,8 @@ class _Warden:
             _send([self._leader], number)  # the leader is not in its own session yet
 
     def _report_facts(self, **facts: object) -> None:
-        try:
+        with suppress(OSError):  # the reader has gone
             os.write(self._report, json.dumps(facts).encode() + b"\n")
-        except OSError:  # the reader has gone
-            pass
 
 
 def _note(*_: object) -> None:
@@ -317,10 +313,8 @@ def _prctl() -> Prctl:
 
 def _send(pids: Iterable[int], number: int) -> None:
     for pid in pids:
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
 
 
 def _children(task: str) -> list[int]:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, NamedTuple
 
@@ -162,19 +163,15 @@ class _Worker:
     def order(self, number: int) -> None:
         """Send a signal to the worker's process group."""
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
-            try:
+            with suppress(OSError):  # it has ended
                 self._process.stdin.write(bytes([number]))
                 self._process.stdin.flush()
-            except OSError:  # it has ended
-                pass
 
     def kill(self) -> None:
         """Make the warden kill the worker and all its descendants."""
         if self._process is not None and self._process.stdin is not None:
-            try:
+            with suppress(OSError):  # an order was still in the pipe of a warden that has ended
                 self._process.stdin.close()
-            except OSError:  # an order was still in the pipe of a warden that has ended
-                pass
 
     def close(self) -> None:
         """Wait for the end of the warden and the threads, with a limit: the kernel may block a killed process."""
@@ -182,12 +179,8 @@ class _Worker:
             try:
                 self._process.wait(KILL_S)
             except subprocess.TimeoutExpired:
-                logger(__name__).warning(
-                    "rank %d was killed %g s ago and is blocked in the kernel: inspect the children of process %d",
-                    self._rank,
-                    KILL_S,
-                    self._process.pid,
-                )
+                text = "rank %d was killed %g s ago and is blocked in the kernel: inspect the children of process %d"
+                logger(__name__).warning(text, self._rank, KILL_S, self._process.pid)
         for thread in self._threads:
             thread.join(OUTPUT_END_S)
         if self._report is not None and not self._threads:

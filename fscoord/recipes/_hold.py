@@ -1,11 +1,9 @@
-"""`Holder`: the common part of the recipes that are acquired and released, while other contenders wait in line."""
+"""`Exclusive`: the common part of the recipes that are acquired and released, while other contenders wait in line."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
 from fscoord._arguments import Key, Timeout, to_seconds
@@ -16,10 +14,10 @@ from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import HERE, await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._lease import LeaseRenewer
-from fscoord.recipes._line import Line
+from fscoord.recipes._line import Line, Policy
 from fscoord.store import Store, run_blocking
 
-__all__ = ["Contender", "Exclusive", "HeldEntry", "Holder"]
+__all__ = ["Contender", "Exclusive", "HeldEntry"]
 
 HeldEntry = tuple[int, Entry, "LeaseRenewer | None"]
 """One hold: the `system.process_epoch` of the process that acquired it, its entry, and its lease's renewer, if any."""
@@ -41,22 +39,18 @@ class Contender(NamedTuple):
     token: int
 
 
-class Holder:
+class Exclusive:
     """A resource that `policy` grants to the first contenders in line, while the others wait in the order of arrival.
 
-    Threads may share an object. In a forked child the object holds nothing.
+    Threads may share an object. In a forked child the object holds nothing. It is also a context manager.
     """
 
+    _mode = "x"
     _what = "the hold on"
     _whose = "process"
 
     def __init__(
-        self,
-        store: Store,
-        name: Key,
-        policy: Callable[[list[Entry]], int],
-        timeout: Timeout | None = None,
-        ttl: Timeout | None = None,
+        self, store: Store, name: Key, policy: Policy, timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
         self._store = store
         self._ttl = 0.0 if ttl is None else to_seconds(ttl)
@@ -79,24 +73,24 @@ class Holder:
         """Return the contenders that wait and are not known dead, in the order of their requests."""
         return [_shown(entry) for entry in self._line.living() if not entry.token]
 
-    def _acquire(self, mode: str, blocking: bool, timeout: Timeout | None, got: list[str]) -> bool:
+    def _acquire(self, blocking: bool, timeout: Timeout | None, got: list[str]) -> bool:
         """Carry out `_acquire_steps` in this thread."""
-        return run_blocking(self._store, self._acquire_steps(mode, blocking, timeout, got))
+        return run_blocking(self._store, self._acquire_steps(blocking, timeout, got))
 
-    def _acquire_steps(self, mode: str, blocking: bool, timeout: Timeout | None, got: list[str]) -> WaitSteps[bool]:
+    def _acquire_steps(self, blocking: bool, timeout: Timeout | None, got: list[str]) -> WaitSteps[bool]:
         """Acquire, with the arguments of `threading`. `got` receives the entry's id first, so that `_undo` finds it."""
         limit = self._limit(blocking, timeout)
         name = self._line.new_id()
         got.append(name)
-        served = self._line.take_free(name, mode)
+        served = self._line.take_free(name, self._mode)
         if served is None:
-            served = yield from self._standing_in_line(name, mode, blocking, limit)
+            served = yield from self._standing_in_line(name, blocking, limit)
         return self._keep(served)
 
-    def _standing_in_line(self, name: str, mode: str, blocking: bool, limit: float) -> WaitSteps[Entry | None]:
+    def _standing_in_line(self, name: str, blocking: bool, limit: float) -> WaitSteps[Entry | None]:
         """Enter the line as `name`. Return the entry when it is served, or None if it was not served in time."""
         end = system.time.monotonic() + limit
-        entry = self._line.join(name, mode, only_if_served=not blocking, limit=limit)
+        entry = self._line.join(name, self._mode, only_if_served=not blocking, limit=limit)
         if entry is None or entry.token:
             return entry
         return (yield from self._line.await_turn(entry, max(0.0, end - system.time.monotonic())))
@@ -105,7 +99,7 @@ class Holder:
         """Record the hold of the entry `served` and return True, or return False if `served` is None."""
         if served is None:
             return False
-        renewal = LeaseRenewer(self._line, served) if self._ttl else None
+        renewal = LeaseRenewer(self.name, self._line.renew, served) if self._ttl else None
         self._held.append((system.process_epoch(), served, renewal))
         if renewal is not None:
             renewal.start()
@@ -149,10 +143,10 @@ class Holder:
         """Return how many seconds a ``with`` waits."""
         return to_seconds(self._store.timeout) if self._timeout is None else self._timeout
 
-    def _enter(self, mode: str, got: list[str]) -> None:
+    def _enter(self, got: list[str]) -> None:
         """Acquire within the time of a ``with``, or raise `StoreTimeoutError`."""
         limit = self._patience()
-        if not self._acquire(mode, True, limit, got):
+        if not self._acquire(True, limit, got):
             raise self._line.timed_out(self._what, limit)
 
     def _release(self, gone: list[HeldEntry | str], here: object) -> bool:  # noqa: ARG002 - see `RLock`
@@ -199,19 +193,6 @@ class Holder:
             self._held.clear()  # this is a forked child: the parent has them
         return self._held[-1][1] if self._held else None
 
-    def _check(self) -> None:
-        entry = self._current()
-        if entry is None:
-            raise LockLostError(self._not_held())
-        if not self._line.still_holds(entry):
-            raise self._line.lost(entry)
-
-
-class Exclusive(Holder):
-    """A `Holder` with one mode of acquisition; also a context manager."""
-
-    _mode = "x"
-
     def acquire(self, blocking: bool = True, timeout: Timeout | None = -1) -> bool:
         """Acquire, as `threading.Lock.acquire` does, and return whether this succeeded.
 
@@ -229,7 +210,7 @@ class Exclusive(Holder):
         got: list[str] = []
         over: list[object] = []
         try:
-            return self._acquire(self._mode, blocking, timeout, got)
+            return self._acquire(blocking, timeout, got)
         except BaseException:  # `_cleanup` explains each of these lines
             try:
                 self._undo(got)
@@ -270,7 +251,11 @@ class Exclusive(Holder):
         Raises:
             LockLostError: it was lost, or this object holds nothing.
         """
-        self._check()
+        entry = self._current()
+        if entry is None:
+            raise LockLostError(self._not_held())
+        if not self._line.still_holds(entry):
+            raise self._line.lost(entry)
 
     @property
     def token(self) -> int:
@@ -291,7 +276,7 @@ class Exclusive(Holder):
         got: list[str] = []
         over: list[object] = []
         try:
-            self._enter(self._mode, got)
+            self._enter(got)
             return self
         except BaseException:
             try:
@@ -302,12 +287,7 @@ class Exclusive(Holder):
                 raise
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         gone: list[HeldEntry | str] = []
         over: list[object] = []
         here = HERE.__dict__

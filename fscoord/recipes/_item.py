@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from types import TracebackType
 from typing import NamedTuple, NoReturn
 
 from fscoord._arguments import MalformedText, key_bytes, key_text, parse_uint63, words_in
@@ -187,12 +186,7 @@ class Item:
     def __enter__(self) -> Item:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         over: list[object] = []
         try:
             if self._is_over:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
@@ -19,27 +19,25 @@ CHECKS_PER_TTL: Final = 8
 """How often a waiter reads the entry in that time."""
 
 
-class Renewable(Protocol):
-    """The part of a `Line` that a `LeaseRenewer` calls."""
-
-    name: str
-
-    def renew(self, name: str) -> bool:
-        """Change the lease of entry `name`; return whether the entry is still served."""
-
-
 class LeaseRenewer:
-    """A thread that renews `entry` until `end` is called, or another process has removed the entry from `line`."""
+    """A thread that renews `entry` until `end` is called, or another process has removed the entry from the line.
 
-    def __init__(self, line: Renewable, entry: Entry) -> None:
+    Args:
+        line: the name of the line.
+        renew: changes the lease of the entry with an id; returns whether the entry is still served.
+        entry: the entry.
+    """
+
+    def __init__(self, line: str, renew: Callable[[str], bool], entry: Entry) -> None:
         self._line = line
+        self._renew = renew
         self._entry = entry
         self._is_over = False
         self._wakeup = system.AutoResetEvent()
 
     def start(self) -> None:
         """Start the thread, which renews the entry first after a quarter of its lease."""
-        system.start_thread(f"fscoord {self._line.name}", self._run)
+        system.start_thread(f"fscoord {self._line}", self._run)
 
     def end(self) -> None:
         """Stop renewing."""
@@ -51,17 +49,14 @@ class LeaseRenewer:
         while not (lost or self._ended()):
             self._wakeup.wait(self._entry.lease_s / RENEWALS_PER_TTL)
             try:
-                lost = not self._ended() and not self._line.renew(self._entry.id)
+                lost = not self._ended() and not self._renew(self._entry.id)
             except (StoreClosedError, StoreGoneError):
                 return
             except FscoordError as error:
-                logger(__name__).warning("could not renew the lease of %r: %s", self._line.name, str(error))
+                logger(__name__).warning("could not renew the lease of %r: %s", self._line, str(error))
         if not self._ended():
-            logger(__name__).warning(
-                "%r is not held any more: its lease was not renewed for %g s, or another process removed the holder",
-                self._line.name,
-                self._entry.lease_s,
-            )
+            text = "%r is not held any more: its lease was not renewed for %g s, or another process removed the holder"
+            logger(__name__).warning(text, self._line, self._entry.lease_s)
 
     def _ended(self) -> bool:
         return self._is_over

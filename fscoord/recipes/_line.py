@@ -43,7 +43,7 @@ from fscoord.recipes._keys import Refusals, RefusedError, foreign_value_error
 from fscoord.recipes._lease import LeaseMonitor, check_interval
 from fscoord.store import Store
 
-__all__ = ["Entry", "Line", "force_release", "not_acquired"]
+__all__ = ["Entry", "Line", "Policy", "force_release", "not_acquired", "one", "readers_or_writer"]
 
 
 SLOW_LOOK_S: Final = 1.0
@@ -56,6 +56,16 @@ _entry = tuple.__new__  # makes an `Entry` in half of the time that its own cons
 
 Policy = Callable[[list["Entry"]], int]
 """Returns how many of the first of these entries are served at once. A single entry is always served."""
+
+
+def one(entries: list[Entry]) -> int:
+    """Serve the first entry: the `Policy` of a lock."""
+    return min(1, len(entries))
+
+
+def readers_or_writer(entries: list[Entry]) -> int:
+    """Serve the readers at the head of the line, or else the first entry: the `Policy` of a lock with two sides."""
+    return sum(1 for _ in takewhile(lambda entry: entry.mode == "r", entries)) or one(entries)
 
 
 class Line:
@@ -375,7 +385,7 @@ class Line:
 
     def _dead(self, each: Iterable[Entry | WakeUp]) -> set[int]:
         """Return the sessions in `each` that are known dead."""
-        return set(self._store.dead_sessions({one.session for one in each} - {0}))
+        return set(self._store.dead_sessions({other.session for other in each} - {0}))
 
     def _read(self) -> bytes:
         return self._store.get(self._key) if self._store.check([self._key]) else b""
@@ -420,8 +430,7 @@ def force_release(store: Store, name: Key, token: int) -> bool:
     check_positive("token", token)
     line = Line(store, name, _admitted)
     held = [entry for entry in line.entries() if entry.token == token]
-    entry = held[0] if held else None
-    return entry is not None and line.leave(entry.id)
+    return bool(held) and line.leave(held[0].id)
 
 
 def _admitted(entries: list[Entry]) -> int:
@@ -429,5 +438,4 @@ def _admitted(entries: list[Entry]) -> int:
     mode = entries[0].mode if entries else ""
     if mode.isdigit():  # a semaphore's value
         return min(int(mode), len(entries))
-    readers = sum(1 for _ in takewhile(lambda entry: entry.mode == "r", entries))
-    return readers or min(1, len(entries))
+    return readers_or_writer(entries)

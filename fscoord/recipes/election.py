@@ -15,6 +15,7 @@ from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
 from fscoord.recipes._keys import get_or_none
+from fscoord.recipes._line import one
 from fscoord.store import Store, run_blocking
 
 __all__ = ["Election", "Leader"]
@@ -54,16 +55,11 @@ class Election(Exclusive):
     _what = "the office"
 
     def __init__(
-        self,
-        store: Store,
-        name: Key,
-        data: Value = b"",
-        timeout: Timeout | None = None,
-        ttl: Timeout | None = None,
+        self, store: Store, name: Key, data: Value = b"", timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
         self._data = value_bytes(data)
         self._terms = key_bytes(name) + b"/term/"
-        super().__init__(store, name, _one, timeout, ttl)
+        super().__init__(store, name, one, timeout, ttl)
 
     def campaign(self, timeout: Timeout | None = math.inf) -> bool:
         """Wait in line until this candidate leads, and return whether it does.
@@ -174,7 +170,3 @@ class Election(Exclusive):
 
     def _term_key(self, term: int) -> bytes:
         return self._terms + b"%d" % term
-
-
-def _one(entries: list[Entry]) -> int:
-    return min(1, len(entries))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from types import TracebackType
 from typing import Final
 
 from fscoord._arguments import Key, Timeout, check_positive, key_bytes, key_text, to_seconds
@@ -143,17 +142,10 @@ class DoubleBarrier:
         self.enter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
             self.leave()
 
     def _meeting(self, end: bytes, timeout: Timeout | None) -> WaitSteps[None]:
-        own = self._store.timeout if self._timeout is None else self._timeout
-        limit = own if timeout is None else timeout
-        size, fails = self._world_size, self._fail_fast
-        return barrier(self._store, size, self._name + end, limit, self._rank, fail_fast=fails)
+        limit = self._timeout if timeout is None else timeout
+        return barrier(self._store, self._world_size, self._name + end, limit, self._rank, fail_fast=self._fail_fast)

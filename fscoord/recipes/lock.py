@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
 from typing import Final
 
 from fscoord._arguments import (
@@ -26,6 +25,7 @@ from fscoord.recipes._cleanup import HERE
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Contender, Exclusive, HeldEntry
 from fscoord.recipes._keys import Refusals, foreign_value_error
+from fscoord.recipes._line import one, readers_or_writer
 from fscoord.store import Store
 
 __all__ = ["Fenced", "Lock", "RLock", "ReadWriteLock", "Semaphore"]
@@ -58,7 +58,7 @@ class Lock(Exclusive):
     _what = "the lock"
 
     def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
-        super().__init__(store, name, _one, timeout, ttl)
+        super().__init__(store, name, one, timeout, ttl)
 
     def locked(self) -> bool:
         """Return whether any process or thread holds the lock."""
@@ -79,9 +79,9 @@ class RLock(Lock):
         self._levels: list[str] = []  # the entry that holds the lock, and one id for each further acquisition
         self._owner: tuple[int, object] | None = None
 
-    def _acquire(self, mode: str, blocking: bool, timeout: Timeout | None, got: list[str]) -> bool:
+    def _acquire(self, blocking: bool, timeout: Timeout | None, got: list[str]) -> bool:
         if not self._is_owned_by(HERE.__dict__):
-            return super()._acquire(mode, blocking, timeout, got)
+            return super()._acquire(blocking, timeout, got)
         name = self._line.new_id()
         got.append(name)
         self._levels.append(name)
@@ -115,10 +115,6 @@ class RLock(Lock):
             return super()._release(gone, here)
         gone.extend(map(_POP, (self._levels,)))
         return True
-
-
-def _one(entries: list[Entry]) -> int:
-    return min(1, len(entries))
 
 
 class Semaphore(Exclusive):
@@ -165,7 +161,7 @@ class Side(Exclusive):
     ) -> None:
         self._mode = mode
         self._what = what
-        super().__init__(store, name, _admits, timeout, ttl)
+        super().__init__(store, name, readers_or_writer, timeout, ttl)
 
 
 class ReadWriteLock:
@@ -197,11 +193,6 @@ class ReadWriteLock:
     def waiters(self) -> list[Contender]:
         """Return the contenders that wait for either side, in the order of their requests."""
         return self.reader.waiters()
-
-
-def _admits(entries: list[Entry]) -> int:
-    readers = sum(1 for _ in takewhile(lambda entry: entry.mode == "r", entries))
-    return readers or min(1, len(entries))
 
 
 class Fenced:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
 from fscoord._arguments import (
@@ -220,12 +219,7 @@ class Membership:
                 raise
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         over: list[object] = []
         try:
             self._leave()
@@ -247,7 +241,8 @@ class Membership:
         key = self._members + b"%016x" % add_checked(self._store, self._name + b"/joined")
         made.append(key)
         self._joined = system.os.getpid(), key
-        self._write(key)
+        self._store.set(key, self._text(self._data))
+        self._tell()
 
     def _unjoin(self, made: list[bytes]) -> None:
         """Undo `_join`. It may be called twice, and the first call may be interrupted."""
@@ -277,10 +272,6 @@ class Membership:
         if self._joined and self._joined[0] != system.os.getpid():
             self._joined = None  # this is a forked child: the parent is in the group
         return self._joined[1] if self._joined else None
-
-    def _write(self, key: bytes) -> None:
-        self._store.set(key, self._text(self._data))
-        self._tell()
 
     def _text(self, data: bytes) -> bytes:
         return f"{self._store.register()} {system.process_name()}\n".encode() + data

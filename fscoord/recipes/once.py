@@ -92,7 +92,7 @@ def _do_under_lock(lock: OnceLock, store: Store, key: bytes, work: Work) -> None
     got: list[str] = []
     over: list[object] = []
     try:
-        lock._enter(lock._mode, got)
+        lock._enter(got)
         if not store.check([key]):
             _do(store, key, work)
         lock.release()

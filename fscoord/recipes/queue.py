@@ -231,8 +231,8 @@ class Queue:
             return False
         items, claims = self._items.order_keys()
         taken = self._items.claims(claims)
-        dead = set(self._store.dead_sessions({claim.session for claim in taken.values()} - {0}))
-        of_dead = {order_key: claim.text for order_key, claim in taken.items() if claim.session in dead}
+        living = self._living(taken)
+        of_dead = {order_key: claim.text for order_key, claim in taken.items() if order_key not in living}
         for order_key in of_dead.keys() - items:  # its consumer died between the two steps of `Items.remove`
             self._store.delete_key(self._items.claim_key(order_key))
         free = items.difference(taken).union(of_dead.keys() & items)

@@ -19,18 +19,12 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
+from fscoord import errors
 from fscoord._arguments import to_seconds
 from fscoord._runtime import system
 from fscoord._waiting.timing import Backoff
-from fscoord.errors import (
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-    StoreTimeoutError,
-)
 from fscoord.rendezvous.state import State
 from fscoord.store import Store
 
@@ -42,9 +36,6 @@ __all__ = [
     "Token",
     "store_errors_as_rendezvous",
 ]
-
-
-T = TypeVar("T")
 
 Token = Any
 """Identifies one write of the state. Only the backend that returned it can interpret it."""
@@ -105,7 +96,8 @@ class C10dRendezvousBackend(RendezvousBackend):
         self._store = store
         self._key = "torch.rendezvous." + run_id
         # `get` waits for a missing key. So the key gets a value at once, which stands for "no state".
-        self._call(store.compare_set, self._key, "", self._NULL_SENTINEL)
+        with store_errors_as_rendezvous():
+            store.compare_set(self._key, "", self._NULL_SENTINEL)
 
     @property
     def name(self) -> str:
@@ -114,9 +106,10 @@ class C10dRendezvousBackend(RendezvousBackend):
 
     def get_state(self) -> tuple[bytes, Token] | None:
         """Return the state and its token, or None if there is no state yet."""
-        if not self._call(self._store.check, [self._key]):  # `get` would wait for a key that no node writes any more
-            raise self._removed()
-        return self._decode(self._call(self._store.get, self._key))
+        with store_errors_as_rendezvous():
+            if not self._store.check([self._key]):  # `get` would wait for a key that no node writes any more
+                raise self._removed()
+            return self._decode(self._store.get(self._key))
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """Write `state` if the present state is that of `token`; without a token, if there is no state yet.
@@ -131,18 +124,12 @@ class C10dRendezvousBackend(RendezvousBackend):
             current = self.get_state()
             return None if current is None else (*current, False)
         written = b64encode(state) + _nonce()
-        found = self._call(self._store.compare_set, self._key, expected, written)
+        with store_errors_as_rendezvous():
+            found = self._store.compare_set(self._key, expected, written)
         if found == expected:  # a store returns the expected value if the key is missing
             raise self._removed()
         decoded = self._decode(found)
         return None if decoded is None else (*decoded, found == written)
-
-    def _call(self, operation: Callable[..., T], *arguments: Any) -> T:
-        try:
-            return operation(*arguments)
-        # FscoordError is a RuntimeError. The stores of c10d also raise LookupError and ValueError.
-        except (RuntimeError, OSError, LookupError, ValueError) as error:
-            raise RendezvousConnectionError(f"the store of the rendezvous failed: {error}") from error
 
     def _decode(self, found: bytes) -> tuple[bytes, Token] | None:
         if found == self._NULL_SENTINEL.encode():
@@ -156,14 +143,14 @@ class C10dRendezvousBackend(RendezvousBackend):
             raise self._damaged("it is not what an encoder writes")
         return state, found
 
-    def _removed(self) -> RendezvousStateError:
-        return RendezvousStateError(
+    def _removed(self) -> errors.RendezvousStateError:
+        return errors.RendezvousStateError(
             f"the key {self._key!r}, which holds the state of the rendezvous, has been removed from the store: end all"
             " nodes of this rendezvous, and start them with another id or another store"
         )
 
-    def _damaged(self, reason: str) -> RendezvousStateError:
-        return RendezvousStateError(
+    def _damaged(self, reason: str) -> errors.RendezvousStateError:
+        return errors.RendezvousStateError(
             f"the key {self._key!r} holds no state of a rendezvous ({reason}):"
             " something else wrote it, so use another id or another store"
         )
@@ -206,7 +193,7 @@ class SharedState:
             self._has_been_there = True
             return State.decode(found[0]), found[1]
         if self._has_been_there:
-            raise RendezvousStateError(
+            raise errors.RendezvousStateError(
                 f"the state of the rendezvous has been removed from the backend {self._backend.name!r}: end all nodes"
                 " of this rendezvous, and start them with another id or another store"
             )
@@ -247,7 +234,7 @@ class SharedState:
             if is_written:
                 return state
             if not backoff.pause():
-                raise RendezvousTimeoutError(
+                raise errors.RendezvousTimeoutError(
                     f"the state of the rendezvous could not be changed within {backoff.waited():.3g} s: the backend"
                     f" {self._backend.name!r} refused each of {backoff.tries} writes; look at what the other nodes do"
                 )
@@ -258,8 +245,8 @@ class SharedState:
         try:
             with store_errors_as_rendezvous():
                 self._store.wait([f"changed/{state.sequence + 1}"], timeout)
-        except RendezvousConnectionError as error:
-            if not isinstance(error.__cause__, StoreTimeoutError):
+        except errors.RendezvousConnectionError as error:
+            if not isinstance(error.__cause__, errors.StoreTimeoutError):
                 raise
 
     def _ring(self, sequence: int) -> None:
@@ -274,7 +261,8 @@ def store_errors_as_rendezvous() -> Iterator[None]:
     """Turn the errors of a store into `~fscoord.RendezvousConnectionError`."""
     try:
         yield
-    except RendezvousError:  # it already has the right type
+    except errors.RendezvousError:  # it already has the right type
         raise
+    # FscoordError is a RuntimeError. The stores of c10d also raise LookupError and ValueError.
     except (RuntimeError, OSError, LookupError, ValueError) as error:
-        raise RendezvousConnectionError(f"the store of the rendezvous failed: {error}") from error
+        raise errors.RendezvousConnectionError(f"the store of the rendezvous failed: {error}") from error

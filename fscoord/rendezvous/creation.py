@@ -66,8 +66,7 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     except Exception as error:
         if store is not None:
             store.close()
-        message = f"{type(error).__name__}: {error}"
-        construct_and_record_rdzv_event(params.run_id, message, NodeState.FAILED)
+        construct_and_record_rdzv_event(params.run_id, f"{type(error).__name__}: {error}", NodeState.FAILED)
         raise
 
 
@@ -102,8 +101,7 @@ def _store_type(params: RendezvousParameters) -> str:
 
 
 def _endpoint(params: RendezvousParameters) -> str:
-    endpoint = params.endpoint
-    return str(system.os.fspath(endpoint or "")).strip()
+    return str(system.os.fspath(params.endpoint or "")).strip()
 
 
 def _read_timeout(params: RendezvousParameters) -> int:
@@ -158,12 +156,11 @@ def _open_temporary(params: RendezvousParameters, timeout: int) -> Store:
     message = f"Process {system.os.getpid()} hosts the rendezvous in the temporary file {store.path}"
     construct_and_record_rdzv_event(params.run_id, message, NodeState.INIT)
     if params.min_nodes > 1:
-        logger(__name__).warning(
+        text = (
             "rendezvous %r has no endpoint, so that other nodes can find it only if they are told of %s;"
-            " pass a path that all of them can reach",
-            params.run_id,
-            store.path,
+            " pass a path that all of them can reach"
         )
+        logger(__name__).warning(text, params.run_id, store.path)
     return store
 
 

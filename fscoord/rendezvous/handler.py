@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
-from fscoord._arguments import Timeout, to_seconds
+from fscoord._arguments import Timeout, to_seconds, to_timedelta
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._runtime.logging import logger
@@ -95,14 +95,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         keep_alive_max_attempt: int = 3,
     ) -> DynamicRendezvousHandler:
         """Return a handler. The arguments are torch's; `RendezvousSettings` describes them."""
-        settings = RendezvousSettings(
-            run_id,
-            min_nodes,
-            max_nodes,
-            timeout or RendezvousTimeout(),
-            keep_alive_interval,  # type: ignore[arg-type]  # it becomes a timedelta there
-            keep_alive_max_attempt,
-        )
+        limits, interval = timeout or RendezvousTimeout(), to_timedelta(to_seconds(keep_alive_interval))
+        settings = RendezvousSettings(run_id, min_nodes, max_nodes, limits, interval, keep_alive_max_attempt)
         return cls(settings, backend, store, local_addr)
 
     @property
@@ -167,7 +161,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         if self._is_shut_down:
             return True
         state, _ = self._shared.read()
-        return state.closed or self._life not in (None, state.life)
+        return state.closed or not self._is_mine(state)
 
     def set_closed(self) -> None:
         """Close the rendezvous: no node gets a further round of it."""
@@ -352,9 +346,9 @@ class RoundDeadlines:
     def observe(self, state: State) -> tuple[bool, bool]:
         """Return whether the last call is over, and whether the time for which places are reserved is over."""
         now = system.time.monotonic()
-        is_forming = not state.complete
-        self._forming = _mark(self._forming, state.round, now, is_forming)
-        self._enough = _mark(self._enough, state.round, now, is_forming and self._has_enough(state))
+        has_enough = len(state.participants) >= self._limits.min_nodes
+        self._forming = _mark(self._forming, state.round, now, not state.complete)
+        self._enough = _mark(self._enough, state.round, now, not state.complete and has_enough)
         return self._is_past(self._enough, now), self._is_past(self._forming, now)
 
     def is_over(self, state: State, node: str) -> bool:
@@ -370,9 +364,6 @@ class RoundDeadlines:
         marks = [mark[1] + self._last_call for mark in (self._forming, self._enough) if mark is not None]
         ends = [end - now for end in (*marks, self._deadline) if end > now]
         return max(0.0, min([POLL_INTERVAL_S, *ends]))
-
-    def _has_enough(self, state: State) -> bool:
-        return len(state.participants) >= self._limits.min_nodes
 
     def _is_past(self, mark: tuple[int, float] | None, now: float) -> bool:
         return mark is not None and now >= mark[1] + self._last_call

@@ -95,10 +95,9 @@ class KeepAliveThread:
         with self._mutex:
             self._observe_members(state)
             unknown = state.present - self._detector.alive - {self.node}
-            if not self._has_sessions or not unknown:
-                return self._detector.alive, frozenset()
             now = system.time.monotonic()
-            if unknown <= self._asked and now < self._asked_at + POLL_INTERVAL_S:
+            was_asked = unknown <= self._asked and now < self._asked_at + POLL_INTERVAL_S
+            if not self._has_sessions or not unknown or was_asked:
                 return self._detector.alive, frozenset()
             self._asked, self._asked_at = unknown, now
             dead = self._ask(state.present)

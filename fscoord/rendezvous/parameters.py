@@ -91,8 +91,7 @@ class RendezvousParameters:
             raise ValueError(f"the rendezvous option {key}={value!r} is no integer") from error
 
     def __repr__(self) -> str:
-        names = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr", "config")
-        return f"RendezvousParameters({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+        return f"RendezvousParameters({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
 def parse_rendezvous_config(text: str) -> dict[str, str]:

@@ -160,9 +160,8 @@ def evict(state: State, gone: Iterable[Node]) -> State:
     if not state.complete:
         return replace(state, participants=_minus(state.participants, lost))
     if state.closed:  # a late reader still gets its rank from its place among the participants
-        return replace(
-            state, left=state.left + tuple(n for n in state.participants if n in lost and n not in state.left)
-        )
+        leaving = (node for node in state.participants if node in lost and node not in state.left)
+        return replace(state, left=(*state.left, *leaving))
     return _broken(state, lost) if lost.intersection(state.participants) else state
 
 
@@ -203,16 +202,13 @@ def _write_or(verdict: Verdict, old: State, new: State) -> Decision:
 def _join(state: State, me: Node, limits: Limits, observed: Observed) -> State:
     if me in state.participants:
         return state
+    former = _minus(state.former, {me})
     if not state.complete and _has_place(state, me, limits, observed):
-        return replace(
-            state,
-            participants=(*state.participants, me),
-            former=_minus(state.former, {me}),
-            waiting=_minus(state.waiting, {me}),
-        )
+        participants = (*state.participants, me)
+        return replace(state, participants=participants, former=former, waiting=_minus(state.waiting, {me}))
     if me in state.waiting:
         return state
-    return replace(state, former=_minus(state.former, {me}), waiting=(*state.waiting, me))
+    return replace(state, former=former, waiting=(*state.waiting, me))
 
 
 def _has_place(state: State, me: Node, limits: Limits, observed: Observed) -> bool:
