@@ -210,12 +210,7 @@ def _run_once(store: Store, name: bytes, command: list[str], options: dict[str, 
 
     log.info("runs the command of %r for all", turn.name)
     ending = run_held(
-        command,
-        environment(token),
-        check,
-        grace=options["grace"],
-        leaves_rest=options["close"],
-        output_max=OUTPUT_MAX,
+        command, environment(token), check, grace=options["grace"], leaves_rest=options["close"], output_max=OUTPUT_MAX
     )
     if ending.status and ending.interruption:
         raise KeyboardInterrupt if ending.interruption == signal.SIGINT else Terminated(ending.interruption)

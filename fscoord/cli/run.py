@@ -53,10 +53,7 @@ def _config(ctx: click.Context, param: click.Parameter, text: str) -> dict[str, 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option(
-    "--nnodes",
-    metavar="MIN[:MAX]",
-    callback=_nodes,
-    help="How many nodes. [default: those of the Slurm step, else 1]",
+    "--nnodes", metavar="MIN[:MAX]", callback=_nodes, help="How many nodes. [default: those of the Slurm step, else 1]"
 )
 @click.option("--nproc-per-node", type=click.IntRange(min=1), default=1, show_default=True, help="Workers on each.")
 @click.option(

@@ -6,14 +6,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from fscoord._arguments import (
-    Key,
-    Timeout,
-    Value,
-    key_bytes,
-    key_text,
-    keys_bytes,
-)
+from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, keys_bytes
 from fscoord._waiting.wait import Wait, WaitBackend, WaitRequest
 from fscoord.errors import StoreClosedError
 from fscoord.store import Member, Store, new_wait, notifier_for, typical_call_s, wait_for_change

@@ -33,11 +33,7 @@ from fscoord._log.wakeup.watcher import MODES
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 from fscoord._waiting.wait import ITEM, VALUES, NotYet, WaitRequest
-from fscoord.errors import (
-    FscoordError,
-    LimitExceededError,
-    QueueEmptyError,
-)
+from fscoord.errors import FscoordError, LimitExceededError, QueueEmptyError
 from fscoord.store import Capabilities
 from fscoord.stores.file import lifecycle
 from fscoord.stores.file.lifecycle import COMPACT_BYTES, SPILL_BYTES, check_platform, log_options, path_argument
