@@ -104,8 +104,6 @@ def _fail(error: BaseException) -> int:
     if isinstance(error, exit_codes.OutputError):
         output.detach_stdout()
     if not exit_codes.is_silent(error):
-        words = exit_codes.message(error).encode(
-            "utf-8", "surrogateescape"
-        )  # of others, too, such as a host's name in a log
-        click.echo(f"fscoord: {output.printable(words)}", err=True)
+        # It may hold the words of other processes, such as a host's name in a log.
+        click.echo(f"fscoord: {output.printable(exit_codes.message(error))}", err=True)
     return exit_codes.exit_code(error)
