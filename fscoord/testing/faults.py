@@ -42,6 +42,9 @@ class Fault(NamedTuple):
 Rule = Callable[[str], "Fault | None"]
 """Returns the fault to inject into a call of this name, or None."""
 
+Hits = AbstractContextManager[list[str]]
+"""Injects a fault in its block, and gives the list of the calls that it has hit so far."""
+
 
 def counted(names: Collection[str], fault: Fault, after: int, times: int | None) -> Rule:
     """Return the rule that lets the first `after` of the calls `names` pass, and makes the next `times` fail.
@@ -167,27 +170,21 @@ class FaultyFiles:
             system.os, system.fcntl = self._real
             self._real = None
 
-    def fails(
-        self, *calls: str, error: int = system.errno.EIO, after: int = 0, times: int | None = None
-    ) -> AbstractContextManager[list[str]]:
+    def fails(self, *calls: str, error: int = system.errno.EIO, after: int = 0, times: int | None = None) -> Hits:
         """Make calls fail with the error number `error`, such as ``errno.ESTALE``, and without any effect."""
         return self._activate(calls, Fault("failure", error), after, times)
 
-    def delays(
-        self, *calls: str, seconds: float, after: int = 0, times: int | None = None
-    ) -> AbstractContextManager[list[str]]:
+    def delays(self, *calls: str, seconds: float, after: int = 0, times: int | None = None) -> Hits:
         """Make calls sleep for `seconds` before they begin."""
         return self._activate(calls, Fault("delay", seconds), after, times)
 
     def tears_writes(
         self, keep: int, *, error: int = system.errno.ENOSPC, after: int = 0, times: int | None = None
-    ) -> AbstractContextManager[list[str]]:
+    ) -> Hits:
         """Make a write fail with `error` after its first `keep` bytes, and in any case before its last byte."""
         return self._activate(("write",), Fault("torn", (keep, error)), after, times)
 
-    def _activate(
-        self, calls: tuple[str, ...], fault: Fault, after: int, times: int | None
-    ) -> AbstractContextManager[list[str]]:
+    def _activate(self, calls: tuple[str, ...], fault: Fault, after: int, times: int | None) -> Hits:
         known = (*CALLS, LOCK)
         unknown = sorted(set(calls) - set(known))
         if unknown or not calls:
@@ -274,27 +271,21 @@ class FaultyStore(Store):
         self._plan = Plan()
         self.capabilities = store.capabilities._replace(certain=False)
 
-    def delays(
-        self, *operations: str, seconds: float, after: int = 0, times: int | None = None
-    ) -> AbstractContextManager[list[str]]:
+    def delays(self, *operations: str, seconds: float, after: int = 0, times: int | None = None) -> Hits:
         """Make operations sleep for `seconds` before they begin."""
         return self._activate(operations, Fault("delay", seconds), after, times)
 
-    def times_out(
-        self, *operations: str, after: int = 0, times: int | None = None
-    ) -> AbstractContextManager[list[str]]:
+    def times_out(self, *operations: str, after: int = 0, times: int | None = None) -> Hits:
         """Make operations raise `~fscoord.StoreTimeoutError` at once, without any effect."""
         return self._activate(operations, Fault("time-out"), after, times)
 
     def fails(
         self, *operations: str, error: BaseException | None = None, after: int = 0, times: int | None = None
-    ) -> AbstractContextManager[list[str]]:
+    ) -> Hits:
         """Make operations raise `error`, by default a `~fscoord.StoreUnavailableError`, without any effect."""
         return self._activate(operations, Fault("failure", error), after, times)
 
-    def loses_answers(
-        self, *operations: str, applied: bool = True, after: int = 0, times: int | None = None
-    ) -> AbstractContextManager[list[str]]:
+    def loses_answers(self, *operations: str, applied: bool = True, after: int = 0, times: int | None = None) -> Hits:
         """Make writes raise `~fscoord.StoreUnavailableError` with ``maybe_applied``.
 
         Args:
@@ -305,7 +296,7 @@ class FaultyStore(Store):
         """
         return self._activate(operations, Fault("lost", applied), after, times, WRITES)
 
-    def bad_day(self, seed: int, rate: float = 0.1, delay: float = 0.001) -> AbstractContextManager[list[str]]:
+    def bad_day(self, seed: int, rate: float = 0.1, delay: float = 0.001) -> Hits:
         """Give each operation a fault with probability `rate`, drawn from all the kinds above.
 
         Args:
@@ -324,7 +315,7 @@ class FaultyStore(Store):
         after: int,
         times: int | None,
         known: tuple[str, ...] = READS + WRITES,
-    ) -> AbstractContextManager[list[str]]:
+    ) -> Hits:
         unknown = sorted(set(operations) - set(known))
         if unknown:
             raise ValueError(f"no such operation: {', '.join(unknown)}; there are {', '.join(known)}")
