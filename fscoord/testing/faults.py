@@ -6,23 +6,13 @@ import random
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
 from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeVar
 
-from fscoord._arguments import (
-    Key,
-    Timeout,
-    Value,
-    key_bytes,
-    key_text,
-    keys_bytes,
-    to_seconds as in_seconds,
-    to_timedelta,
-)
+from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, keys_bytes
 from fscoord._runtime import system
 from fscoord.errors import StoreTimeoutError, StoreUnavailableError
-from fscoord.store import Member, Store
+from fscoord.store import Store, StoreView
 
 __all__ = ["Fault", "FaultyFiles", "FaultyStore", "Plan", "Rule", "counted", "drawn"]
 
@@ -247,7 +237,7 @@ READS: Final = ("get", "check", "wait", "num_keys", "list_keys", "multi_get", "q
 WRITES: Final = ("set", "add", "compare_set", "delete_key", "append", "multi_set", "queue_push", "queue_pop")
 
 
-class FaultyStore(Store):
+class FaultyStore(StoreView):
     """A view of `store` whose operations fail on demand, to test how a program handles the errors.
 
     Each of `delays`, `times_out`, `fails`, `loses_answers` and `bad_day` returns a context manager: the fault is active
@@ -267,7 +257,7 @@ class FaultyStore(Store):
     """
 
     def __init__(self, store: Store) -> None:
-        self._inner = store
+        super().__init__(store)
         self._plan = Plan()
         self.capabilities = store.capabilities._replace(certain=False)
 
@@ -339,23 +329,6 @@ class FaultyStore(Store):
     def _on(self, name: str, key: Key, call: Callable[[], T]) -> T:
         return self._do(name, [key_bytes(key)], call)
 
-    @property
-    def timeout(self) -> timedelta:
-        """The timeout of the underlying store."""
-        return to_timedelta(self._limit)
-
-    @property
-    def _limit(self) -> float:
-        return in_seconds(self._inner.timeout)
-
-    def set_timeout(self, timeout: Timeout) -> None:
-        """Set the timeout of the underlying store."""
-        self._inner.set_timeout(timeout)
-
-    def has_extended_api(self) -> bool:
-        """Return what the underlying store returns."""
-        return self._inner.has_extended_api()
-
     def set(self, key: Key, value: Value) -> None:
         self._on("set", key, lambda: self._inner.set(key, value))
 
@@ -406,28 +379,7 @@ class FaultyStore(Store):
         return self._on("queue_len", key, lambda: self._inner.queue_len(key))
 
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
-        super().barrier(key, world_size, self._limit if timeout is None else timeout)
-
-    @property
-    def has_liveness(self) -> bool:
-        """Return what the underlying store returns."""
-        return self._inner.has_liveness
-
-    def register(self) -> int:
-        return self._inner.register()
-
-    def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
-        """Return the members of the underlying store."""
-        return self._inner.members(ranks)
-
-    def announce_rank(self, rank: int) -> None:
-        self._inner.announce_rank(rank)
-
-    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        return self._inner.dead_ranks(ranks)
-
-    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        return self._inner.dead_sessions(numbers)
+        super().barrier(key, world_size, self.timeout if timeout is None else timeout)
 
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         names = keys_bytes(keys)

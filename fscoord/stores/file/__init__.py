@@ -123,7 +123,7 @@ class FileStore(Sessions):
         check_choice("watch", watch, MODES)
         log: dict[str, Any] = {"lock": lock, "durable": durable, "read_only": read_only, "mode": mode}
         log |= {"coherence": coherence, "compact_bytes": compact_bytes, "run_id": run_id, "spill_bytes": spill_bytes}
-        self._wanted = log_options(**log, limit=self._timeout)
+        self._wanted = log_options(log, self._timeout)
         self._options: dict[str, Any] = {**log, "watch": watch, "rank": rank, "label": label}
         if rank is not None:
             check_int64("rank", rank)

@@ -240,9 +240,8 @@ class TCPStore(Store):
 
         def delete(channel: Channel) -> bool:
             there = channel.delete(name)
-            for _ in range(
-                channel.queue_len(name) if has_queues else 0
-            ):  # bounded: others may push faster than this pops
+            count = channel.queue_len(name) if has_queues else 0
+            for _ in range(count):  # bounded: others may push faster than this pops
                 if channel.queue_pop(name) is None:
                     break
                 there = True
