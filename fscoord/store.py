@@ -262,9 +262,8 @@ class Store(ABC):
             BarrierError: more than `world_size` callers arrived, or a key of the barrier has a value of another kind.
             StoreTimeoutError: fewer than `world_size` callers arrived before the deadline.
         """
-        run_blocking(
-            self, self._barrier_steps(key, world_size, self._timeout if timeout is None else to_seconds(timeout))
-        )
+        limit = self._timeout if timeout is None else to_seconds(timeout)
+        run_blocking(self, self._barrier_steps(key, world_size, limit))
 
     def _barrier_steps(self, key: Key, world_size: int, timeout: float) -> WaitSteps[None]:
         check_positive("world_size", world_size)

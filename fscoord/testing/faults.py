@@ -199,9 +199,7 @@ class FaultyFiles:
     def _lock(self, fd: int, command: int, argument: Any = 0) -> Any:
         real = (self._real or (None, system.fcntl))[1]
         if command in (getattr(real, "F_OFD_SETLK", None), getattr(real, "F_OFD_SETLKW", None)):
-            kind = int.from_bytes(
-                bytes(argument)[:2], sys.byteorder
-            )  # fcntl(2): struct flock begins with l_type, a short
+            kind = int.from_bytes(bytes(argument)[:2], sys.byteorder)  # struct flock begins with l_type, a short
             if kind != real.F_UNLCK:
                 for fault in self._plan.faults(LOCK):
                     _inject(fault)

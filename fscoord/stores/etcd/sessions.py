@@ -204,14 +204,8 @@ def _new_record(ranks: tuple[int, ...]) -> bytes:
     """Return the record of a session of this process."""
     import json
 
-    record = {
-        "host": system.hostname(),
-        "pid": system.os.getpid(),
-        "ranks": ranks,
-        "label": "",
-        "since": system.time.time(),
-    }
-    return json.dumps(record).encode()
+    host, pid, since = system.hostname(), system.os.getpid(), system.time.time()
+    return json.dumps({"host": host, "pid": pid, "ranks": ranks, "label": "", "since": since}).encode()
 
 
 def _parse_int(digits: str) -> int:

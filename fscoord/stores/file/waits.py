@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar, cast
 
-from fscoord._arguments import key_names, key_text, missing_message
+from fscoord._arguments import key_names, missing_error
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
 from fscoord._log.io.spill import Fetch
@@ -17,7 +17,6 @@ from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import ITEM, NOT_YET, VALUES, NotYet, WaitRequest, Waker
-from fscoord.errors import StoreTimeoutError
 from fscoord.stores.file.death_watch import DeathWatch
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState, materialize
@@ -52,11 +51,7 @@ class Condition(ABC, Generic[T]):
 
     def give_up(self, waited: float) -> T:
         """End the wait at its deadline, after `waited` seconds: raise `StoreTimeoutError`, or return an answer."""
-        raise StoreTimeoutError(
-            f"{self._log.path}: {missing_message(self.what, self.missing, waited)}",
-            keys=[key_text(name) for name in self.missing],
-            waited=waited,
-        )
+        raise missing_error(self._log.path, self.what, self.missing, waited)
 
     def describe(self) -> str:
         """Return the text that names the missing keys in warnings."""
