@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from fscoord._log.access.mount import find_mount
@@ -21,7 +21,7 @@ from fscoord._log.locking.log_lock import KINDS
 from fscoord._runtime import system
 from fscoord._runtime.file_events import LOG_CHANGED, watch_file
 from fscoord.doctor import probe_file
-from fscoord.doctor.mailbox import GROUP_UMASK, OWN_MODE, Mailbox, file_mode, group_of, new_file
+from fscoord.doctor.mailbox import GROUP_UMASK, OWN_MODE, Mailbox, file_mode, group_of, new_file, put_file
 from fscoord.doctor.probe_file import ProbeFile
 from fscoord.stores.file import FileStore
 
@@ -104,14 +104,12 @@ class Agent:
     def time_lock(self, name: str, kind: str, seconds: float) -> float:
         """Return the median of the seconds that it takes to acquire and release a free lock."""
         lock = self.file(name).lock(kind)
-        took: list[float] = []
-        deadline = system.time.monotonic() + seconds
-        while not took or system.time.monotonic() < deadline:
-            start = system.time.perf_counter()
+
+        def take_and_release() -> None:
             lock.try_lock()
             lock.unlock()
-            took.append(system.time.perf_counter() - start)
-        return sorted(took)[len(took) // 2]
+
+        return _median(take_and_release, seconds)
 
     def tally(self, name: str, kind: str) -> dict[str, Any]:
         """Return the summary of the whole file, read under the lock."""
@@ -154,13 +152,7 @@ class Agent:
     def replace(self, name: str, number: int) -> None:
         """Rename another file, which holds one record with `number`, over the file."""
         draft = self.path(f".{name}.{system.os.getpid()}")
-        fd = new_file(draft, self.mode)
-        try:
-            safe_files.write_all(fd, probe_file.encode(number, "replaced"))
-            system.os.fsync(fd)
-        finally:
-            system.close_quietly(fd)
-        system.os.rename(draft, self.path(name))
+        put_file(self.path(name), draft, probe_file.encode(number, "replaced"), self.mode)
 
     def reopened(self, name: str, number: int, seconds: float) -> float | None:
         """Return after how many seconds an open by name finds the record `number`; None if not within `seconds`."""
@@ -368,7 +360,8 @@ def _new_lines(file: ProbeFile, kind: str) -> list[probe_file.ProbeRecord | None
     return found
 
 
-def _median(call: Any, seconds: float) -> float:
+def _median(call: Callable[[], object], seconds: float) -> float:
+    """Return the median of the seconds that `call` takes."""
     took: list[float] = []
     deadline = system.time.monotonic() + seconds
     while not took or (system.time.monotonic() < deadline and len(took) < LINES_MAX):

@@ -189,16 +189,20 @@ def condition_of(
     return condition
 
 
-class _Keys(Condition["list[int]"]):
-    """The condition that each key has a value or a non-empty queue, or that a needed session or rank is dead.
-
-    The answer is the list of the dead.
-    """
+class _KeyCondition(Condition[T]):
+    """A condition on several keys."""
 
     def __init__(self, log: Log, state: KeyValueState, keys: list[bytes]) -> None:
         super().__init__(log)
         self._state = state
         self._keys = keys
+
+
+class _Keys(_KeyCondition["list[int]"]):
+    """The condition that each key has a value or a non-empty queue, or that a needed session or rank is dead.
+
+    The answer is the list of the dead.
+    """
 
     def look(self, timeout: float) -> list[int] | NotYet:
         self._log.refresh(timeout)
@@ -209,15 +213,10 @@ class _Keys(Condition["list[int]"]):
         return (death_watch.find_dead(timeout) if death_watch else None) or NOT_YET
 
 
-class _Values(Condition["list[bytes]"]):
+class _Values(_KeyCondition["list[bytes]"]):
     """The condition that each key has a value. The answer is the list of the values."""
 
     what = "the value of key"
-
-    def __init__(self, log: Log, state: KeyValueState, keys: list[bytes]) -> None:
-        super().__init__(log)
-        self._state = state
-        self._keys = keys
 
     def look(self, timeout: float) -> list[bytes] | NotYet:
         self.missing, found = read_consistent(self._log, timeout, partial(self._state.values_of, self._keys))
