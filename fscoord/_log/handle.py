@@ -24,8 +24,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, SessionDeadError, StoreError, StoreGoneError
 
-__all__ = ["FILE_GONE", "GenerationUnlinked", "HandleState", "NeedsLock", "Root", "open_root", "reopen"]
-
 
 class Root(NamedTuple):
     """Generation 0 of a log.

@@ -41,15 +41,7 @@ from fscoord._log.state_machine import StateMachine
 from fscoord._log.wakeup.changed_keys import ChangedKeys
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
-from fscoord.errors import (
-    FscoordError,
-    StoreClosedError,
-    StoreError,
-    StoreTimeoutError,
-    StoreUnavailableError,
-)
-
-__all__ = ["Decide", "Log"]
+from fscoord.errors import FscoordError, StoreClosedError, StoreError, StoreTimeoutError, StoreUnavailableError
 
 T = TypeVar("T")
 

@@ -15,8 +15,6 @@ from fscoord._log.state_machine import StateMachine
 from fscoord._runtime.logging import logger
 from fscoord.errors import UnsupportedFilesystemError
 
-__all__ = ["WatchedLog", "open_log_file"]
-
 
 def open_log_file(
     path: str, machine: StateMachine, options: LogOptions, introduce: Callable[[], Session], participants: int = 0

@@ -14,8 +14,6 @@ from __future__ import annotations
 from enum import IntFlag
 from typing import Final
 
-__all__ = ["APPLYING", "CLOSED", "DESCRIPTORS", "GENERATION", "POSITION", "SERVER_STATE", "Recovery"]
-
 
 class Recovery(IntFlag):
     """The invariants that the next operation must restore.

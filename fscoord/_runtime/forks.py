@@ -19,8 +19,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["ORDER", "after_fork_in_child", "fork_marker", "process_epoch", "recover_from_fork"]
-
 ORDER: Final = (
     "imports",  # first, because a later step may import a module
     "descriptors",  # closed before anything is opened

@@ -16,17 +16,6 @@ from weakref import WeakSet
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = [
-    "Endpoint",
-    "acquire_host_mutex",
-    "connect",
-    "drop_unsent",
-    "free_port",
-    "is_ip_address",
-    "is_this_host",
-    "resolve",
-]
-
 Endpoint = tuple[socket.AddressFamily, Any]
 """An address family, and an address of this family with a port."""
 

@@ -16,8 +16,6 @@ from typing import NoReturn
 
 from fscoord._runtime import system
 
-__all__ = ["Terminated", "defer_signals", "forward_signals", "raise_on_termination", "resend_lost_signals"]
-
 RESEND_AFTER_S = 0.01
 """The delay in seconds before a lost signal is sent again. This is repeated until the signal arrives."""
 

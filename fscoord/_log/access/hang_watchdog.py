@@ -15,8 +15,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
 
-__all__ = ["KernelCall"]
-
 FIRST_S = 10.0
 """How long a call may take before the first warning, in seconds. The duration doubles before each further warning."""
 

@@ -14,9 +14,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreUnavailableError
 
-__all__ = ["Access", "FileAppender", "LocalAccess"]
-
-
 _NOT_APPLIED: Final = frozenset(
     getattr(system.errno, name, -1) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG", "EBADF")
 )

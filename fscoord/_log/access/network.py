@@ -37,9 +37,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, StoreUnavailableError
 
-__all__ = ["NetworkAccess", "SymlinkLockAccess"]
-
-
 PATH_CHECK_S: Final = 1.0
 """How old the last comparison of the path with the file may be, in seconds. Each comparison is a request to the
 server."""

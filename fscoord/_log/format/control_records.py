@@ -14,8 +14,6 @@ from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.record import MalformedRecord, Record
 from fscoord._runtime.escaping import escape_word
 
-__all__ = ["ControlRecord", "Session", "decode_control", "decode_death", "encode_death"]
-
 # The fields: pid, start time, boot id, liveness id, rank, pid and time namespaces, sizes of host and label.
 _SESSION = Struct("<IQ16s16sqQQHH")
 _DEATH = Struct("<I16s")

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from fscoord._log.format.record import MalformedRecord
 
-__all__ = ["GenerationRef", "generation_name", "parse_generation_name"]
-
 _SEAL = Struct("<I16sQIH")
 _FORWARD = Struct("<I16sH")
 RANDOM_BYTES = 6

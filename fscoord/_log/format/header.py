@@ -17,22 +17,6 @@ from zlib import crc32
 
 from fscoord._log.format.record import KEY_MAX, VALUE_MAX, MalformedRecord
 
-__all__ = [
-    "HEADER_MAX",
-    "HEADER_SIZE",
-    "MAGIC",
-    "VERSION",
-    "Header",
-    "LogIdentity",
-    "Provenance",
-    "Run",
-    "classify_run",
-    "parse_run_id",
-    "provenance_of",
-    "supersede",
-]
-
-
 Run = tuple[bytes, int]
 """The id of a job and its restart count. A count of -1 marks an id without an order."""
 

@@ -32,8 +32,6 @@ from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, StoreUnavailableError
 
-__all__ = ["MOVED", "Compactor"]
-
 MOVED: Final[Any] = object()
 """The result of an attempt that ended because the log continues in another file."""
 

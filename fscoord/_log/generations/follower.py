@@ -27,8 +27,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, StaleRunError, StoreError
 
-__all__ = ["NEVER", "GenerationFollower"]
-
 NEVER: Final = float("inf")
 
 

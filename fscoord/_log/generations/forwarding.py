@@ -28,8 +28,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import InsecurePathError
 
-__all__ = ["Flags", "find_root", "hint", "is_removable", "newest", "post", "remove_log", "remove_superseded"]
-
 _CHUNK = 1 << 18
 _HINT_BYTES = 512
 _TRIES = 200

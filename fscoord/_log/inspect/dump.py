@@ -16,8 +16,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
 
-__all__ = ["Entry", "dump"]
-
 _CHUNK = 1 << 18
 
 

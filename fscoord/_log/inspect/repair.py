@@ -27,9 +27,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, FscoordError
 
-__all__ = ["LogCopy", "Repair", "Skipped", "SkippedCallback", "copy", "repair"]
-
-
 _BUFFER: Final = 1 << 20
 
 

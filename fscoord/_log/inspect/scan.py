@@ -19,20 +19,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreTimeoutError
 
-__all__ = [
-    "Damaged",
-    "ProgressCallback",
-    "Scan",
-    "Segment",
-    "Sound",
-    "Torn",
-    "Voided",
-    "WriterLockout",
-    "find_next",
-    "iter_records",
-]
-
-
 _WINDOW: Final = 1 << 20
 _WORK_FACTOR: Final = 16
 _WORK_MIN: Final = 1 << 28

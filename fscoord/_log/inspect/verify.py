@@ -22,8 +22,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
 
-__all__ = ["DAMAGED", "EMPTY", "SOUND", "TORN", "Finding", "Generation", "Report", "ignore_progress", "verify"]
-
 SOUND: Final = "sound"
 TORN: Final = "torn"
 EMPTY: Final = "empty"

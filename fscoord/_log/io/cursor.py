@@ -27,8 +27,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreGoneError, StoreTimeoutError, StoreUnavailableError
 
-__all__ = ["CHUNK", "Cursor"]
-
 CHUNK: Final = 1 << 16
 
 SCAN_GRACE_S: Final = 0.03

@@ -19,8 +19,6 @@ from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["SERVER_FORGOT", "LargeValues"]
-
 _LOST: Final = GENERATION | CLOSED | DESCRIPTORS | SERVER_STATE
 """Recovery flags with which the descriptor may be that of another file."""
 SERVER_FORGOT: Final = frozenset((system.errno.ESTALE, system.errno.EIO))

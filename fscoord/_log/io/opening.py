@@ -12,8 +12,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, StoreError, StoreTimeoutError, StoreUnavailableError
 
-__all__ = ["COMPACT_BYTES", "SPILL_BYTES", "LogOptions", "OpenedLog", "open_log"]
-
 ATTEMPTS: Final = 100
 PAUSE_S: Final = 0.001
 

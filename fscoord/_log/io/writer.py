@@ -16,8 +16,6 @@ from fscoord._log.recovery import APPLYING, POSITION
 from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 
-__all__ = ["LogWriter"]
-
 
 class LogWriter:
     """The appends of one handle.

@@ -23,9 +23,6 @@ from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, LimitExceededError
 
-__all__ = ["Liveness", "Registration"]
-
-
 BYTE_TRIES: Final = 64
 """How many bytes of the liveness file a new session tries to lock. If all of them are taken, the session has no
 byte."""

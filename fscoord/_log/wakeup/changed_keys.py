@@ -9,8 +9,6 @@ from fscoord._log.io.spill import Fetch, SpilledRecord, Spot
 from fscoord._log.state_machine import StateMachine
 from fscoord._log.wakeup.doorbell import SIZE, bucket
 
-__all__ = ["ChangedKeys"]
-
 
 class ChangedKeys:
     """A state machine that passes every call on to `state_machine`, and collects the buckets of all changed keys.

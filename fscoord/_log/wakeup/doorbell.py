@@ -28,8 +28,6 @@ from fscoord._log.io import safe_files
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["Doorbell", "bucket", "session_end_bucket"]
-
 SIZE: Final = 4096
 
 

@@ -26,8 +26,6 @@ from fscoord._log.wakeup.doorbell import SIZE, Doorbell
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["PollerElection", "node_bell_path"]
-
 HEARTBEAT_BYTE, INTERVAL_BYTE, HURRY_BYTE = SIZE, SIZE + 1, SIZE + 2
 """Bytes after the buckets: the number of polls, the time between two polls in milliseconds, and the number of requests
 for faster polls."""

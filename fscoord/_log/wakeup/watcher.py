@@ -28,8 +28,6 @@ from fscoord._runtime.logging import logger
 from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend, Waker
 from fscoord.errors import UnsupportedFilesystemError
 
-__all__ = ["MODES", "ChangeWatcher", "Sleeper", "shared_watcher"]
-
 MODES: Final = ("auto", "inotify", "poll")
 POLL_LAST_S = 0.1
 SHARED_POLL_LAST_S = 0.175
