@@ -17,9 +17,11 @@ from fscoord._log.format.record import LogPosition
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.io.spill import NEVER
+from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.locking.log_lock import LogLock
 from fscoord._log.locking.process_mutex import LogKey, ProcessMutex
 from fscoord._log.recovery import CLOSED
+from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, SessionDeadError, StoreError, StoreGoneError
@@ -60,6 +62,8 @@ class HandleState:
     Attributes:
         path: the absolute path of the log.
         options: the options with which the log was opened.
+        machine: the state machine that applies every data record once, in order.
+        table: the sessions that the log has recorded.
         read_only: whether this handle never writes.
         root: generation 0, which has the log's own name.
         file: the path of the generation in use.
@@ -99,9 +103,9 @@ class HandleState:
 
     __slots__ = (
         "__weakref__", "bell", "chain", "compact_at", "file", "file_identity", "final_error", "header", "is_copy",
-        "is_settled", "is_shared", "is_torn", "lock", "may_lie", "mutex", "offset", "options", "owned_fds", "path",
-        "path_checked_at", "pending", "read_flags", "read_only", "reader_fd", "recovery", "root", "root_fd", "seal",
-        "shared", "short_read_is_end", "spill_at", "start", "time_left", "write_flags", "zeros",
+        "is_settled", "is_shared", "is_torn", "lock", "machine", "may_lie", "mutex", "offset", "options", "owned_fds",
+        "path", "path_checked_at", "pending", "read_flags", "read_only", "reader_fd", "recovery", "root", "root_fd",
+        "seal", "shared", "short_read_is_end", "spill_at", "start", "table", "time_left", "write_flags", "zeros",
     )  # fmt: skip
 
     root: Root
@@ -116,8 +120,9 @@ class HandleState:
     chain: int
     zeros: torn_tail.Zeros
 
-    def __init__(self, path: str, options: LogOptions) -> None:
+    def __init__(self, path: str, options: LogOptions, machine: StateMachine, table: SessionTable) -> None:
         self.path, self.options, self.read_only = path, options, options.read_only
+        self.machine, self.table = machine, table
         self.reader_fd = self.root_fd = -1
         self.owned_fds = system.Descriptors()
         self.pending, self.is_torn = b"", False

@@ -107,31 +107,21 @@ class Log:
         self.read_only = options.read_only
         self.changed_keys = None if coherence == LOCAL else ChangedKeys(machine)
         self.machine: StateMachine = self.changed_keys or machine
-        self.handle = handle = HandleState(path, options)
+        self.table = SessionTable(participants)
+        self.handle = handle = HandleState(path, options, self.machine, self.table)
         handle.zeros = torn_tail.Zeros(is_sparse=self.mount.reports_holes and not system.is_fake_fs())
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, handle.owned_fds)
         self._finalizer.atexit = False
         # The parts refer to `handle` and to parts made before them, never to this object. So there is no reference
         # cycle: a handle that is dropped is freed at once, and its finalizer closes the descriptors.
-        self.table = SessionTable(participants)
-        on_control = None if self.changed_keys is None else self.changed_keys.mark_all
-        self.cursor = Cursor(handle, self.machine, self.table, on_control)
-        self.liveness = Liveness(handle, self.table)
+        self.cursor = Cursor(handle, None if self.changed_keys is None else self.changed_keys.mark_all)
+        self.liveness = Liveness(handle)
         self.access = self._choose_access(coherence)
-        self.writer = LogWriter(handle, self.cursor, self.machine, self.access.write)
-        self.large_values = LargeValues(handle, self.cursor, self.machine)
+        self.writer = LogWriter(handle, self.cursor, self.access.write)
+        self.large_values = LargeValues(handle, self.cursor)
         self.registration = Registration(handle, self.liveness, self.writer, introduce)
-        self.follower = GenerationFollower(handle, self.cursor, self.table, self.large_values)
-        self.compactor = Compactor(
-            handle,
-            self.machine,
-            self.table,
-            self.liveness,
-            self.writer,
-            self.registration,
-            self.large_values,
-            self.follower,
-        )
+        self.follower = GenerationFollower(handle, self.cursor, self.large_values)
+        self.compactor = Compactor(handle, self.registration, self.large_values, self.follower)
         # The methods that vary by mount are bound once, because every operation calls them.
         self._read, self._catch_up, self._append = self.access.read, self.access.catch_up, self.writer.append
         self.read_locked, self.read_unlocked = self.large_values.read_locked, self.large_values.read_unlocked
@@ -146,7 +136,7 @@ class Log:
 
     def _choose_access(self, coherence: str) -> Access:
         if coherence == LOCAL:
-            return LocalAccess(self.handle, self.cursor, self.table, self.liveness)
+            return LocalAccess(self.handle, self.cursor, self.liveness)
         is_direct = self.handle.options.is_soft and coherence == DIRECT
         kind = SymlinkLockAccess if is_direct else NetworkAccess
         return kind(self.handle, self.cursor, self.liveness, self.mount, coherence)
@@ -596,9 +586,7 @@ class Log:
             session = handle.lock.session or self.registration.append()
             handle.is_settled = False
             self._append(record.FINISHED, b"", b"", session)
-            owner = LogIdentity(handle.header.lineage, handle.root.inode)
-            flags = forwarding.Flags(handle.read_flags, handle.write_flags)
-            forwarding.remove_log(self.path, handle.root, owner, clear, flags, handle.owned_fds)
+            forwarding.remove_log(handle, LogIdentity(handle.header.lineage, handle.root.inode), clear)
             return None, 0, b""
 
         self.update(record.LEAVE, b"", b"", decide, limit)

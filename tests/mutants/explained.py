@@ -109,7 +109,7 @@ EXPLAINED: dict[str, str] = {
     "HandleState.__init__: self.reader_fd = self.root_fd = -1 | 1 -> 2": NEGATIVE,
     "HandleState.__init__: self.recovery, self.bell = 0, 0 | 0 -> 1": SPARES,
     "reopen: handle.close_fd(fd) -> pass": "closed with the handle, which is over",
-    "Cursor.advance: *self._machine.apply(* <= handle.spill_at -> Lt": "a search for long values finds none",
+    "Cursor.advance: *handle.machine.apply(* <= handle.spill_at -> Lt": "a search for long values finds none",
     "Cursor.apply: elif * <= self._handle.spill_at -> Lt": "a search for long values finds none",
     "Cursor.advance: elif missing > CHUNK and * | missing > CHUNK -> GtE": SPARES,
     "Cursor.advance: self._stay_before_torn_record() -> pass": "what is pending says so, too",

@@ -9,7 +9,6 @@ from fscoord._log.handle import GenerationUnlinked, HandleState
 from fscoord._log.io import safe_files
 from fscoord._log.io.cursor import CHUNK, Cursor
 from fscoord._log.liveness.own_session import Liveness
-from fscoord._log.liveness.session_table import SessionTable
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreUnavailableError
@@ -114,10 +113,9 @@ class LocalAccess:
     The inode number shows whether the path still leads to the file. The size shows whether the file was truncated.
     """
 
-    def __init__(self, handle: HandleState, cursor: Cursor, table: SessionTable, liveness: Liveness) -> None:
+    def __init__(self, handle: HandleState, cursor: Cursor, liveness: Liveness) -> None:
         self._handle = handle
         self._cursor = cursor
-        self._table = table
         self._liveness = liveness
         self.write = FileAppender(handle).write
 
@@ -168,7 +166,7 @@ class LocalAccess:
             raise GenerationUnlinked
         handle.path_checked_at = now
         session = handle.lock.session
-        if session and session not in self._table.sessions:  # it is dead, and a snapshot left it out
+        if session and session not in handle.table.sessions:  # it is dead, and a snapshot left it out
             raise handle.session_is_dead(session)
         self._liveness.check_byte(now)
 

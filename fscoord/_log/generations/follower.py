@@ -19,7 +19,6 @@ from fscoord._log.io import safe_files
 from fscoord._log.io.cursor import Cursor
 from fscoord._log.io.large_values import LargeValues
 from fscoord._log.io.opening import open_log, read_header
-from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.locking.log_lock import LogLock
 from fscoord._log.locking.process_mutex import process_mutex_for
 from fscoord._log.recovery import GENERATION, POSITION
@@ -40,10 +39,9 @@ class GenerationFollower:
             before the handle has read the seal.
     """
 
-    def __init__(self, handle: HandleState, cursor: Cursor, table: SessionTable, large_values: LargeValues) -> None:
+    def __init__(self, handle: HandleState, cursor: Cursor, large_values: LargeValues) -> None:
         self._handle = handle
         self._cursor = cursor
-        self._table = table
         self._large_values = large_values
         self._missing: GenerationRef | None = None  # the last generation that a seal named and whose file was missing
         self.forwarded: LogPosition | None = None
@@ -208,7 +206,7 @@ class GenerationFollower:
             self._cursor.seek(place or start)
             if place is not None:
                 self._large_values.relocate(place)
-                self._table.forget_dead()
+                handle.table.forget_dead()
         handle.compact_at = self._first_compaction()
         handle.recovery = recovery
         return True
