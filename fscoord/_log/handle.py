@@ -9,7 +9,7 @@ after a write, and a thread that waits for the log's lock reads ``file`` and ``l
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
@@ -25,6 +25,8 @@ from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, SessionDeadError, StoreError, StoreGoneError
+
+E = TypeVar("E", bound=StoreError)
 
 
 class Root(NamedTuple):
@@ -151,12 +153,12 @@ class HandleState:
         """End the handle because its log is gone, and return the error. `how` says what happened to the log."""
         return self.over(StoreGoneError, f"{how}; open the store again")
 
-    def over(self, kind: type[StoreGoneError], message: str) -> StoreGoneError:
+    def over(self, kind: type[E], message: str) -> E:
         """End the handle, and return the error that every later operation raises."""
         self.finish(kind, message)
         return kind(f"{self.path} {message}", path=self.path)
 
-    def session_is_dead(self, number: int) -> StoreGoneError:
+    def session_is_dead(self, number: int) -> SessionDeadError:
         """End the handle because its own session `number` was recorded as dead, and return the error."""
         message = f"has a death record: this handle's session {number} is dead; open the store again"
         return self.over(SessionDeadError, message)
@@ -182,9 +184,6 @@ class HandleState:
         return {self.reader_fd, self.lock.fd, self.root_fd}
 
 
-FILE_GONE: Final = frozenset((system.errno.ENOENT, getattr(system.errno, "ESTALE", -1)))
-
-
 def reopen(handle: HandleState, flags: int) -> int:
     """Return another descriptor of the generation in use, owned by the handle.
 
@@ -205,7 +204,7 @@ def reopen(handle: HandleState, flags: int) -> int:
         handle.close_fd(fd)
         # The NFS client caches the name of a file that another host has removed. If this host has the file open,
         # open(2) may succeed by that name; then fstat(2) is the first call that the server refuses.
-        if handle.header.generation and error.errno in FILE_GONE:
+        if handle.header.generation and error.errno in safe_files.GONE:
             raise GenerationUnlinked from None
         raise
     if (found.st_dev, found.st_ino) != handle.file_identity:

@@ -473,8 +473,8 @@ MUTANTS = (
     Mutant(
         "the first record is not chained over the header",
         "Header.decode",
-        "        return header, size, checksum\n",
-        "        return header, size, 0\n",
+        "        return header, LogPosition(size, checksum)\n",
+        "        return header, LogPosition(size, 0)\n",
         ("tests/unit/test_format.py",),
     ),
     Mutant(

@@ -46,7 +46,7 @@ class Log:
         found = path.stat()
         self.header = Header(LINEAGE, kind, lineage=LINEAGE, root_inode=found.st_ino, inode=found.st_ino)
         data = self.header.encode()
-        _, size, chain = Header.decode(data)
+        _, (size, chain) = Header.decode(data)
         path.write_bytes(data)
         self.place = self.start = LogPosition(size, chain)
         self.handle = HandleState(str(path), LogOptions(kind), Collector(), SessionTable(0))

@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final, Literal, NamedTuple
 from zlib import crc32
 
-from fscoord._log.format.record import KEY_MAX, VALUE_MAX, MalformedRecord
+from fscoord._log.format.record import KEY_MAX, VALUE_MAX, LogPosition, MalformedRecord
 
 Run = tuple[bytes, int]
 """The id of a job and its restart count. A count of -1 marks an id without an order."""
@@ -138,8 +138,8 @@ class Header(NamedTuple):
         return min(size, HEADER_MAX) - len(data)
 
     @classmethod
-    def decode(cls, data: bytes) -> tuple[Header, int, int]:
-        """Return the header at the beginning of `data`, its size, and its checksum, with which the chain begins.
+    def decode(cls, data: bytes) -> tuple[Header, LogPosition]:
+        """Return the header at the beginning of `data`, and its end. The chain begins with its checksum.
 
         Raises:
             MalformedRecord: `data` does not begin with a sound header; the text says why.
@@ -173,7 +173,7 @@ class Header(NamedTuple):
             runs=_decode_runs(data[HEADER_SIZE : size - 4], fields[16]),
             life=fields[7],
         )
-        return header, size, checksum
+        return header, LogPosition(size, checksum)
 
 
 def _check_version(data: bytes) -> None:

@@ -262,7 +262,7 @@ class Compactor:
 def _write(fd: int, header: Header, entries: Iterable[Entry]) -> LogPosition:
     """Write a generation to the empty file `fd`. Return the position at which its snapshot ends."""
     first = header.encode()
-    _, size, chain = Header.decode(first)
+    _, (size, chain) = Header.decode(first)
     parts, waiting = [first], size
     for kind, key, value, writer, time_ns in entries:
         data, chain = record.encode(kind, key, value, writer, time_ns, chain)

@@ -75,10 +75,8 @@ def newest(fd: int, start: LogPosition) -> tuple[GenerationRef | None, LogPositi
         _, others, used, chain, missing = record.decode(data, chain)
         for kind, _, value, _, _ in others:
             try:
-                if kind == record.SEAL:
-                    found = GenerationRef.from_seal(value)
-                elif kind == record.FORWARD:
-                    found = GenerationRef.from_forward(value)
+                if kind in (record.SEAL, record.FORWARD):
+                    found = GenerationRef.decode(kind, value)
             except MalformedRecord:
                 continue
         offset, data = offset + used, data[used:]
