@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeVar
-from weakref import WeakSet
 
 from fscoord._arguments import (
     Key,
@@ -124,15 +123,7 @@ class Plan:
         return found
 
 
-_all: WeakSet[Plan] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for plan in list(_all):
-        plan.renew()
-
-
-system.after_fork_in_child("faults", _after_fork_in_child)
+_all = system.reset_in_child("faults", Plan.renew)
 
 
 CALLS: Final = (

@@ -9,7 +9,7 @@ condition that the lease key exists (see `Transactions.write`).
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakSet, finalize
+from weakref import finalize
 
 from fscoord._arguments import MalformedText, parse_uint63
 from fscoord._runtime import system
@@ -197,15 +197,7 @@ class LeaseSession:
             ) from error
 
 
-_all: WeakSet[LeaseSession] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for session in list(_all):
-        session.reset()
-
-
-system.after_fork_in_child("etcd sessions", _after_fork_in_child)
+_all = system.reset_in_child("etcd sessions", LeaseSession.reset)
 
 
 def _new_record(ranks: tuple[int, ...]) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
-from weakref import WeakSet
 
 from fscoord._arguments import key_names, key_text, missing_message
 from fscoord._runtime import system
@@ -221,15 +220,7 @@ class Connections:
         return channel
 
 
-_all: WeakSet[Connections] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for connections in list(_all):
-        connections.after_fork()
-
-
-system.after_fork_in_child("tcp connections", _after_fork_in_child)
+_all = system.reset_in_child("tcp connections", Connections.after_fork)
 
 
 class BlockingCalls:
