@@ -62,16 +62,6 @@ STALE_PAUSE_MAX_S: Final = 0.1
 """The first and the longest pause, in seconds, between attempts to reopen a file that the server has forgotten. The
 first attempt is made at once."""
 
-_handles: weakref.WeakSet[Log] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for log in list(_handles):
-        log.after_fork()
-
-
-system.after_fork_in_child("handles", _after_fork_in_child)
-
 
 class Log:
     """One handle on the log at `path`. A missing log is created, unless the options are read-only.
@@ -79,11 +69,10 @@ class Log:
     Args:
         path: an absolute path, as `safe_files.resolve` returns it.
         machine: the state machine that applies every data record once, in order.
-        options: the options to open the log with.
+        options: the options to open the log with. A ``coherence`` of None means ``"local"`` here.
         introduce: returns the content of the handle's session record; called before the first write.
         participants: the life of the log ends when this many participants have left it; 0: never.
         mount: the mount of `path`; None: it is looked up.
-        coherence: how the mount is read: ``"local"``, ``"direct"`` or ``"locked"``.
 
     Attributes:
         handle: the state that the parts of the handle share. The process mutex of the log guards it.
@@ -99,9 +88,9 @@ class Log:
         introduce: Callable[[], Session],
         participants: int = 0,
         mount: Mount | None = None,
-        coherence: str = LOCAL,
     ) -> None:
         self.path = path
+        coherence = options.coherence or LOCAL
         self.mount: Mount = mount or find_mount(path)
         options = options._replace(inodes_last=options.inodes_last and self.mount.inodes_last)
         self.read_only = options.read_only
@@ -722,6 +711,9 @@ class Log:
     def _close_all(self) -> None:
         for fd in list(self.handle.owned_fds):
             self.handle.close_fd(fd)
+
+
+_handles = system.reset_in_child("handles", Log.after_fork)
 
 
 def _cause_of(first: BaseException | None, error: OSError) -> OSError | None:

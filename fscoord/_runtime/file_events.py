@@ -136,9 +136,7 @@ class Inotify:
         """
         if pid in self.processes:
             return True
-        if len(self.processes) >= PROCESSES_MAX:
-            return False
-        if not hasattr(system.os, "pidfd_open"):
+        if len(self.processes) >= PROCESSES_MAX or not hasattr(system.os, "pidfd_open"):
             return False
         try:
             pidfds = self._epolls.get("pidfds") or self._epolls.setdefault("pidfds", system.select.epoll())
@@ -235,12 +233,4 @@ class ObserverSource:
             self._observer.stop()
 
 
-_instances: weakref.WeakSet[Inotify] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for instance in list(_instances):
-        instance.after_fork()
-
-
-system.after_fork_in_child("events", _after_fork_in_child)
+_instances = system.reset_in_child("events", Inotify.after_fork)

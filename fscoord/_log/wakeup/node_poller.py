@@ -256,12 +256,4 @@ class PollerElection:
         self._poller = self
 
 
-_elections: weakref.WeakSet[PollerElection] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for election in list(_elections):
-        election.after_fork()
-
-
-system.after_fork_in_child("poller elections", _after_fork_in_child)
+_elections = system.reset_in_child("poller elections", PollerElection.after_fork)
