@@ -99,8 +99,7 @@ class Log:
         self.table = SessionTable(participants)
         self.handle = handle = HandleState(path, options, self.machine, self.table)
         handle.zeros = torn_tail.Zeros(is_sparse=self.mount.reports_holes and not system.is_fake_fs())
-        self._finalizer = weakref.finalize(self, system.close_all, system.os.close, handle.owned_fds)
-        self._finalizer.atexit = False
+        weakref.finalize(self, system.close_all, system.os.close, handle.owned_fds).atexit = False
         # The parts refer to `handle` and to parts made before them, never to this object. So there is no reference
         # cycle: a handle that is dropped is freed at once, and its finalizer closes the descriptors.
         self.cursor = Cursor(handle, None if self.changed_keys is None else self.changed_keys.mark_all)

@@ -102,8 +102,7 @@ class PollerElection:
         self._poller: Any = None  # the waiter of this process that polls; `self` once no waiter may poll
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._hurries = 0
-        self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._held)
-        self._finalizer.atexit = False
+        weakref.finalize(self, system.close_all, system.os.close, self._held).atexit = False
         _elections.add(self)
 
     # -- the election --------------------------------------------------------------------------------------------------

@@ -129,9 +129,8 @@ class ChangeWatcher:
                     f"{self._log_path}: inotify can't be used ({error}); pass watch='poll' or watch='auto'",
                     path=self._log_path,
                 ) from error
-            logger(__name__).warning(
-                "%s: no events from the file system (%s); polling instead", self._log_path, str(error)
-            )
+            message = "%s: no events from the file system (%s); polling instead"
+            logger(__name__).warning(message, self._log_path, str(error))
         else:
             weakref.finalize(self, self.backend.release, self._events).atexit = False
             self._subscribe_loop(self._events)
