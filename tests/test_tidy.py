@@ -55,9 +55,11 @@ LAYERS = [
         [
             "_log.format.*",
             "_log.recovery",
+            "_log.state_machine",
             "_log.io.safe_files",
             "_log.io.spill",
             "_log.io.torn_tail",
+            "_log.liveness.session_table",
             "_log.locking.*",
             "_log.io.opening",
             "_runtime.interrupts",

@@ -20,8 +20,6 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
-__all__ = ["ORDER", "after_fork_in_child", "fork_marker", "process_epoch", "recover_from_fork", "reset_in_child"]
-
 T = TypeVar("T")
 
 ORDER: Final = (
