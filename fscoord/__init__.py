@@ -1,33 +1,8 @@
 """Coordination of processes through a shared file system: stores, barriers, locks, queues."""
 
+from fscoord import errors
 from fscoord.collectives import barrier, broadcast, gather, get_all, store_timeout, synchronize
-from fscoord.errors import (
-    BarrierError,
-    BrokenBarrierError,
-    CorruptLogError,
-    FscoordError,
-    InsecurePathError,
-    LimitExceededError,
-    LockLostError,
-    NoProcessGroupError,
-    QueueEmptyError,
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousGracefulExit,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-    SessionDeadError,
-    StaleRunError,
-    StaleTokenError,
-    StoreClosedError,
-    StoreError,
-    StoreGoneError,
-    StoreTimeoutError,
-    StoreUnavailableError,
-    UnsupportedFilesystemError,
-    WorkFailedError,
-)
+from fscoord.errors import *  # noqa: F403 - all of them, by `errors.__all__`
 from fscoord.store import Capabilities, Member, Store
 from fscoord.stores.etcd import EtcdStore
 from fscoord.stores.file import FileStore
@@ -56,32 +31,7 @@ __all__ = [
     "get_all",
     "store_timeout",
     "synchronize",
-    # errors
-    "BarrierError",
-    "BrokenBarrierError",
-    "CorruptLogError",
-    "FscoordError",
-    "InsecurePathError",
-    "LimitExceededError",
-    "LockLostError",
-    "NoProcessGroupError",
-    "QueueEmptyError",
-    "RendezvousClosedError",
-    "RendezvousConnectionError",
-    "RendezvousError",
-    "RendezvousGracefulExit",
-    "RendezvousStateError",
-    "RendezvousTimeoutError",
-    "SessionDeadError",
-    "StaleRunError",
-    "StaleTokenError",
-    "StoreClosedError",
-    "StoreError",
-    "StoreGoneError",
-    "StoreTimeoutError",
-    "StoreUnavailableError",
-    "UnsupportedFilesystemError",
-    "WorkFailedError",
     # this package
     "__version__",
 ]
+__all__ += errors.__all__

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
-from fscoord.errors import LimitExceededError
+from fscoord.errors import LimitExceededError, StoreTimeoutError
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -29,6 +29,7 @@ __all__ = [
     "key_names",
     "key_text",
     "keys_bytes",
+    "missing_error",
     "missing_message",
     "pairs_bytes",
     "parse_uint63",
@@ -306,6 +307,13 @@ def to_timedelta(value: float) -> timedelta:
         return timedelta(seconds=value)
     except OverflowError:
         return timedelta.max
+
+
+def missing_error(place: object, what: str, keys: Sequence[bytes], waited: float, doubt: str = "") -> StoreTimeoutError:
+    """Return the error of a time-out, whose message has `place`, unless it is empty, `missing_message` and `doubt`."""
+    message = missing_message(what, keys, waited) + doubt
+    names = [key_text(key) for key in keys]
+    return StoreTimeoutError(f"{place}: {message}" if place else message, keys=names, waited=waited)
 
 
 def missing_message(what: str, keys: Sequence[bytes], waited: float) -> str:

@@ -122,28 +122,28 @@ class _Launcher(NamedTuple):
     """The variables of a launcher. If a value has several variables, the first variable that is set counts."""
 
     name: str
-    rank: str
+    rank: tuple[str, ...]
     world_size: tuple[str, ...] = ()
     local_rank: tuple[str, ...] = ()
     local_world_size: tuple[str, ...] = ()
 
 
-_TORCHRUN = _Launcher("torchrun", "RANK", ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",))
+_TORCHRUN = _Launcher("torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",))
 _OPEN_MPI = _Launcher(
     "Open MPI",
-    "OMPI_COMM_WORLD_RANK",
+    ("OMPI_COMM_WORLD_RANK",),
     ("OMPI_COMM_WORLD_SIZE",),
     ("OMPI_COMM_WORLD_LOCAL_RANK",),
     ("OMPI_COMM_WORLD_LOCAL_SIZE",),
 )
 _PMI = _Launcher(
-    "PMI", "PMI_RANK", ("PMI_SIZE",), ("PMI_LOCAL_RANK", "MPI_LOCALRANKID"), ("PMI_LOCAL_SIZE", "MPI_LOCALNRANKS")
+    "PMI", ("PMI_RANK",), ("PMI_SIZE",), ("PMI_LOCAL_RANK", "MPI_LOCALRANKID"), ("PMI_LOCAL_SIZE", "MPI_LOCALNRANKS")
 )
-_PMIX = _Launcher("PMIx", "PMIX_RANK")  # PMIx has no variable for the world size
-_PALS = _Launcher("PALS", "PALS_RANKID", ("PMI_SIZE",), ("PALS_LOCAL_RANKID",), ("PALS_LOCAL_SIZE",))
-_FLUX = _Launcher("Flux", "FLUX_TASK_RANK", ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",))
+_PMIX = _Launcher("PMIx", ("PMIX_RANK",))  # PMIx has no variable for the world size
+_PALS = _Launcher("PALS", ("PALS_RANKID",), ("PMI_SIZE",), ("PALS_LOCAL_RANKID",), ("PALS_LOCAL_SIZE",))
+_FLUX = _Launcher("Flux", ("FLUX_TASK_RANK",), ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",))
 _SLURM = _Launcher(
-    "Slurm", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_LOCALID",)
+    "Slurm", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_LOCALID",)
 )
 _SIZE_MAY_BE_MISSING = {"PMIx", "PALS"}
 
@@ -165,19 +165,13 @@ def _nearest(values: Mapping[str, str], ignored: list[str]) -> tuple[str | None,
 
 def _ask(launcher: _Launcher, values: Mapping[str, str], ignored: list[str]) -> _Answers:
     answers: _Answers = {}
-    fields: list[tuple[str, tuple[str, ...]]] = [
-        ("rank", (launcher.rank,)),
-        ("world_size", launcher.world_size),
-        ("local_rank", launcher.local_rank),
-        ("local_world_size", launcher.local_world_size),
-    ]
-    for what, names in fields:
+    for what, names in zip(launcher._fields[1:], launcher[1:], strict=True):
         source = next((name for name in names if name in values), None)
         if source:
             answers[what] = _Answer(_number(source, values[source]), source)
     if "rank" not in answers or ("world_size" not in answers and launcher.name not in _SIZE_MAY_BE_MISSING):
         if "rank" in answers:
-            ignored.append(f"{launcher.rank} is set, but no {' or '.join(launcher.world_size)}")
+            ignored.append(f"{launcher.rank[0]} is set, but no {' or '.join(launcher.world_size)}")
         elif launcher is _TORCHRUN and "world_size" in answers:
             ignored.append("WORLD_SIZE is set, but no RANK")
         return {}

@@ -153,12 +153,7 @@ class StoreUnavailableError(StoreError, OSError):
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        path: str | None = None,
-        maybe_applied: bool = False,
-        errno: int | None = None,
+        self, message: str, *, path: str | None = None, maybe_applied: bool = False, errno: int | None = None
     ) -> None:
         super().__init__(message, path=path, maybe_applied=maybe_applied)
         self.errno = errno

@@ -1,5 +1,7 @@
 """The contract of all stores: `Store`, the base class; `Capabilities`, in which stores differ; `Member`, a session.
 
+`StoreView` is the base class of stores whose data is in another store.
+
 The names and meanings are those of torch's c10d ``Store``. Where the stores of c10d disagree with each other, the
 docstring of the operation says which meaning holds here. This module does not depend on any particular store.
 """
@@ -46,6 +48,7 @@ __all__ = [
     "Capabilities",
     "Member",
     "Store",
+    "StoreView",
     "arrival_steps",
     "arrive",
     "barrier_steps",
@@ -272,9 +275,8 @@ class Store(ABC):
             BarrierError: more than `world_size` callers arrived, or a key of the barrier has a value of another kind.
             StoreTimeoutError: fewer than `world_size` callers arrived before the deadline.
         """
-        run_blocking(
-            self, self._barrier_steps(key, world_size, self._timeout if timeout is None else to_seconds(timeout))
-        )
+        limit = self._timeout if timeout is None else to_seconds(timeout)
+        run_blocking(self, self._barrier_steps(key, world_size, limit))
 
     def _barrier_steps(self, key: Key, world_size: int, timeout: float) -> WaitSteps[None]:
         check_positive("world_size", world_size)
@@ -474,12 +476,59 @@ class Store(ABC):
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+class StoreView(Store):
+    """A view of the underlying store `store`, in which only operations with keys differ; a subclass has these."""
+
+    def __init__(self, store: Store) -> None:
+        self.capabilities = store.capabilities
+        self._inner = store
+
+    def _open(self) -> Store:
+        """Return the underlying store. A view that can be closed alone raises `StoreClosedError` if it is closed."""
+        return self._inner
+
+    @property
+    def timeout(self) -> timedelta:
+        """The timeout of the underlying store."""
+        return self._inner.timeout
+
+    def set_timeout(self, timeout: Timeout) -> None:
+        """Set the timeout of the underlying store and so of all its views."""
+        self._open().set_timeout(timeout)
+
+    def has_extended_api(self) -> bool:
+        """Return whether the underlying store has the extended operations."""
+        return self._inner.has_extended_api()
+
+    @property
+    def has_liveness(self) -> bool:
+        """Whether the underlying store can detect which sessions are dead."""
+        return self._inner.has_liveness
+
+    def register(self) -> int:
+        """See `Store.register`."""
+        return self._open().register()
+
+    def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
+        """Return the members of the underlying store, because a view has no sessions of its own."""
+        return self._open().members(ranks)
+
+    def announce_rank(self, rank: int) -> None:
+        """See `Store.announce_rank`."""
+        self._open().announce_rank(rank)
+
+    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
+        """See `Store.dead_ranks`."""
+        return self._open().dead_ranks(ranks)
+
+    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
+        """See `Store.dead_sessions`."""
+        return self._open().dead_sessions(numbers)
 
 
 # The other modules of this package call these functions. They call private methods, which the stores override.

@@ -9,7 +9,7 @@ after a write, and a thread that waits for the log's lock reads ``file`` and ``l
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
@@ -17,14 +17,16 @@ from fscoord._log.format.record import LogPosition
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.io.spill import NEVER
+from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.locking.log_lock import LogLock
 from fscoord._log.locking.process_mutex import LogKey, ProcessMutex
 from fscoord._log.recovery import CLOSED
+from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, SessionDeadError, StoreError, StoreGoneError
 
-__all__ = ["FILE_GONE", "GenerationUnlinked", "HandleState", "NeedsLock", "Root", "open_root", "reopen"]
+E = TypeVar("E", bound=StoreError)
 
 
 class Root(NamedTuple):
@@ -62,6 +64,8 @@ class HandleState:
     Attributes:
         path: the absolute path of the log.
         options: the options with which the log was opened.
+        machine: the state machine that applies every data record once, in order.
+        table: the sessions that the log has recorded.
         read_only: whether this handle never writes.
         root: generation 0, which has the log's own name.
         file: the path of the generation in use.
@@ -101,9 +105,9 @@ class HandleState:
 
     __slots__ = (
         "__weakref__", "bell", "chain", "compact_at", "file", "file_identity", "final_error", "header", "is_copy",
-        "is_settled", "is_shared", "is_torn", "lock", "may_lie", "mutex", "offset", "options", "owned_fds", "path",
-        "path_checked_at", "pending", "read_flags", "read_only", "reader_fd", "recovery", "root", "root_fd", "seal",
-        "shared", "short_read_is_end", "spill_at", "start", "time_left", "write_flags", "zeros",
+        "is_settled", "is_shared", "is_torn", "lock", "machine", "may_lie", "mutex", "offset", "options", "owned_fds",
+        "path", "path_checked_at", "pending", "read_flags", "read_only", "reader_fd", "recovery", "root", "root_fd",
+        "seal", "shared", "short_read_is_end", "spill_at", "start", "table", "time_left", "write_flags", "zeros",
     )  # fmt: skip
 
     root: Root
@@ -118,8 +122,9 @@ class HandleState:
     chain: int
     zeros: torn_tail.Zeros
 
-    def __init__(self, path: str, options: LogOptions) -> None:
+    def __init__(self, path: str, options: LogOptions, machine: StateMachine, table: SessionTable) -> None:
         self.path, self.options, self.read_only = path, options, options.read_only
+        self.machine, self.table = machine, table
         self.reader_fd = self.root_fd = -1
         self.owned_fds = system.Descriptors()
         self.pending, self.is_torn = b"", False
@@ -148,12 +153,12 @@ class HandleState:
         """End the handle because its log is gone, and return the error. `how` says what happened to the log."""
         return self.over(StoreGoneError, f"{how}; open the store again")
 
-    def over(self, kind: type[StoreGoneError], message: str) -> StoreGoneError:
+    def over(self, kind: type[E], message: str) -> E:
         """End the handle, and return the error that every later operation raises."""
         self.finish(kind, message)
         return kind(f"{self.path} {message}", path=self.path)
 
-    def session_is_dead(self, number: int) -> StoreGoneError:
+    def session_is_dead(self, number: int) -> SessionDeadError:
         """End the handle because its own session `number` was recorded as dead, and return the error."""
         message = f"has a death record: this handle's session {number} is dead; open the store again"
         return self.over(SessionDeadError, message)
@@ -179,9 +184,6 @@ class HandleState:
         return {self.reader_fd, self.lock.fd, self.root_fd}
 
 
-FILE_GONE: Final = frozenset((system.errno.ENOENT, getattr(system.errno, "ESTALE", -1)))
-
-
 def reopen(handle: HandleState, flags: int) -> int:
     """Return another descriptor of the generation in use, owned by the handle.
 
@@ -202,7 +204,7 @@ def reopen(handle: HandleState, flags: int) -> int:
         handle.close_fd(fd)
         # The NFS client caches the name of a file that another host has removed. If this host has the file open,
         # open(2) may succeed by that name; then fstat(2) is the first call that the server refuses.
-        if handle.header.generation and error.errno in FILE_GONE:
+        if handle.header.generation and error.errno in safe_files.GONE:
             raise GenerationUnlinked from None
         raise
     if (found.st_dev, found.st_ino) != handle.file_identity:

@@ -41,15 +41,7 @@ from fscoord._log.state_machine import StateMachine
 from fscoord._log.wakeup.changed_keys import ChangedKeys
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
-from fscoord.errors import (
-    FscoordError,
-    StoreClosedError,
-    StoreError,
-    StoreTimeoutError,
-    StoreUnavailableError,
-)
-
-__all__ = ["Decide", "Log"]
+from fscoord.errors import FscoordError, StoreClosedError, StoreError, StoreTimeoutError, StoreUnavailableError
 
 T = TypeVar("T")
 
@@ -73,16 +65,6 @@ STALE_PAUSE_MAX_S: Final = 0.1
 """The first and the longest pause, in seconds, between attempts to reopen a file that the server has forgotten. The
 first attempt is made at once."""
 
-_handles: weakref.WeakSet[Log] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for log in list(_handles):
-        log.after_fork()
-
-
-system.after_fork_in_child("handles", _after_fork_in_child)
-
 
 class Log:
     """One handle on the log at `path`. A missing log is created, unless the options are read-only.
@@ -90,11 +72,10 @@ class Log:
     Args:
         path: an absolute path, as `safe_files.resolve` returns it.
         machine: the state machine that applies every data record once, in order.
-        options: the options to open the log with.
+        options: the options to open the log with. A ``coherence`` of None means ``"local"`` here.
         introduce: returns the content of the handle's session record; called before the first write.
         participants: the life of the log ends when this many participants have left it; 0: never.
         mount: the mount of `path`; None: it is looked up.
-        coherence: how the mount is read: ``"local"``, ``"direct"`` or ``"locked"``.
 
     Attributes:
         handle: the state that the parts of the handle share. The process mutex of the log guards it.
@@ -110,39 +91,28 @@ class Log:
         introduce: Callable[[], Session],
         participants: int = 0,
         mount: Mount | None = None,
-        coherence: str = LOCAL,
     ) -> None:
         self.path = path
+        coherence = options.coherence or LOCAL
         self.mount: Mount = mount or find_mount(path)
         options = options._replace(inodes_last=options.inodes_last and self.mount.inodes_last)
         self.read_only = options.read_only
         self.changed_keys = None if coherence == LOCAL else ChangedKeys(machine)
         self.machine: StateMachine = self.changed_keys or machine
-        self.handle = handle = HandleState(path, options)
+        self.table = SessionTable(participants)
+        self.handle = handle = HandleState(path, options, self.machine, self.table)
         handle.zeros = torn_tail.Zeros(is_sparse=self.mount.reports_holes and not system.is_fake_fs())
-        self._finalizer = weakref.finalize(self, system.close_all, system.os.close, handle.owned_fds)
-        self._finalizer.atexit = False
+        weakref.finalize(self, system.close_all, system.os.close, handle.owned_fds).atexit = False
         # The parts refer to `handle` and to parts made before them, never to this object. So there is no reference
         # cycle: a handle that is dropped is freed at once, and its finalizer closes the descriptors.
-        self.table = SessionTable(participants)
-        on_control = None if self.changed_keys is None else self.changed_keys.mark_all
-        self.cursor = Cursor(handle, self.machine, self.table, on_control)
-        self.liveness = Liveness(handle, self.table)
+        self.cursor = Cursor(handle, None if self.changed_keys is None else self.changed_keys.mark_all)
+        self.liveness = Liveness(handle)
         self.access = self._choose_access(coherence)
-        self.writer = LogWriter(handle, self.cursor, self.machine, self.access.write)
-        self.large_values = LargeValues(handle, self.cursor, self.machine)
+        self.writer = LogWriter(handle, self.cursor, self.access.write)
+        self.large_values = LargeValues(handle, self.cursor)
         self.registration = Registration(handle, self.liveness, self.writer, introduce)
-        self.follower = GenerationFollower(handle, self.cursor, self.table, self.large_values)
-        self.compactor = Compactor(
-            handle,
-            self.machine,
-            self.table,
-            self.liveness,
-            self.writer,
-            self.registration,
-            self.large_values,
-            self.follower,
-        )
+        self.follower = GenerationFollower(handle, self.cursor, self.large_values)
+        self.compactor = Compactor(handle, self.registration, self.large_values, self.follower)
         # The methods that vary by mount are bound once, because every operation calls them.
         self._read, self._catch_up, self._append = self.access.read, self.access.catch_up, self.writer.append
         self.read_locked, self.read_unlocked = self.large_values.read_locked, self.large_values.read_unlocked
@@ -157,7 +127,7 @@ class Log:
 
     def _choose_access(self, coherence: str) -> Access:
         if coherence == LOCAL:
-            return LocalAccess(self.handle, self.cursor, self.table, self.liveness, self.mount)
+            return LocalAccess(self.handle, self.cursor, self.liveness, self.mount)
         is_direct = self.handle.options.is_soft and coherence == DIRECT
         kind = SymlinkLockAccess if is_direct else NetworkAccess
         return kind(self.handle, self.cursor, self.liveness, self.mount, coherence)
@@ -611,9 +581,7 @@ class Log:
             session = handle.lock.session or self.registration.append()
             handle.is_settled = False
             self._append(record.FINISHED, b"", b"", session)
-            owner = LogIdentity(handle.header.lineage, handle.root.inode)
-            flags = forwarding.Flags(handle.read_flags, handle.write_flags)
-            forwarding.remove_log(self.path, handle.root, owner, clear, flags, handle.owned_fds)
+            forwarding.remove_log(handle, LogIdentity(handle.header.lineage, handle.root.inode), clear)
             return None, 0, b""
 
         self.update(record.LEAVE, b"", b"", decide, limit)
@@ -754,6 +722,9 @@ class Log:
     def _close_all(self) -> None:
         for fd in list(self.handle.owned_fds):
             self.handle.close_fd(fd)
+
+
+_handles = system.reset_in_child("handles", Log.after_fork)
 
 
 def _cause_of(first: BaseException | None, error: OSError) -> OSError | None:

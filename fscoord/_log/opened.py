@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from fscoord._log.access.hang_watchdog import KernelCall
-from fscoord._log.access.mount import DIRECT, LOCAL, LOCKED, Mount, find_mount
+from fscoord._log.access.mount import DIRECT, LOCAL, LOCKED, find_mount
 from fscoord._log.format.control_records import Session
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import KIND_NAMES
@@ -14,8 +14,6 @@ from fscoord._log.log import Decide, Log
 from fscoord._log.state_machine import StateMachine
 from fscoord._runtime.logging import logger
 from fscoord.errors import UnsupportedFilesystemError
-
-__all__ = ["WatchedLog", "open_log_file"]
 
 
 def open_log_file(
@@ -35,11 +33,10 @@ def open_log_file(
     if mount.caution:
         logger(__name__).warning("%s is on %s: %s", path, mount.kind, mount.caution)
     coherence = options.coherence or mount.coherence
-    if coherence == LOCAL:
-        return Log(path, machine, options, introduce, participants, mount)
     if coherence == LOCKED and mount.is_nfs and options.is_soft:
         coherence = DIRECT  # the kernel does not see a soft lock, so a soft lock does not make its caches valid
-    return WatchedLog(path, machine, options, introduce, participants, mount, coherence)
+    kind = Log if coherence == LOCAL else WatchedLog
+    return kind(path, machine, options._replace(coherence=coherence), introduce, participants, mount)
 
 
 class WatchedLog(Log):
@@ -49,38 +46,19 @@ class WatchedLog(Log):
     keys in the records that it reads, because no event of this host's file system reports the writes of other hosts.
     """
 
-    def __init__(
-        self,
-        path: str,
-        machine: StateMachine,
-        options: LogOptions,
-        introduce: Callable[[], Session],
-        participants: int,
-        mount: Mount,
-        coherence: str,
-    ) -> None:
+    def __init__(self, path: str, *arguments: Any) -> None:
+        super().__init__(path, *arguments)
         self._call = KernelCall(path)
-        try:
-            super().__init__(path, machine, options, introduce, participants, mount, coherence)
-        except BaseException:
-            self._call.close()
-            raise
 
     def refresh(self, limit: float) -> None:
         """See `Log.refresh`."""
-        self._call.begin()
-        try:
+        with self._call:
             super().refresh(limit)
-        finally:
-            self._call.end()
 
     def update(self, kind: int, key: bytes, value: bytes, decide: Decide | None, limit: float) -> Any:
         """See `Log.update`."""
-        self._call.begin()
-        try:
+        with self._call:
             return super().update(kind, key, value, decide, limit)
-        finally:
-            self._call.end()
 
     def _wait_for_lock(self, attempt: int, started: float, limit: float) -> None:
         self._call.end()  # the wait below has a deadline, so it can't hang

@@ -1,4 +1,4 @@
-"""`Recovery`: flags for the invariants of a handle that may not hold after an interrupted operation.
+"""`POSITION` and other flags: the invariants of a handle that may not hold after an interrupted operation.
 
 A signal handler may raise between any two instructions, a process may fork in the middle of an operation, and a file
 server may forget a file. So an operation sets a flag in `HandleState.recovery` *before* it breaks an invariant, and
@@ -11,42 +11,30 @@ exactly the records before ``offset``.
 
 from __future__ import annotations
 
-from enum import IntFlag
 from typing import Final
 
-__all__ = ["APPLYING", "CLOSED", "DESCRIPTORS", "GENERATION", "POSITION", "SERVER_STATE", "Recovery"]
+# The flags are ints, because an operation on an IntFlag takes a microsecond, and one on an int a hundredth of that. At
+# most one of POSITION and APPLYING is set, because each is assigned in place of the other. The other flags are set in
+# any combination. `docs/architecture.md` has the table.
 
+POSITION: Final = 1
+"""The position of the read descriptor is unknown. Set before every read and append, cleared at the end of the
+operation. Recovery: a new descriptor at ``offset``."""
 
-class Recovery(IntFlag):
-    """The invariants that the next operation must restore.
+APPLYING: Final = 2
+"""It is unknown which records the state machine has applied. Set in place of `POSITION` before records are applied.
+`POSITION` replaces it when ``offset`` and ``chain`` have moved on; in a durable log, only when the records are also
+synced. Recovery: the state machine is reset, and the generation is read again from its first record."""
 
-    At most one of `POSITION` and `APPLYING` is set, because each is assigned in place of the other. The other flags are
-    set in any combination. `docs/architecture.md` has the table.
-    """
+DESCRIPTORS: Final = 4
+"""The descriptors may be closed, as in a forked child. Recovery: the same generation is opened again."""
 
-    POSITION = 1
-    """The position of the read descriptor is unknown. Set before every read and append, cleared at the end of the
-    operation. Recovery: a new descriptor at ``offset``."""
-    APPLYING = 2
-    """It is unknown which records the state machine has applied. Set in place of `POSITION` before records are applied.
-    `POSITION` replaces it when ``offset`` and ``chain`` have moved on; in a durable log, only when the records are also
-    synced. Recovery: the state machine is reset, and the generation is read again from its first record."""
-    DESCRIPTORS = 4
-    """The descriptors may be closed, as in a forked child. Recovery: the same generation is opened again."""
-    CLOSED = 8
-    """The handle has ended, and every operation raises `HandleState.final_error`. Never cleared."""
-    SERVER_STATE = 16
-    """The file server may have forgotten the descriptors, or their locks (ESTALE, EIO). Recovery: as `DESCRIPTORS`."""
-    GENERATION = 32
-    """It is unknown which generation the handle is in. Set while the handle enters another generation, or opens its own
-    generation again.
-    Recovery: the handle begins at the newest generation that generation 0 names."""
+CLOSED: Final = 8
+"""The handle has ended, and every operation raises `HandleState.final_error`. Never cleared."""
 
+SERVER_STATE: Final = 16
+"""The file server may have forgotten the descriptors, or their locks (ESTALE, EIO). Recovery: as `DESCRIPTORS`."""
 
-# The hot path uses these ints: an operation on an IntFlag takes a microsecond, and one on an int a hundredth of that.
-POSITION: Final = int(Recovery.POSITION)
-APPLYING: Final = int(Recovery.APPLYING)
-DESCRIPTORS: Final = int(Recovery.DESCRIPTORS)
-CLOSED: Final = int(Recovery.CLOSED)
-SERVER_STATE: Final = int(Recovery.SERVER_STATE)
-GENERATION: Final = int(Recovery.GENERATION)
+GENERATION: Final = 32
+"""It is unknown which generation the handle is in. Set while the handle enters another generation, or opens its own
+generation again. Recovery: the handle begins at the newest generation that generation 0 names."""

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from fscoord._log.io.spill import Fetch, SpilledRecord, Spot
 
-__all__ = ["StateMachine"]
-
 
 class StateMachine(Protocol):
     """An object that applies the data records of a log in order. The log calls every method under the process mutex."""

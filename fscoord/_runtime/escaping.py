@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-__all__ = ["escape_word"]
-
 
 @lru_cache(maxsize=16)
 def escape_word(text: str) -> str:

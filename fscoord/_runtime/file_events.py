@@ -15,8 +15,6 @@ from typing import Any
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["BELL_RUNG", "LOG_CHANGED", "Inotify", "ObserverSource", "watch_file"]
-
 LOG_CHANGED = 0x0002 | 0x0004 | 0x0400 | 0x0800  # IN_MODIFY, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF: inotify(7)
 BELL_RUNG = 0x0004 | 0x0400 | 0x0800
 
@@ -138,9 +136,7 @@ class Inotify:
         """
         if pid in self.processes:
             return True
-        if len(self.processes) >= PROCESSES_MAX:
-            return False
-        if not hasattr(system.os, "pidfd_open"):
+        if len(self.processes) >= PROCESSES_MAX or not hasattr(system.os, "pidfd_open"):
             return False
         try:
             pidfds = self._epolls.get("pidfds") or self._epolls.setdefault("pidfds", system.select.epoll())
@@ -237,12 +233,4 @@ class ObserverSource:
             self._observer.stop()
 
 
-_instances: weakref.WeakSet[Inotify] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for instance in list(_instances):
-        instance.after_fork()
-
-
-system.after_fork_in_child("events", _after_fork_in_child)
+_instances = system.reset_in_child("events", Inotify.after_fork)

@@ -17,9 +17,10 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
-__all__ = ["ORDER", "after_fork_in_child", "fork_marker", "process_epoch", "recover_from_fork"]
+T = TypeVar("T")
 
 ORDER: Final = (
     "imports",  # first, because a later step may import a module
@@ -66,6 +67,21 @@ def after_fork_in_child(step: str, call: Callable[[], None]) -> None:
     if step not in ORDER:
         raise ValueError(f"{step!r} is not a step of fork recovery: add it to {__name__}.ORDER")
     _steps[step] = call
+
+
+def reset_in_child(step: str, reset: Callable[[T], None]) -> WeakSet[T]:
+    """Register the step named `step`, which calls `reset` for each object of a set. Return the set, which is empty.
+
+    The set keeps no object alive. A constructor adds its object to the set.
+    """
+    objects: WeakSet[T] = WeakSet()
+
+    def reset_all() -> None:
+        for each in list(objects):
+            reset(each)
+
+    after_fork_in_child(step, reset_all)
+    return objects
 
 
 def recover_from_fork() -> None:

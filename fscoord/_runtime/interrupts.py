@@ -44,8 +44,6 @@ from typing import Any, Final
 from fscoord._runtime.forks import after_fork_in_child
 from fscoord.errors import FscoordError
 
-__all__ = ["import_uninterrupted", "in_one_chain", "raise_if_foreign", "raise_unless_absent"]
-
 _OF_THE_INTERPRETER: Final = (
     "can't start new thread",
     "can't create new thread",

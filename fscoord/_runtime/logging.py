@@ -13,8 +13,6 @@ from fscoord._runtime.interrupts import import_uninterrupted, raise_if_foreign
 if TYPE_CHECKING:
     import logging
 
-__all__ = ["logger"]
-
 
 def logger(module: str) -> logging.Logger:
     """Return the logger named `module`, which is a child of the logger ``fscoord``."""

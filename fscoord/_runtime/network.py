@@ -11,21 +11,9 @@ import socket
 import struct
 from collections.abc import Sequence
 from typing import Any, Final
-from weakref import WeakSet
 
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
-
-__all__ = [
-    "Endpoint",
-    "acquire_host_mutex",
-    "connect",
-    "drop_unsent",
-    "free_port",
-    "is_ip_address",
-    "is_this_host",
-    "resolve",
-]
 
 Endpoint = tuple[socket.AddressFamily, Any]
 """An address family, and an address of this family with a port."""
@@ -137,16 +125,8 @@ def acquire_host_mutex(name: str) -> socket.socket | None:
     return found
 
 
-_names: WeakSet[socket.socket] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    """Close the inherited sockets, which would hold the parent's mutexes for as long as the child lives."""
-    for found in list(_names):
-        found.close()
-
-
-system.after_fork_in_child("names", _after_fork_in_child)
+# A child closes the inherited sockets, which would hold the parent's mutexes for as long as the child lives.
+_names = system.reset_in_child("names", socket.socket.close)
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

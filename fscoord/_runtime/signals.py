@@ -6,7 +6,6 @@ handlers of its caller.
 
 from __future__ import annotations
 
-import _thread
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -15,8 +14,6 @@ from types import FrameType
 from typing import NoReturn
 
 from fscoord._runtime import system
-
-__all__ = ["Terminated", "defer_signals", "forward_signals", "raise_on_termination", "resend_lost_signals"]
 
 RESEND_AFTER_S = 0.01
 """The delay in seconds before a lost signal is sent again. This is repeated until the signal arrives."""
@@ -51,7 +48,7 @@ def resend_lost_signals() -> Iterator[None]:
             return
         # An exception raised here would be lost again, so another thread sends the signal. The thread is a bare thread:
         # starting a `threading.Thread` needs a lock that the interrupted code may hold.
-        _thread.start_new_thread(_resend, (number,))
+        system.start_bare_thread(_resend, (number,))
 
     sys.unraisablehook = hook
     try:

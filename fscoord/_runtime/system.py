@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import IO, Any, Final, ParamSpec, TypeVar
 
 from fscoord._runtime.escaping import escape_word
-from fscoord._runtime.forks import after_fork_in_child, fork_marker, process_epoch, recover_from_fork
+from fscoord._runtime.forks import after_fork_in_child, fork_marker, process_epoch, recover_from_fork, reset_in_child
 from fscoord._runtime.interrupts import import_uninterrupted, in_one_chain
 from fscoord.errors import StoreUnavailableError
 
@@ -39,7 +39,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 __all__ = ["errno", "fcntl", "os", "select", "stat", "threading", "time"]
-__all__ += ["after_fork_in_child", "fork_marker", "process_epoch", "recover_from_fork"]
+__all__ += ["after_fork_in_child", "fork_marker", "process_epoch", "recover_from_fork", "reset_in_child"]
 __all__ += ["import_uninterrupted", "in_one_chain"]
 
 O_CLOEXEC = getattr(os, "O_CLOEXEC", 0)

@@ -8,8 +8,6 @@ from typing import Final
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 
-__all__ = ["FIRST_S", "FREE_TRIES", "Backoff", "SlowWaitLogger"]
-
 FREE_TRIES: Final = 16
 """The number of tries that may fail before the pauses begin and the limit applies. A try fails only if another caller
 has succeeded."""

@@ -28,27 +28,6 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from fscoord._runtime import system
 from fscoord._waiting.timing import SlowWaitLogger
 
-__all__ = [
-    "APPEND",
-    "COUNT",
-    "ITEM",
-    "KEYS",
-    "NOT_YET",
-    "THREAD_BACKEND",
-    "VALUES",
-    "ArrivalRequest",
-    "BarrierRequest",
-    "NotYet",
-    "Request",
-    "Wait",
-    "WaitBackend",
-    "WaitRequest",
-    "WaitSteps",
-    "Waker",
-    "block_on",
-    "next_look",
-]
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

@@ -25,8 +25,7 @@ __all__ = ["cli", "run"]
 
 
 @click.group(
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(fscoord.__version__, message="%(prog)s %(version)s")
 @common
@@ -105,8 +104,6 @@ def _fail(error: BaseException) -> int:
     if isinstance(error, exit_codes.OutputError):
         output.detach_stdout()
     if not exit_codes.is_silent(error):
-        words = exit_codes.message(error).encode(
-            "utf-8", "surrogateescape"
-        )  # of others, too, such as a host's name in a log
-        click.echo(f"fscoord: {output.printable(words)}", err=True)
+        # It may hold the words of other processes, such as a host's name in a log.
+        click.echo(f"fscoord: {output.printable(exit_codes.message(error))}", err=True)
     return exit_codes.exit_code(error)

@@ -7,10 +7,9 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
-from fscoord._runtime import system
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, time_limit, verbose
-from fscoord.cli.output import flush, is_terminal, printable, write, write_json
+from fscoord.cli.output import flush, is_terminal, plain, write, write_json
 from fscoord.demo.launcher import PROCESSES_MAX, run
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ def _print(report: dict[str, Any]) -> None:
     console = Console(file=cast("IO[str]", _Output()), markup=False, highlight=False, emoji=False, width=width)
     console.print(
         f"{report['words']} words ({report['distinct_words']} different ones) in {report['files']} files"
-        f" below {_name(report['input'])}, in {report['seconds']:.2f} s",
+        f" below {plain(report['input'])}, in {report['seconds']:.2f} s",
         soft_wrap=True,
     )
     most = ", ".join(f"{word} {count}" for word, count in report["top"])
@@ -139,7 +138,7 @@ def _print(report: dict[str, Any]) -> None:
     console.print(_processes(report), "")
     console.print(_barriers(report), "")
     for skipped in report["skipped"]:
-        console.print(f"skipped {_name(skipped['file'])}: {skipped['reason']}", soft_wrap=True)
+        console.print(f"skipped {plain(skipped['file'])}: {skipped['reason']}", soft_wrap=True)
     for loss in report["lost"]:
         console.print(_loss(loss), soft_wrap=True)
     console.print(f"(reported by rank {report['reported_by']})", soft_wrap=True)
@@ -172,16 +171,12 @@ def _table(*headings: str) -> Table:
 
 
 def _loss(loss: dict[str, Any]) -> str:
-    redone = ", ".join(f"{_name(each['file'])} (by rank {each['by']})" for each in loss["redone"])
+    redone = ", ".join(f"{plain(each['file'])} (by rank {each['by']})" for each in loss["redone"])
     return (
         f"rank {loss['rank']}, process {loss['pid']} on {loss['host']}, was lost to {loss['cause']}:"
         f" named by rank {', '.join(map(str, loss['named_by']))} at the barrier {loss['barrier']!r};"
         f" what it had taken and others did again: {redone or 'nothing'}"
     )
-
-
-def _name(path: str) -> str:
-    return printable(system.os.fsencode(path))
 
 
 def _milliseconds(seconds: float) -> str:

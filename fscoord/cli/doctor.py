@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from fscoord._runtime import system
 from fscoord.cli.exit_codes import FALSE, UNAVAILABLE
 from fscoord.cli.options import as_json, time_limit, verbose
-from fscoord.cli.output import printable, write, write_json
+from fscoord.cli.output import plain, show
 from fscoord.doctor.examination import EXPECTED_WAIT_S, OPEN_WAIT_S, examine
 from fscoord.doctor.verdict import NOT_PROVEN, NOT_SAFE, SAFE
 from fscoord.environment import detect
@@ -77,10 +76,8 @@ def doctor(path: str, lock: str, instances: int | None, wait: float | None, as_j
     report = examine(path, lock=lock, expected=instances, wait=wait, tell=_tell, group=group)
     if not report.pop("presided"):
         click.echo(f"fscoord: {report['verdict']}; another instance prints the report", err=True)
-    elif as_json:
-        write_json({**report, "checks": [_without_empty(check) for check in report["checks"]]})
     else:
-        write(_text(report).encode())
+        show(as_json, {**report, "checks": [_without_empty(check) for check in report["checks"]]}, _lines(report))
     return CODES[report["verdict"]]
 
 
@@ -96,29 +93,25 @@ def _without_empty(check: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in check.items() if value not in ("", {})}
 
 
-def _text(report: dict[str, Any]) -> str:
-    lines = [f"{_name(report['path'])}: {report['verdict'].upper()}"]
+def _lines(report: dict[str, Any]) -> list[str]:
+    lines = [f"{plain(report['path'])}: {report['verdict'].upper()}"]
     if report["file_system"]:
         found = report["file_system"]
         options = ",".join(dict.fromkeys(found["options"]))
-        lines.append(f"  {found['kind'] or 'unknown'} at {_name(found['point'])} ({_name(options)})")
-    lines += [f"  why: {_name(reason)}" for reason in report["reasons"]]
-    lines += [f"  do:  {_name(advice)}" for advice in report["recommendations"]]
+        lines.append(f"  {found['kind'] or 'unknown'} at {plain(found['point'])} ({plain(options)})")
+    lines += [f"  why: {plain(reason)}" for reason in report["reasons"]]
+    lines += [f"  do:  {plain(advice)}" for advice in report["recommendations"]]
     for between in ("processes", "hosts"):
         checks = [check for check in report["checks"] if check["between"] == between]
         if checks:
             lines += ["", _heading(report, between), *map(_line, checks)]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _heading(report: dict[str, Any], between: str) -> str:
-    return "between two processes" if between == "processes" else f"between this host and {_name(report['other_host'])}"
+    return "between two processes" if between == "processes" else f"between this host and {plain(report['other_host'])}"
 
 
 def _line(check: dict[str, Any]) -> str:
     title = f"{check['name']} ({check['lock']})" if check["lock"] else check["name"]
-    return f"  {MARKS[check['outcome']]:<4} {title:<20} {_name(check['says'])}"
-
-
-def _name(text: str) -> str:
-    return printable(system.os.fsencode(text))
+    return f"  {MARKS[check['outcome']]:<4} {title:<20} {plain(check['says'])}"

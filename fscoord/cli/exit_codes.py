@@ -9,22 +9,7 @@ import errno
 
 import click
 
-from fscoord.errors import (
-    BarrierError,
-    BrokenBarrierError,
-    CorruptLogError,
-    FscoordError,
-    QueueEmptyError,
-    RendezvousGracefulExit,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-    StaleRunError,
-    StoreClosedError,
-    StoreError,
-    StoreGoneError,
-    StoreTimeoutError,
-    UnsupportedFilesystemError,
-)
+from fscoord import errors
 
 __all__ = ["FALSE", "UNAVAILABLE", "USAGE", "OutputError", "exit_code", "is_silent", "message"]
 
@@ -50,25 +35,25 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (KeyboardInterrupt, INTERRUPTED),
     (click.Abort, INTERRUPTED),
     (click.ClickException, USAGE),
-    (QueueEmptyError, FALSE),
-    (RendezvousGracefulExit, 0),
-    (StoreTimeoutError, TIMEOUT),
-    (RendezvousTimeoutError, TIMEOUT),
-    (CorruptLogError, DAMAGED),
-    (RendezvousStateError, DAMAGED),
-    (StoreGoneError, UNAVAILABLE),
-    (StoreClosedError, UNAVAILABLE),
-    (StaleRunError, UNAVAILABLE),
-    (UnsupportedFilesystemError, UNAVAILABLE),
-    (BrokenBarrierError, UNAVAILABLE),
-    (BarrierError, USAGE),
+    (errors.QueueEmptyError, FALSE),
+    (errors.RendezvousGracefulExit, 0),
+    (errors.StoreTimeoutError, TIMEOUT),
+    (errors.RendezvousTimeoutError, TIMEOUT),
+    (errors.CorruptLogError, DAMAGED),
+    (errors.RendezvousStateError, DAMAGED),
+    (errors.StoreGoneError, UNAVAILABLE),
+    (errors.StoreClosedError, UNAVAILABLE),
+    (errors.StaleRunError, UNAVAILABLE),
+    (errors.UnsupportedFilesystemError, UNAVAILABLE),
+    (errors.BrokenBarrierError, UNAVAILABLE),
+    (errors.BarrierError, USAGE),
     (PermissionError, PERMISSION),
     (OutputError, IO),
     (OSError, IO),
     (ValueError, USAGE),
     (OverflowError, USAGE),
-    (StoreError, IO),
-    (FscoordError, UNAVAILABLE),
+    (errors.StoreError, IO),
+    (errors.FscoordError, UNAVAILABLE),
 )
 
 
@@ -101,7 +86,7 @@ def _words(error: BaseException) -> str:
         return words if "pip install" in words else "this command needs click and rich: pip install 'fscoord[cli]'"
     if exit_code(error) == BUG:
         return f"a bug in fscoord, please report it with what -vv prints: {type(error).__name__}: {error}"
-    if isinstance(error, OSError) and not isinstance(error, FscoordError) and error.strerror:
+    if isinstance(error, OSError) and not isinstance(error, errors.FscoordError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
 

@@ -14,7 +14,7 @@ from fscoord._arguments import VALUE_MAX, key_text
 from fscoord._runtime import system
 from fscoord._runtime.signals import Terminated, raise_on_termination
 from fscoord.cli.options import as_json, raw, with_existing_store, with_store
-from fscoord.cli.output import field, printable, write, write_json
+from fscoord.cli.output import field, printable, show, write
 from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.launch import run_held
@@ -39,20 +39,14 @@ def members(store: Store, as_json: bool) -> None:
       fscoord members --json | jq -r '.[] | select(.alive == "no") | .rank'
     """
     found = store.members()
-    if as_json:
-        write_json([member._asdict() for member in found])
-        return
-    for member in found:
-        write(_member_line(member).encode())
+    show(as_json, [member._asdict() for member in found], map(_member_line, found))
 
 
 def _member_line(member: Member) -> str:
     rank = "-" if member.rank is None else str(member.rank)
-    place = printable(f"{member.host}:{member.pid}".encode("utf-8", "surrogateescape"))
-    label = printable(member.label.encode("utf-8", "surrogateescape"))
-    return (
-        f"{member.number:>5} {member.alive:<7} {place:<24} {rank:>5} {_utc_text(member.since)} {label}".rstrip() + "\n"
-    )
+    place = printable(f"{member.host}:{member.pid}")
+    since, label = _utc_text(member.since), printable(member.label)
+    return f"{member.number:>5} {member.alive:<7} {place:<24} {rank:>5} {since} {label}".rstrip()
 
 
 def _utc_text(seconds: float) -> str:
@@ -110,19 +104,12 @@ def group(store: Store, name: bytes, as_json: bool) -> None:
       fscoord group --json workers | jq -r '.[].data'
     """
     found = Membership(store, name).members()
-    if as_json:
-        write_json([_participant_document(each) for each in found])
-        return
-    for each in found:
-        owner = printable(each.owner.encode("utf-8", "surrogateescape"))
-        write(f"{each.number:>5} {owner:<24} {printable(each.data)}".rstrip().encode() + b"\n")
+    lines = (f"{each.number:>5} {printable(each.owner):<24} {printable(each.data)}".rstrip() for each in found)
+    show(as_json, [_participant_document(each) for each in found], lines)
 
 
 def _participant_document(each: Participant) -> dict[str, Any]:
     return {"number": each.number, "owner": each.owner, "session": each.session, **field("data", each.data)}
-
-
-log = logging.getLogger(__name__)
 
 
 @click.command()
@@ -210,12 +197,7 @@ def _run_once(store: Store, name: bytes, command: list[str], options: dict[str, 
 
     log.info("runs the command of %r for all", turn.name)
     ending = run_held(
-        command,
-        environment(token),
-        check,
-        grace=options["grace"],
-        leaves_rest=options["close"],
-        output_max=OUTPUT_MAX,
+        command, environment(token), check, grace=options["grace"], leaves_rest=options["close"], output_max=OUTPUT_MAX
     )
     if ending.status and ending.interruption:
         raise KeyboardInterrupt if ending.interruption == signal.SIGINT else Terminated(ending.interruption)

@@ -12,20 +12,13 @@ import click
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, content, raw, with_existing_store, with_store
-from fscoord.cli.output import field, printable, write, write_json
-from fscoord.cli.run_command import (
-    VERBATIM,
-    command_options,
-    parse_command,
-    parse_hold_options,
-    run_under,
-    wait_options,
-)
+from fscoord.cli.output import field, printable, show, write
+from fscoord.cli.run_command import VERBATIM, command_options, parse_hold_options, run_under, wait_options
 from fscoord.errors import LockLostError
 from fscoord.recipes import Contender, Election, Lock, ReadWriteLock, Semaphore, force_release
 from fscoord.store import Store
 
-__all__ = ["break_lock", "elect", "holders", "leader", "lives_of", "lock", "owner_of", "rwlock", "sem"]
+__all__ = ["break_lock", "elect", "holders", "leader", "lives_of", "lock", "rwlock", "sem"]
 
 log = logging.getLogger(__name__)
 
@@ -102,16 +95,14 @@ def sem(store: Store, /, name: bytes, slots: int, **options: Any) -> int:
       fscoord sem -j 4 downloads -- curl -O "$url"
     """
     hold_options = parse_hold_options(store, options)
-    command = parse_command(options)
-    ending = run_under(Semaphore(store, name, slots, ttl=hold_options.ttl), "the semaphore", hold_options, command)
+    ending = run_under(Semaphore(store, name, slots, ttl=hold_options.ttl), "the semaphore", hold_options)
     return ending.code if ending else hold_options.conflict_exit_code
 
 
 def _lock(store: Store, name: bytes, side: str, options: dict[str, Any]) -> int:
     hold_options = parse_hold_options(store, options)
-    command = parse_command(options)
     sides = ReadWriteLock(store, name, ttl=hold_options.ttl)
-    ending = run_under(sides.reader if side == "reader" else sides.writer, "the lock", hold_options, command)
+    ending = run_under(sides.reader if side == "reader" else sides.writer, "the lock", hold_options)
     return ending.code if ending else hold_options.conflict_exit_code
 
 
@@ -132,15 +123,11 @@ def holders(store: Store, name: bytes, as_json: bool) -> int:
     """
     found = Lock(store, name)
     holders, waiters, lives = found.holders(), found.waiters(), lives_of(store)
-    if as_json:
-        write_json(
-            {
-                "holders": [{**each._asdict(), "alive": lives(each)} for each in holders],
-                "waiters": [{**each._asdict(), "alive": lives(each)} for each in waiters],
-            }
-        )
-    else:
-        write(_holder_lines(holders, waiters, lives).encode())
+    document = {
+        "holders": [{**each._asdict(), "alive": lives(each)} for each in holders],
+        "waiters": [{**each._asdict(), "alive": lives(each)} for each in waiters],
+    }
+    show(as_json, document, _holder_lines(holders, waiters, lives))
     return 0 if holders else FALSE
 
 
@@ -170,7 +157,7 @@ def break_lock(store: Store, name: bytes, token: int | None, yes: bool) -> int:
     if not holders:
         click.echo(f"fscoord: nobody holds {printable(name)}" + (f" with token {token}" if token else ""), err=True)
         return FALSE
-    click.echo(_holder_lines(holders, found.waiters(), lives_of(store)), err=True, nl=False)
+    click.echo("\n".join(_holder_lines(holders, found.waiters(), lives_of(store))), err=True)
     if not yes and not _is_asked():
         click.echo("fscoord: nothing was changed: that needs --yes, where nobody can be asked", err=True)
         return FALSE
@@ -179,7 +166,7 @@ def break_lock(store: Store, name: bytes, token: int | None, yes: bool) -> int:
     broken = [each for each in holders if force_release(store, name, each.token)]
     for each in holders:
         end = "was taken from" if each in broken else "had been given back by"
-        write(f"token {each.token} {end} {owner_of(each)}\n".encode())
+        write(f"token {each.token} {end} {printable(each.owner)}\n".encode())
     return 0 if broken else FALSE
 
 
@@ -193,15 +180,9 @@ def lives_of(store: Store) -> Callable[[Contender], str]:
     return lambda waiter: known.get(waiter.session, "unknown")
 
 
-def _holder_lines(holders: list[Contender], waiters: list[Contender], lives: Callable[[Contender], str]) -> str:
-    lines = [f"holds {each.token:>5} {lives(each):<7} {owner_of(each)}" for each in holders]
-    lines += [f"waits     - {lives(each):<7} {owner_of(each)}" for each in waiters]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def owner_of(waiter: Contender) -> str:
-    """Return the contender's ``host:pid``, made printable."""
-    return printable(waiter.owner.encode("utf-8", "surrogateescape"))
+def _holder_lines(holders: list[Contender], waiters: list[Contender], lives: Callable[[Contender], str]) -> list[str]:
+    lines = [f"holds {each.token:>5} {lives(each):<7} {printable(each.owner)}" for each in holders]
+    return lines + [f"waits     - {lives(each):<7} {printable(each.owner)}" for each in waiters]
 
 
 PAUSE_S = 1.0
@@ -229,11 +210,10 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any
       fscoord elect --again --data "$(hostname):8080" front -- ./serve --port 8080
     """
     hold_options = parse_hold_options(store, options)
-    command = parse_command(options)
     candidate = Election(store, name, content(data), ttl=hold_options.ttl)
     while True:
         try:
-            ending = run_under(candidate, "the office", hold_options, command)
+            ending = run_under(candidate, "the office", hold_options)
         except LockLostError as error:
             if not again:
                 raise
@@ -266,8 +246,5 @@ def leader(store: Store, name: bytes, after: int, as_json: bool) -> None:
     """
     log.info("waiting for a leader of %r, up to %s", name, store.timeout)
     found = Election(store, name).observe(after)
-    if as_json:
-        write_json({"term": found.term, "owner": found.owner, **field("data", found.data)})
-    else:
-        owner = printable(found.owner.encode("utf-8", "surrogateescape"))
-        write(f"{found.term} {owner} {printable(found.data)}".rstrip().encode() + b"\n")
+    line = f"{found.term} {printable(found.owner)} {printable(found.data)}".rstrip()
+    show(as_json, {"term": found.term, "owner": found.owner, **field("data", found.data)}, [line])

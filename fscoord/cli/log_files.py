@@ -6,21 +6,11 @@ from typing import Any
 
 import click
 
+from fscoord import inspect
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import DAMAGED, FALSE
 from fscoord.cli.options import as_json, common, file_path, store_option, store_url, time_limit, verbose
-from fscoord.cli.output import Progress, field, printable, write, write_json
-from fscoord.inspect import (
-    Entry,
-    Finding,
-    Repair,
-    Report,
-    Skipped,
-    copy,
-    dump as entries,
-    repair as copy_sound,
-    verify as look,
-)
+from fscoord.cli.output import Progress, field, plain, printable, show, write, write_json
 from fscoord.stores.file import FileStore
 from fscoord.stores.url import open_store
 
@@ -55,7 +45,7 @@ def dump(ctx: click.Context, full: bool, as_json: bool) -> None:
     path = file_path(store_url(ctx))
     if path is None:
         raise click.UsageError("only the log of a file store can be dumped", ctx)
-    for entry in entries(path):
+    for entry in inspect.dump(path):
         value = entry.value if full else _beginning(entry.value)
         if as_json:
             write_json(
@@ -74,7 +64,7 @@ def dump(ctx: click.Context, full: bool, as_json: bool) -> None:
             write(_entry_line(entry, value).encode())
 
 
-def _entry_line(entry: Entry, value: bytes) -> str:
+def _entry_line(entry: inspect.Entry, value: bytes) -> str:
     rest = len(entry.value) - len(value)
     more = f" ... and {rest} bytes more" if rest else ""
     key = printable(entry.key).replace(" ", "\\x20") or "-"  # so that the value begins behind the same space
@@ -136,11 +126,8 @@ def verify(ctx: click.Context, path: str | None, timeout: float, as_json: bool) 
       fscoord verify --json /shared/job/store | jq -r .verdict
     """
     with Progress("reading") as progress:
-        report = look(log_path(ctx, path), timeout=timeout, on_progress=progress.report)
-    if as_json:
-        write_json(_report_document(report))
-    else:
-        write(_report_text(report).encode())
+        report = inspect.verify(log_path(ctx, path), timeout=timeout, on_progress=progress.report)
+    show(as_json, _report_document(report), _report_lines(report))
     return DAMAGED if report.verdict == "damaged" else 0
 
 
@@ -152,42 +139,38 @@ def log_path(ctx: click.Context, path: str | None) -> str:
     return found
 
 
-def _report_document(report: Report) -> dict[str, Any]:
+def _report_document(report: inspect.Report) -> dict[str, Any]:
     return {
-        "path": _name(report.path),
+        "path": plain(report.path),
         "verdict": report.verdict,
-        "files": [{**entry._asdict(), "file": _name(entry.file)} for entry in report.generations],
+        "files": [{**entry._asdict(), "file": plain(entry.file)} for entry in report.generations],
         "findings": [_finding(finding) for finding in report.findings],
         "more_findings": report.more,
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
-    fields = {**finding._asdict(), "file": _name(finding.file)}
+def _finding(finding: inspect.Finding) -> dict[str, Any]:
+    fields = {**finding._asdict(), "file": plain(finding.file)}
     return {"says" if name == "message" else name: value for name, value in fields.items()}
 
 
-def _report_text(report: Report) -> str:
-    lines = [f"{_name(report.path)}: {report.verdict.upper()}"]
+def _report_lines(report: inspect.Report) -> list[str]:
+    lines = [f"{plain(report.path)}: {report.verdict.upper()}"]
     for entry in report.generations:
         voids = f", {entry.voids} voided" if entry.voids else ""
         lines.append(
             f"  generation {entry.generation}: {entry.records} records{voids}, {entry.size} bytes, {entry.ends}:"
-            f" {_name(entry.file)}"
+            f" {plain(entry.file)}"
         )
     for finding in report.findings:
         place = f"at {finding.offset}, {finding.size} bytes: " if finding.offset or finding.size else ""
         lines += [
-            f"{'DAMAGED' if finding.is_damage else 'note'}: {_name(finding.file)}: {place}{_name(finding.message)}",
+            f"{'DAMAGED' if finding.is_damage else 'note'}: {plain(finding.file)}: {place}{plain(finding.message)}",
             f"  do: {finding.advice}",
         ]
     if report.more:
         lines.append(f"... and {report.more} more of the kind")
-    return "\n".join(lines) + "\n"
-
-
-def _name(text: str) -> str:
-    return printable(system.os.fsencode(text))
+    return lines
 
 
 class _NewFile(click.Path):
@@ -228,7 +211,7 @@ def repair(
       fscoord repair /shared/job/store --output /shared/job/store.repaired --yes
     """
     with Progress("copying") as progress:
-        found = copy_sound(
+        found = inspect.repair(
             log_path(ctx, path),
             output,
             salvage=salvage,
@@ -237,15 +220,13 @@ def repair(
             on_progress=progress.report,
             on_skipped=_print_skipped_json if as_json else _print_skipped,
         )
-    if as_json:
-        fields = {**found._asdict(), "notes": list(found.notes)}
-        write_json({_JSON_NAMES.get(name, name): value for name, value in fields.items()})
-    else:
-        write(_repair_text(found).encode())
+    fields = {**found._asdict(), "notes": list(found.notes)}
+    document = {_JSON_NAMES.get(name, name): value for name, value in fields.items()}
+    show(as_json, document, _repair_lines(found))
     return 0 if found.is_written else FALSE
 
 
-def _print_skipped(skipped: Skipped) -> None:
+def _print_skipped(skipped: inspect.Skipped) -> None:
     what = ""
     if skipped.kind:
         sure = "" if skipped.is_certain else ", as it says of itself"
@@ -254,19 +235,19 @@ def _print_skipped(skipped: Skipped) -> None:
     write(f"left out: at {skipped.offset}, {skipped.size} bytes: {printable(skipped.why.encode())}{what}\n".encode())
 
 
-def _print_skipped_json(skipped: Skipped) -> None:
-    document: dict[str, Any] = {**skipped._asdict(), "file": _name(skipped.file)}
+def _print_skipped_json(skipped: inspect.Skipped) -> None:
+    document: dict[str, Any] = {**skipped._asdict(), "file": plain(skipped.file)}
     del document["key"]
     write_json({**document, **field("key", skipped.key)})
 
 
-def _repair_text(found: Repair) -> str:
-    lines = [f"note: {_name(note)}" for note in found.notes]
+def _repair_lines(found: inspect.Repair) -> list[str]:
+    lines = [f"note: {plain(note)}" for note in found.notes]
     does = ("copied", "left out") if found.is_written else ("would be copied", "would be left out")
     left = f"{found.skipped} {does[1]} ({found.skipped_bytes} bytes)"
-    lines.append(f"{_name(found.source)}: {found.kept} records {does[0]}, {left}")
+    lines.append(f"{plain(found.source)}: {found.kept} records {does[0]}, {left}")
     end = "is written: look at it with `fscoord verify`" if found.is_written else "was not written: that needs --yes"
-    return "\n".join([*lines, f"{_name(found.output)} {end}", ""])
+    return [*lines, f"{plain(found.output)} {end}"]
 
 
 @click.command()
@@ -292,11 +273,10 @@ def cp(old: str, new: str, timeout: float, as_json: bool) -> int:
       fscoord cp /shared/job/store /backup/store
     """
     with Progress("copying") as progress:
-        made = copy(old, new, timeout=timeout, on_progress=progress.report)
-    if as_json:
-        write_json({"path": _name(made.path), "output": _name(made.output), "records": made.kept})
-    else:
-        write(f"{_name(made.output)}: {made.kept} records of {_name(made.source)}\n".encode())
+        made = inspect.copy(old, new, timeout=timeout, on_progress=progress.report)
+    source, output, kept = plain(made.source), plain(made.output), made.kept
+    document = {"path": plain(made.path), "output": output, "records": kept}
+    show(as_json, document, [f"{output}: {kept} records of {source}"])
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fscoord._runtime import system
@@ -17,11 +17,16 @@ __all__ = [
     "field",
     "flush",
     "is_terminal",
+    "plain",
     "printable",
+    "show",
     "write",
     "write_json",
     "write_value",
 ]
+
+
+Document = Mapping[str, Any] | list[dict[str, Any]]
 
 
 def write(data: bytes) -> None:
@@ -39,9 +44,17 @@ def write_value(data: bytes) -> None:
     write(data + b"\n" if is_terminal() and not data.endswith(b"\n") else data)
 
 
-def write_json(document: Mapping[str, Any] | list[dict[str, Any]]) -> None:
+def write_json(document: Document) -> None:
     """Write `document` as one line of JSON, in ASCII."""
     write(json.dumps(document).encode("ascii") + b"\n")
+
+
+def show(as_json: bool, document: Document, lines: Iterable[str]) -> None:
+    """Write `document` as JSON if `as_json` is true, and otherwise the `lines` of text, to which this adds the ends."""
+    if as_json:
+        write_json(document)
+    else:
+        write("".join(f"{line}\n" for line in lines).encode())
 
 
 def flush() -> None:
@@ -74,10 +87,17 @@ def field(name: str, data: bytes) -> dict[str, str]:
         return {f"{name}_base64": base64.b64encode(data).decode("ascii")}
 
 
-def printable(data: bytes) -> str:
+def printable(data: bytes | str) -> str:
     r"""Return `data` as text without control characters: everything but printable UTF-8 becomes ``\x..``."""
+    if isinstance(data, str):
+        data = data.encode("utf-8", "surrogateescape")
     text = data.decode("utf-8", "backslashreplace")
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
+
+
+def plain(text: str) -> str:
+    """Return `text`, which may contain paths, without control characters; see `printable`."""
+    return printable(system.os.fsencode(text))
 
 
 if TYPE_CHECKING:
@@ -113,7 +133,7 @@ class Progress:
             self._bar = _make_bar()
             self._task = self._bar.add_task("")
             self._bar.start()
-        name = printable(system.os.fsencode(system.os.path.basename(file)))
+        name = plain(system.os.path.basename(file))
         self._bar.update(self._task, description=f"{self._doing} {name}", completed=done, total=size)
 
 

@@ -10,9 +10,9 @@ import click
 
 from fscoord._runtime import system
 from fscoord._runtime.signals import raise_on_termination
-from fscoord.cli.locks import lives_of, owner_of
+from fscoord.cli.locks import lives_of
 from fscoord.cli.options import as_json, content, raw, with_existing_store, with_store
-from fscoord.cli.output import field, write, write_json, write_value
+from fscoord.cli.output import field, printable, show, write_json, write_value
 from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.launch import Ending, run_held
@@ -82,10 +82,7 @@ def length(store: Store, queue: bytes, as_json: bool) -> None:
       fscoord len work
     """
     count = store.queue_len(queue)
-    if as_json:
-        write_json({**field("queue", queue), "length": count})
-    else:
-        write(b"%d\n" % count)
+    show(as_json, {**field("queue", queue), "length": count}, [str(count)])
 
 
 VARIABLE: Final = "FSCOORD_ITEM"
@@ -180,13 +177,9 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
     """
     source = PriorityQueue(store, queue)
     waiting, taken, lives = len(source), source.taken(), lives_of(store)
-    if as_json:
-        takers = [{"owner": each.owner, "session": each.session, "alive": lives(each)} for each in taken]
-        write_json({**field("queue", queue), "waiting": waiting, "taken": takers})
-        return
-    write(f"waits {waiting}\n".encode())
-    for each in taken:
-        write(f"taken {lives(each):<7} {owner_of(each)}\n".encode())
+    takers = [{"owner": each.owner, "session": each.session, "alive": lives(each)} for each in taken]
+    lines = [f"waits {waiting}", *(f"taken {lives(each):<7} {printable(each.owner)}" for each in taken)]
+    show(as_json, {**field("queue", queue), "waiting": waiting, "taken": takers}, lines)
 
 
 def _next_item(source: PriorityQueue, *, waits: bool, is_last: bool) -> Item:

@@ -6,25 +6,21 @@ import json
 import re
 import signal
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
-from fscoord import environment
+from fscoord import environment, rendezvous
 from fscoord._runtime import network, system
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import verbose
 from fscoord.launch import Agent, Console, Failure, Job, Outcome, Streams, parse_streams
-from fscoord.rendezvous import (
-    DynamicRendezvousHandler,
-    RendezvousParameters,
-    RendezvousSettings,
-    create_backend,
-    parse_rendezvous_config,
-)
 
 __all__ = ["run"]
+
+T = TypeVar("T")
 
 
 def _nodes(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
@@ -37,26 +33,23 @@ def _nodes(ctx: click.Context, param: click.Parameter, text: str | None) -> tupl
     return least, most
 
 
-def _streams(ctx: click.Context, param: click.Parameter, text: str) -> dict[int | None, int]:
-    try:
-        return dict(parse_streams(text))
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from None
+def _parsed_by(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str], T]:
+    def callback(ctx: click.Context, param: click.Parameter, text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}.") from None
+
+    return callback
 
 
-def _config(ctx: click.Context, param: click.Parameter, text: str) -> dict[str, str]:
-    try:
-        return parse_rendezvous_config(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from None
+_streams = _parsed_by(parse_streams)
+_config = _parsed_by(rendezvous.parse_rendezvous_config)
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option(
-    "--nnodes",
-    metavar="MIN[:MAX]",
-    callback=_nodes,
-    help="How many nodes. [default: those of the Slurm step, else 1]",
+    "--nnodes", metavar="MIN[:MAX]", callback=_nodes, help="How many nodes. [default: those of the Slurm step, else 1]"
 )
 @click.option("--nproc-per-node", type=click.IntRange(min=1), default=1, show_default=True, help="Workers on each.")
 @click.option(
@@ -132,9 +125,10 @@ def _run(command: list[str], options: dict[str, Any]) -> Outcome:
         raise click.UsageError("several nodes need --rdzv-endpoint, a path that all of them can reach")
     endpoint = "" if options["standalone"] else _endpoint(options["rdzv_endpoint"], options["rdzv_conf"])
     run_id = options["rdzv_id"] or _text(found.run_id) or "none"
-    params = RendezvousParameters("c10d", endpoint, run_id, least, most, options["local_addr"], **options["rdzv_conf"])
-    settings = RendezvousSettings.from_parameters(params)
-    backend, store = create_backend(params)
+    address, config = options["local_addr"], options["rdzv_conf"]
+    params = rendezvous.RendezvousParameters("c10d", endpoint, run_id, least, most, address, **config)
+    settings = rendezvous.RendezvousSettings.from_parameters(params)
+    backend, store = rendezvous.create_backend(params)
     temporary = "" if options["log_dir"] else system.make_private_directory()
     job = Job(
         command,
@@ -145,7 +139,7 @@ def _run(command: list[str], options: dict[str, Any]) -> Outcome:
         options["grace"],
         Streams(options["redirects"], options["tee"]),
     )
-    handler = DynamicRendezvousHandler(settings, backend, store, params.local_addr, owns_store=True)
+    handler = rendezvous.DynamicRendezvousHandler(settings, backend, store, params.local_addr, owns_store=True)
     kept = ""
     try:
         outcome = Agent(job, handler, store, Console()).run()

@@ -65,6 +65,7 @@ class HoldOptions(NamedTuple):
     """The options of a hold and of the command that runs under it.
 
     Attributes:
+        command: the command.
         limit: how long to wait, in seconds; 0 tries once, without entering the queue.
         conflict_exit_code: the exit code if the hold can't be acquired within `limit`.
         grace: how long the command has from SIGTERM to SIGKILL when the hold is lost.
@@ -72,6 +73,7 @@ class HoldOptions(NamedTuple):
         leaves_rest: whether processes that the command leaves behind go on without the hold.
     """
 
+    command: list[str]
     limit: float
     conflict_exit_code: int
     grace: float
@@ -132,7 +134,8 @@ def parse_hold_options(store: Store, options: dict[str, Any]) -> HoldOptions:
     if ttl is not None and not 0 < ttl < math.inf:
         raise click.UsageError("--ttl is a time above 0; without it a hold lasts as long as its holder")
     limit = to_seconds(store.timeout) if wait is None else wait
-    return HoldOptions(limit, conflict_exit_code, options["grace"], ttl, options["close"])
+    command = parse_command(options)
+    return HoldOptions(command, limit, conflict_exit_code, options["grace"], ttl, options["close"])
 
 
 def parse_command(options: dict[str, Any]) -> list[str]:
@@ -165,7 +168,7 @@ def environment(token: int | None) -> dict[str, str]:
     return {**system.os.environ, **own}
 
 
-def run_under(hold: _Hold, what: str, hold_options: HoldOptions, command: list[str]) -> Ending | None:
+def run_under(hold: _Hold, what: str, hold_options: HoldOptions) -> Ending | None:
     """Acquire `hold`, run the command, and release it; return None if `hold` was not acquired in time."""
     with raise_on_termination():
         log.info("waiting for %s %r, up to %g s", what, hold.name, hold_options.limit)
@@ -178,7 +181,7 @@ def run_under(hold: _Hold, what: str, hold_options: HoldOptions, command: list[s
             waited = system.time.monotonic() - start
             log.info("has %s %r after %.3f s, with token %d", what, hold.name, waited, hold.token)
             ending = run_held(
-                command,
+                hold_options.command,
                 environment(hold.token),
                 hold.check,
                 grace=hold_options.grace,

@@ -14,7 +14,7 @@ from fscoord._runtime import system
 from fscoord._waiting.timing import Backoff
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, content, given_timeout, raw, time_limit, with_existing_store, with_store
-from fscoord.cli.output import field, flush, is_terminal, printable, write, write_json, write_value
+from fscoord.cli.output import field, flush, is_terminal, printable, show, write, write_json, write_value
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes import Fenced
 from fscoord.store import Store, wait_for_change
@@ -90,10 +90,7 @@ def add(store: Store, key: bytes, amount: int, as_json: bool) -> None:
       fscoord add credits -5
     """
     total = store.add(key, amount)
-    if as_json:
-        write_json({**field("key", key), "value": total})
-    else:
-        write(b"%d\n" % total)
+    show(as_json, {**field("key", key), "value": total}, [str(total)])
 
 
 @click.command()

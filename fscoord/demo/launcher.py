@@ -27,12 +27,7 @@ Event = dict[str, Any]
 
 
 def run(
-    processes: int,
-    directory: str | None,
-    *,
-    kill: bool,
-    timeout: float,
-    on_event: Callable[[Event], None],
+    processes: int, directory: str | None, *, kill: bool, timeout: float, on_event: Callable[[Event], None]
 ) -> dict[str, Any]:
     """Count the words in a directory of text with several processes, and return what they report.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from fscoord._log.access.mount import find_mount
@@ -21,7 +21,7 @@ from fscoord._log.locking.log_lock import KINDS
 from fscoord._runtime import system
 from fscoord._runtime.file_events import LOG_CHANGED, watch_file
 from fscoord.doctor import probe_file
-from fscoord.doctor.mailbox import GROUP_UMASK, OWN_MODE, Mailbox, file_mode, group_of, new_file
+from fscoord.doctor.mailbox import GROUP_UMASK, OWN_MODE, Mailbox, file_mode, group_of, new_file, put_file
 from fscoord.doctor.probe_file import ProbeFile
 from fscoord.stores.file import FileStore
 
@@ -31,12 +31,15 @@ LINES_MAX: Final = 500
 SUMS_MAX: Final = 2000
 TURNS: Final = 4
 """How many times an agent must find a record of the other agent after its own. With fewer, the two did not overlap."""
+MAILBOX_ACTS: Final = frozenset(("publish", "fetch", "wait", "put_aside"))
 MEET_S: Final = 5.0
 NAP_S: Final = 0.0005
 
 
 class Agent:
-    """All operations that can be asked for: those on the files in `directory`, and those on the mailbox.
+    """The operations that can be asked for: those on the files in `directory`, and to enter and leave the mailbox.
+
+    The mailbox itself has the operations `MAILBOX_ACTS`.
 
     The arguments and the result of each are JSON. A file is named by one word.
     """
@@ -101,32 +104,24 @@ class Agent:
     def time_lock(self, name: str, kind: str, seconds: float) -> float:
         """Return the median of the seconds that it takes to acquire and release a free lock."""
         lock = self.file(name).lock(kind)
-        took: list[float] = []
-        deadline = system.time.monotonic() + seconds
-        while not took or system.time.monotonic() < deadline:
-            start = system.time.perf_counter()
+
+        def take_and_release() -> None:
             lock.try_lock()
             lock.unlock()
-            took.append(system.time.perf_counter() - start)
-        return sorted(took)[len(took) // 2]
+
+        return _median(take_and_release, seconds)
 
     def tally(self, name: str, kind: str) -> dict[str, Any]:
         """Return the summary of the whole file, read under the lock."""
         file = self.file(name)
-        file.await_lock(kind)
-        try:
+        with file.locked(kind):
             return probe_file.summarize(file.read_all())._asdict()
-        finally:
-            file.lock(kind).unlock()
 
     def append(self, name: str, kind: str, number: int, writer: str) -> None:
         """Append one record under the lock."""
         file = self.file(name)
-        file.await_lock(kind)
-        try:
+        with file.locked(kind):
             file.append(kind, probe_file.encode(number, writer))
-        finally:
-            file.lock(kind).unlock()
 
     def look(self, name: str, kind: str, how: str) -> list[int]:
         """Return the numbers of the new records, 0 for a damaged one; ``[-1]`` if the mount refuses such reads."""
@@ -157,13 +152,7 @@ class Agent:
     def replace(self, name: str, number: int) -> None:
         """Rename another file, which holds one record with `number`, over the file."""
         draft = self.path(f".{name}.{system.os.getpid()}")
-        fd = new_file(draft, self.mode)
-        try:
-            safe_files.write_all(fd, probe_file.encode(number, "replaced"))
-            system.os.fsync(fd)
-        finally:
-            system.close_quietly(fd)
-        system.os.rename(draft, self.path(name))
+        put_file(self.path(name), draft, probe_file.encode(number, "replaced"), self.mode)
 
     def reopened(self, name: str, number: int, seconds: float) -> float | None:
         """Return after how many seconds an open by name finds the record `number`; None if not within `seconds`."""
@@ -227,8 +216,7 @@ class Agent:
             enough = now > met + seconds or written >= LINES_MAX
             if enough and (turns >= TURNS or now > met + seconds + MEET_S):
                 break
-            file.await_lock(kind)
-            try:
+            with file.locked(kind):
                 foreign = False
                 for line in _new_lines(file, kind):
                     if line is None:
@@ -243,8 +231,6 @@ class Agent:
                 if not written or others or now > met:  # the first record announces this agent
                     file.append(kind, probe_file.encode(last + 1, writer))
                     written += 1
-            finally:
-                file.lock(kind).unlock()
             system.time.sleep(random.uniform(0, 4) * NAP_S)  # so that the other agent gets the lock
         return {"written": written, "met": bool(others), "garbled": garbled}
 
@@ -353,28 +339,10 @@ class Agent:
             raise ValueError(f"{name!r} names no file of the examination")
         return system.os.path.join(self.directory, name)
 
-    # -- the mailbox -----------------------------------------------------------------------------------------------
-
     def enter(self, directory: str, name: str, facts: dict[str, Any]) -> bool:
         """See `Mailbox.enter`."""
         self.mailbox = Mailbox(directory, name)
         return self.mailbox.enter(facts)
-
-    def publish(self, name: str, message: Any) -> None:
-        """See `Mailbox.publish`."""
-        self.mailbox.publish(name, message)
-
-    def fetch(self, name: str) -> Any:
-        """See `Mailbox.fetch`."""
-        return self.mailbox.fetch(name)
-
-    def wait(self, prefixes: list[str], known: list[str], seconds: float, idle: bool) -> list[str]:
-        """See `Mailbox.wait`."""
-        return self.mailbox.wait(prefixes, known, seconds, idle)
-
-    def put_aside(self) -> None:
-        """See `Mailbox.put_aside`."""
-        self.mailbox.put_aside()
 
     def leave(self) -> None:
         """Close all files and leave the mailbox."""
@@ -392,7 +360,8 @@ def _new_lines(file: ProbeFile, kind: str) -> list[probe_file.ProbeRecord | None
     return found
 
 
-def _median(call: Any, seconds: float) -> float:
+def _median(call: Callable[[], object], seconds: float) -> float:
+    """Return the median of the seconds that `call` takes."""
     took: list[float] = []
     deadline = system.time.monotonic() + seconds
     while not took or (system.time.monotonic() < deadline and len(took) < LINES_MAX):
@@ -421,7 +390,8 @@ def main(questions: Iterable[bytes], answers: int) -> None:
 
 def _answer(agent: Agent, question: dict[str, Any]) -> dict[str, Any]:
     try:
-        result = getattr(agent, question["act"])(**question["with"])
+        act = question["act"]
+        result = getattr(agent.mailbox if act in MAILBOX_ACTS else agent, act)(**question["with"])
     except (OSError, RuntimeError, ValueError) as error:
         number = getattr(error, "errno", None)
         words = (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -59,12 +59,14 @@ class AgentProtocol(Protocol):
 
     def ask(self, act: str, limit: float, **arguments: Any) -> Any:
         """Start `act` and return its result, see `finish`."""
+        self.begin(act, limit, **arguments)
+        return self.finish()
 
     def kill(self) -> None:
         """Kill the process with SIGKILL; the next operation starts another."""
 
 
-class LocalAgent:
+class LocalAgent(AgentProtocol):
     """A process that runs `fscoord.doctor.agent_process`. The first operation starts it, also after `kill`."""
 
     def __init__(self, label: str, directory: str = "") -> None:
@@ -78,11 +80,6 @@ class LocalAgent:
         self._has_started = False
         self._rest = b""
         self._said = b""
-
-    def ask(self, act: str, limit: float, **arguments: Any) -> Any:
-        """See `AgentProtocol.ask`."""
-        self.begin(act, limit, **arguments)
-        return self.finish()
 
     def begin(self, act: str, limit: float, **arguments: Any) -> None:
         """See `AgentProtocol.begin`."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fscoord._runtime import system
-from fscoord.doctor.agents import FailedError, LocalAgent, LostError, StuckError
+from fscoord.doctor.agents import AgentProtocol, FailedError, LocalAgent, LostError, StuckError
 from fscoord.errors import FscoordError
 
 __all__ = ["BrokenOffError", "Coordinator", "LateError", "RemoteAgent", "is_elsewhere"]
@@ -184,7 +184,7 @@ class Coordinator:
         return dict(self._mailbox_agent.ask("fetch", ACT_S, name=told))
 
 
-class RemoteAgent:
+class RemoteAgent(AgentProtocol):
     """The agent that the instance `name` lends; see `fscoord.doctor.agents.AgentProtocol`."""
 
     def __init__(self, coordinator: Coordinator, name: str, label: str) -> None:
@@ -194,11 +194,6 @@ class RemoteAgent:
         self._number = 0
         self._limit = 0.0
         self._is_lost = False
-
-    def ask(self, act: str, limit: float, **arguments: Any) -> Any:
-        """See `AgentProtocol.ask`."""
-        self.begin(act, limit, **arguments)
-        return self.finish()
 
     def begin(self, act: str, limit: float, **arguments: Any) -> None:
         """See `AgentProtocol.begin`."""

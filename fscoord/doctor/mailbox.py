@@ -18,7 +18,7 @@ from fscoord._log.io import safe_files
 from fscoord._runtime import system
 from fscoord.errors import InsecurePathError
 
-__all__ = ["Mailbox", "content", "new_file"]
+__all__ = ["Mailbox", "content", "new_file", "put_file"]
 
 ATTEMPTS: Final = 50
 NAP_S: Final = 0.01
@@ -37,6 +37,17 @@ GROUP_UMASK: Final = 0o007
 def new_file(path: str, mode: int = OWN_MODE) -> int:
     """Create the file `path`, which must not exist, and return a descriptor for writing."""
     return safe_files.open_descriptor(path, system.os.O_WRONLY | system.os.O_CREAT | system.os.O_EXCL, mode)
+
+
+def put_file(path: str, draft: str, data: bytes, mode: int) -> None:
+    """Write `data` to the new file `draft`, and rename it to `path` when it is complete."""
+    fd = new_file(draft, mode)
+    try:
+        safe_files.write_all(fd, data)
+        system.os.fsync(fd)
+    finally:
+        system.close_quietly(fd)
+    system.os.rename(draft, path)
 
 
 def group_of(found: Any) -> int | None:
@@ -133,13 +144,7 @@ class Mailbox:
         """Publish `message` under `name`. The name appears when the content is complete."""
         self._messages += 1
         draft = self._path(f".draft.{self.name}.{self._messages}")
-        fd = new_file(draft, self._mode)
-        try:
-            safe_files.write_all(fd, json.dumps(message).encode("ascii"))
-            system.os.fsync(fd)
-        finally:
-            system.close_quietly(fd)
-        system.os.rename(draft, self._path(name))
+        put_file(self._path(name), draft, json.dumps(message).encode("ascii"), self._mode)
 
     def fetch(self, name: str) -> Any:
         """Return the message that a listing showed under `name`."""
@@ -229,15 +234,8 @@ class Mailbox:
 
 def content(path: str) -> bytes:
     """Return the content of the file."""
-    fd = safe_files.open_descriptor(path, system.os.O_RDONLY)
-    try:
-        data = piece = system.os.read(fd, 1 << 20)
-        while piece:
-            piece = system.os.read(fd, 1 << 20)
-            data += piece
-        return data
-    finally:
-        system.close_quietly(fd)
+    with system.os.fdopen(safe_files.open_descriptor(path, system.os.O_RDONLY), "rb") as file:
+        return file.read()
 
 
 def _remove(directory: str) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from fscoord._log.io import safe_files
@@ -130,6 +132,15 @@ class ProbeFile:
                 raise TimeoutError(system.errno.ETIMEDOUT, f"another process held its lock for {TAKE_S:g} s", self.path)
             system.time.sleep(random.uniform(0.1, 1) * NAP_S)
 
+    @contextmanager
+    def locked(self, kind: str, *, shared: bool = False) -> Iterator[None]:
+        """Hold the lock in the block, see `await_lock`."""
+        self.await_lock(kind, shared=shared)
+        try:
+            yield
+        finally:
+            self.lock(kind, shared=shared).unlock()
+
     def append(self, kind: str, data: bytes) -> None:
         """Append as a store does that holds the lock: past the cache if the lock is a marker file on NFS."""
         if self.way(kind) != "direct":
@@ -156,11 +167,8 @@ class ProbeFile:
         if kind == "soft" and how != "direct":
             self._forget()
         if how == "locked":
-            self.await_lock(kind, shared=True)
-            try:
+            with self.locked(kind, shared=True):
                 return self._forward(self.reader)
-            finally:
-                self.lock(kind, shared=True).unlock()
         if how == "direct":
             if self._direct < 0:
                 self._direct = safe_files.open_descriptor(self.path, system.os.O_RDONLY | O_DIRECT)

@@ -316,7 +316,8 @@ def delay(pair: Pair, kind: str, how: str) -> Check:
     if not all(end["possible"] for end in ends):
         return pair.check(f"delay-{how}", INFO, f"{LOOKS[how]} is not possible here")
     garbled = sum(end["garbled"] for end in ends)
-    outcome = INFO if how == "plain" else OK
+    are_done = all(end["done"] for end in ends)
+    outcome = INFO if how == "plain" else BAD if garbled or not are_done else OK
     waits = sorted(wait for end in ends for wait in end["waits"])
     measured: dict[str, Any] = {"garbled": garbled}
     if waits:
@@ -324,10 +325,8 @@ def delay(pair: Pair, kind: str, how: str) -> Check:
     says = [f"an append is seen after {measured['seconds'] * 1000:.3g} ms by {LOOKS[how]}"] if waits else []
     if garbled:
         says.append(f"{garbled} looks showed bytes that nobody wrote")
-        outcome = INFO if how == "plain" else BAD
-    if not all(end["done"] for end in ends):
+    if not are_done:
         says.append(f"{LOOKS[how]} did not show an append within seconds")
-        outcome = INFO if how == "plain" else BAD
     return pair.check(f"delay-{how}", outcome, "; ".join(says), **measured)
 
 

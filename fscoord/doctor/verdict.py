@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 __all__ = [
@@ -63,7 +63,7 @@ NEEDED: Final = ("exclusion", "race", "freshness-locked", "delay-locked", "names
 """The checks that must pass on every mount. `death` is one more for locks that the kernel keeps."""
 
 
-class Findings:
+class Findings(NamedTuple):
     """The input of the verdict.
 
     Attributes:
@@ -75,21 +75,12 @@ class Findings:
         came: how many instances took part.
     """
 
-    def __init__(
-        self,
-        facts: dict[str, Any],
-        checks: Iterable[Check],
-        lock: str,
-        other: str | None,
-        expected: int | None = None,
-        came: int = 1,
-    ) -> None:
-        self.facts = facts
-        self.checks = tuple(checks)
-        self.lock = lock
-        self.other = other
-        self.expected = expected
-        self.came = came
+    facts: dict[str, Any]
+    checks: Sequence[Check]
+    lock: str
+    other: str | None
+    expected: int | None = None
+    came: int = 1
 
     @property
     def needed(self) -> tuple[str, ...]:

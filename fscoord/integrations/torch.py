@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from fscoord import environment
 from fscoord._arguments import Timeout, to_seconds
@@ -46,6 +46,18 @@ def _raise_torch_errors(method: Callable[P, R]) -> Callable[P, R]:
             raise dist.QueueEmptyError(str(error)) from error
         except FscoordError as error:
             raise dist.DistStoreError(str(error)) from error
+
+    return call
+
+
+def _forwarded(method: Callable[Concatenate[Store, P], R]) -> Callable[Concatenate[TorchStore, P], R]:
+    """Return the method of `TorchStore` that calls `method` of the underlying store."""
+
+    @_raise_torch_errors
+    @wraps(method)
+    def call(self: TorchStore, /, *arguments: P.args, **named: P.kwargs) -> R:
+        forwarded: Callable[P, R] = getattr(self._store_with_timeout(), method.__name__)
+        return forwarded(*arguments, **named)
 
     return call
 
@@ -115,30 +127,11 @@ class TorchStore(dist.Store):
 
     # -- called by C++, under its own names ----------------------------------------------------------------------------
 
-    @_raise_torch_errors
-    def set(self, key: str, value: str | bytes) -> None:
-        """See `Store.set`."""
-        self._store_with_timeout().set(key, value)
-
-    @_raise_torch_errors
-    def get(self, key: str) -> bytes:
-        """See `Store.get`."""
-        return self._store_with_timeout().get(key)
-
-    @_raise_torch_errors
-    def add(self, key: str, amount: int) -> int:
-        """See `Store.add`."""
-        return self._store_with_timeout().add(key, amount)
-
-    @_raise_torch_errors
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """See `Store.compare_set`."""
-        return self._store_with_timeout().compare_set(key, expected, desired)
-
-    @_raise_torch_errors
-    def check(self, keys: Sequence[str]) -> bool:
-        """See `Store.check`."""
-        return self._store_with_timeout().check(keys)
+    set = _forwarded(Store.set)
+    get = _forwarded(Store.get)
+    add = _forwarded(Store.add)
+    compare_set = _forwarded(Store.compare_set)
+    check = _forwarded(Store.check)
 
     @_raise_torch_errors
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
@@ -146,34 +139,15 @@ class TorchStore(dist.Store):
         store = self._store_with_timeout()
         store.wait(keys, None if timeout is None else _from_torch(timeout))
 
-    @_raise_torch_errors
-    def delete_key(self, key: str) -> bool:
-        """See `Store.delete_key`."""
-        return self._store_with_timeout().delete_key(key)
-
+    delete_key = _forwarded(Store.delete_key)
     deleteKey = delete_key  # noqa: N815 - the name that C++ calls
 
-    @_raise_torch_errors
-    def num_keys(self) -> int:
-        """See `Store.num_keys`."""
-        return self._store_with_timeout().num_keys()
-
+    num_keys = _forwarded(Store.num_keys)
     getNumKeys = num_keys  # noqa: N815
 
-    @_raise_torch_errors
-    def append(self, key: str, value: str | bytes) -> None:
-        """See `Store.append`."""
-        self._store_with_timeout().append(key, value)
-
-    @_raise_torch_errors
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """See `Store.multi_get`."""
-        return self._store_with_timeout().multi_get(keys)
-
-    @_raise_torch_errors
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """See `Store.multi_set`."""
-        self._store_with_timeout().multi_set(keys, values)
+    append = _forwarded(Store.append)
+    multi_get = _forwarded(Store.multi_get)
+    multi_set = _forwarded(Store.multi_set)
 
     def has_extended_api(self) -> bool:
         """See `Store.has_extended_api`."""
@@ -186,25 +160,10 @@ class TorchStore(dist.Store):
 
     # -- reachable from Python only: torch does not forward these from C++ ---------------------------------------------
 
-    @_raise_torch_errors
-    def list_keys(self) -> list[str]:
-        """See `Store.list_keys`."""
-        return self._store_with_timeout().list_keys()
-
-    @_raise_torch_errors
-    def queue_push(self, key: str, value: str | bytes) -> None:
-        """See `Store.queue_push`."""
-        self._store_with_timeout().queue_push(key, value)
-
-    @_raise_torch_errors
-    def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """See `Store.queue_pop`."""
-        return self._store_with_timeout().queue_pop(key, block)
-
-    @_raise_torch_errors
-    def queue_len(self, key: str) -> int:
-        """See `Store.queue_len`."""
-        return self._store_with_timeout().queue_len(key)
+    list_keys = _forwarded(Store.list_keys)
+    queue_push = _forwarded(Store.queue_push)
+    queue_pop = _forwarded(Store.queue_pop)
+    queue_len = _forwarded(Store.queue_len)
 
     @_raise_torch_errors
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:

@@ -26,7 +26,7 @@ from fscoord._arguments import (
     key_names,
     key_text,
     keys_bytes,
-    missing_message,
+    missing_error,
     pairs_bytes,
     to_seconds,
     value_bytes,
@@ -46,7 +46,7 @@ from fscoord._waiting.wait import (
     Waker,
     block_on,
 )
-from fscoord.errors import QueueEmptyError, StoreClosedError, StoreTimeoutError
+from fscoord.errors import QueueEmptyError, StoreClosedError
 from fscoord.store import Capabilities, Store
 
 __all__ = ["HashStore"]
@@ -283,10 +283,10 @@ class HashStore(Store):
             def are_there() -> list[int] | None:
                 return [] if shared.first_missing(keys) is None else None
 
-            return _Wait(self, shared, request, are_there, "key", notifier.new_waker())
+            return _Wait(self, shared, request, are_there, notifier.new_waker())
         if request.kind == VALUES:
-            return _Wait(self, shared, request, partial(shared.values_of, keys), "key", notifier.new_waker())
-        return _Wait(self, shared, request, partial(shared.pop, keys[0]), "a value in queue", notifier.new_waker())
+            return _Wait(self, shared, request, partial(shared.values_of, keys), notifier.new_waker())
+        return _Wait(self, shared, request, partial(shared.pop, keys[0]), notifier.new_waker())
 
 
 class _Wait(Generic[T]):
@@ -297,18 +297,11 @@ class _Wait(Generic[T]):
         shared: the data of the store.
         request: the request that the wait carries out.
         find: returns the answer to the request, or None if it is not there yet. It is called under the lock.
-        what: the text by which the message of a time-out calls the missing keys.
         waker: ends the sleeps of the wait.
     """
 
     def __init__(
-        self,
-        store: HashStore,
-        shared: _Shared,
-        request: WaitRequest,
-        find: Callable[[], T | None],
-        what: str,
-        waker: Waker,
+        self, store: HashStore, shared: _Shared, request: WaitRequest, find: Callable[[], T | None], waker: Waker
     ) -> None:
         self.waker = waker
         self._store = store
@@ -317,7 +310,7 @@ class _Wait(Generic[T]):
         self._kind = request.kind
         self._timeout = request.timeout
         self._find = find
-        self._what = what
+        self._what = "a value in queue" if request.kind == ITEM else "key"
         self._missing: list[bytes] = []
         self._slow_logger = request.slow_logger or SlowWaitLogger(__name__, self._describe)
         self._started = system.time.monotonic()
@@ -339,8 +332,7 @@ class _Wait(Generic[T]):
             missing = self._missing = self._absent()
             waited = system.time.monotonic() - self._started
             if waited >= self._timeout:
-                message = missing_message(self._what, missing, waited)
-                raise StoreTimeoutError(message, keys=[key_text(name) for name in missing], waited=waited)
+                raise missing_error("", self._what, missing, waited)
             self._beside = missing[0]
             self._waiters.setdefault(missing[0], []).append(self.waker)
         self._slow_logger.warn_if_due()

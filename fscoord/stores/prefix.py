@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any
 
-from fscoord._arguments import (
-    Key,
-    Timeout,
-    Value,
-    key_bytes,
-    key_text,
-    keys_bytes,
-)
+from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, keys_bytes
 from fscoord._waiting.wait import ArrivalRequest, Wait, WaitBackend, WaitRequest
 from fscoord.errors import StoreClosedError
 from fscoord.store import (
-    Member,
     Store,
+    StoreView,
     arrive,
     new_arrival_wait,
     new_wait,
@@ -30,7 +22,7 @@ from fscoord.store import (
 __all__ = ["PrefixStore"]
 
 
-class PrefixStore(Store):
+class PrefixStore(StoreView):
     """A view of `store` in which the key ``k`` is the key ``{prefix}/k`` of `store`, as in c10d.
 
     A view of a view is possible. `num_keys` and `list_keys` use the view's own keys only (c10d counts all keys). The
@@ -54,10 +46,9 @@ class PrefixStore(Store):
             raise ValueError("store is None; pass the underlying store")
         if not isinstance(store, Store):
             raise TypeError(f"store must be a fscoord.Store, not {type(store).__name__}")
-        self.capabilities = store.capabilities
+        super().__init__(store)
         self._typical_call_s = typical_call_s(store)
         self._prefix = key_bytes(prefix) + b"/"
-        self._inner = store
         self._owns_inner = False
         self._closed = False
 
@@ -65,19 +56,6 @@ class PrefixStore(Store):
     def underlying_store(self) -> Store:
         """The store that was given to the constructor, which may be a view itself."""
         return self._inner
-
-    @property
-    def timeout(self) -> timedelta:
-        """The timeout of the underlying store."""
-        return self._inner.timeout
-
-    def set_timeout(self, timeout: Timeout) -> None:
-        """Set the timeout of the underlying store and so of all its views."""
-        self._open().set_timeout(timeout)
-
-    def has_extended_api(self) -> bool:
-        """Return whether the underlying store has the extended operations."""
-        return self._inner.has_extended_api()
 
     def set(self, key: Key, value: Value) -> None:
         self._open().set(self._full(key), value)
@@ -128,27 +106,6 @@ class PrefixStore(Store):
 
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
         self._open().barrier(self._full(key), world_size, timeout)
-
-    @property
-    def has_liveness(self) -> bool:
-        """Whether the underlying store can detect which sessions are dead."""
-        return self._inner.has_liveness
-
-    def register(self) -> int:
-        return self._open().register()
-
-    def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
-        """Return the members of the underlying store, because a view has no sessions of its own."""
-        return self._open().members(ranks)
-
-    def announce_rank(self, rank: int) -> None:
-        self._open().announce_rank(rank)
-
-    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        return self._open().dead_ranks(ranks)
-
-    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        return self._open().dead_sessions(numbers)
 
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         return self._open().wait_alive(self._full_all(keys), ranks, timeout)

@@ -248,19 +248,10 @@ register_scheme(
     _open_file,
     {
         "timeout": float,
-        "world_size": int,
-        "rank": int,
-        "label": str,
-        "lock": str,
-        "coherence": str,
-        "watch": str,
-        "durable": _yes,
-        "read_only": _yes,
         "mode": _octal,
-        "compact_bytes": int,
-        "run_id": str,
-        "restart": int,
-        "spill_bytes": int,
+        **dict.fromkeys(("world_size", "rank", "compact_bytes", "spill_bytes", "restart"), int),
+        **dict.fromkeys(("label", "lock", "coherence", "watch", "run_id"), str),
+        **dict.fromkeys(("durable", "read_only"), _yes),
     },
 )
 register_scheme("mem", _open_memory, {"timeout": float})
@@ -270,10 +261,7 @@ register_scheme(
     {
         "timeout": float,
         "world_size": int,
-        "is_master": _yes,
-        "wait_for_workers": _yes,
-        "multi_tenant": _yes,
-        "use_libuv": _yes,
+        **dict.fromkeys(("is_master", "wait_for_workers", "multi_tenant", "use_libuv"), _yes),
     },
 )
 register_scheme(
@@ -281,12 +269,8 @@ register_scheme(
     _open_etcd,
     {
         "timeout": float,
-        "user": str,
-        "password": str,
-        "tls": _yes,
-        "cacert": str,
-        "cert": str,
-        "key": str,
         "session_ttl": int,
+        "tls": _yes,
+        **dict.fromkeys(("user", "password", "cacert", "cert", "key"), str),
     },
 )

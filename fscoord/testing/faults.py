@@ -6,24 +6,13 @@ import random
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
 from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeVar
-from weakref import WeakSet
 
-from fscoord._arguments import (
-    Key,
-    Timeout,
-    Value,
-    key_bytes,
-    key_text,
-    keys_bytes,
-    to_seconds as in_seconds,
-    to_timedelta,
-)
+from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, keys_bytes
 from fscoord._runtime import system
 from fscoord.errors import StoreTimeoutError, StoreUnavailableError
-from fscoord.store import Member, Store
+from fscoord.store import Store, StoreView
 
 __all__ = ["Fault", "FaultyFiles", "FaultyStore", "Plan", "Rule", "counted", "drawn"]
 
@@ -42,6 +31,9 @@ class Fault(NamedTuple):
 
 Rule = Callable[[str], "Fault | None"]
 """Returns the fault to inject into a call of this name, or None."""
+
+Hits = AbstractContextManager[list[str]]
+"""Injects a fault in its block, and gives the list of the calls that it has hit so far."""
 
 
 def counted(names: Collection[str], fault: Fault, after: int, times: int | None) -> Rule:
@@ -124,15 +116,7 @@ class Plan:
         return found
 
 
-_all: WeakSet[Plan] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for plan in list(_all):
-        plan.renew()
-
-
-system.after_fork_in_child("faults", _after_fork_in_child)
+_all = system.reset_in_child("faults", Plan.renew)
 
 
 CALLS: Final = (
@@ -176,27 +160,21 @@ class FaultyFiles:
             system.os, system.fcntl = self._real
             self._real = None
 
-    def fails(
-        self, *calls: str, error: int = system.errno.EIO, after: int = 0, times: int | None = None
-    ) -> AbstractContextManager[list[str]]:
+    def fails(self, *calls: str, error: int = system.errno.EIO, after: int = 0, times: int | None = None) -> Hits:
         """Make calls fail with the error number `error`, such as ``errno.ESTALE``, and without any effect."""
         return self._activate(calls, Fault("failure", error), after, times)
 
-    def delays(
-        self, *calls: str, seconds: float, after: int = 0, times: int | None = None
-    ) -> AbstractContextManager[list[str]]:
+    def delays(self, *calls: str, seconds: float, after: int = 0, times: int | None = None) -> Hits:
         """Make calls sleep for `seconds` before they begin."""
         return self._activate(calls, Fault("delay", seconds), after, times)
 
     def tears_writes(
         self, keep: int, *, error: int = system.errno.ENOSPC, after: int = 0, times: int | None = None
-    ) -> AbstractContextManager[list[str]]:
+    ) -> Hits:
         """Make a write fail with `error` after its first `keep` bytes, and in any case before its last byte."""
         return self._activate(("write",), Fault("torn", (keep, error)), after, times)
 
-    def _activate(
-        self, calls: tuple[str, ...], fault: Fault, after: int, times: int | None
-    ) -> AbstractContextManager[list[str]]:
+    def _activate(self, calls: tuple[str, ...], fault: Fault, after: int, times: int | None) -> Hits:
         known = (*CALLS, LOCK)
         unknown = sorted(set(calls) - set(known))
         if unknown or not calls:
@@ -221,9 +199,7 @@ class FaultyFiles:
     def _lock(self, fd: int, command: int, argument: Any = 0) -> Any:
         real = (self._real or (None, system.fcntl))[1]
         if command in (getattr(real, "F_OFD_SETLK", None), getattr(real, "F_OFD_SETLKW", None)):
-            kind = int.from_bytes(
-                bytes(argument)[:2], sys.byteorder
-            )  # fcntl(2): struct flock begins with l_type, a short
+            kind = int.from_bytes(bytes(argument)[:2], sys.byteorder)  # struct flock begins with l_type, a short
             if kind != real.F_UNLCK:
                 for fault in self._plan.faults(LOCK):
                     _inject(fault)
@@ -259,7 +235,7 @@ READS: Final = ("get", "check", "wait", "num_keys", "list_keys", "multi_get", "q
 WRITES: Final = ("set", "add", "compare_set", "delete_key", "append", "multi_set", "queue_push", "queue_pop")
 
 
-class FaultyStore(Store):
+class FaultyStore(StoreView):
     """A view of `store` whose operations fail on demand, to test how a program handles the errors.
 
     Each of `delays`, `times_out`, `fails`, `loses_answers` and `bad_day` returns a context manager: the fault is active
@@ -279,31 +255,25 @@ class FaultyStore(Store):
     """
 
     def __init__(self, store: Store) -> None:
-        self._inner = store
+        super().__init__(store)
         self._plan = Plan()
         self.capabilities = store.capabilities._replace(certain=False)
 
-    def delays(
-        self, *operations: str, seconds: float, after: int = 0, times: int | None = None
-    ) -> AbstractContextManager[list[str]]:
+    def delays(self, *operations: str, seconds: float, after: int = 0, times: int | None = None) -> Hits:
         """Make operations sleep for `seconds` before they begin."""
         return self._activate(operations, Fault("delay", seconds), after, times)
 
-    def times_out(
-        self, *operations: str, after: int = 0, times: int | None = None
-    ) -> AbstractContextManager[list[str]]:
+    def times_out(self, *operations: str, after: int = 0, times: int | None = None) -> Hits:
         """Make operations raise `~fscoord.StoreTimeoutError` at once, without any effect."""
         return self._activate(operations, Fault("time-out"), after, times)
 
     def fails(
         self, *operations: str, error: BaseException | None = None, after: int = 0, times: int | None = None
-    ) -> AbstractContextManager[list[str]]:
+    ) -> Hits:
         """Make operations raise `error`, by default a `~fscoord.StoreUnavailableError`, without any effect."""
         return self._activate(operations, Fault("failure", error), after, times)
 
-    def loses_answers(
-        self, *operations: str, applied: bool = True, after: int = 0, times: int | None = None
-    ) -> AbstractContextManager[list[str]]:
+    def loses_answers(self, *operations: str, applied: bool = True, after: int = 0, times: int | None = None) -> Hits:
         """Make writes raise `~fscoord.StoreUnavailableError` with ``maybe_applied``.
 
         Args:
@@ -314,7 +284,7 @@ class FaultyStore(Store):
         """
         return self._activate(operations, Fault("lost", applied), after, times, WRITES)
 
-    def bad_day(self, seed: int, rate: float = 0.1, delay: float = 0.001) -> AbstractContextManager[list[str]]:
+    def bad_day(self, seed: int, rate: float = 0.1, delay: float = 0.001) -> Hits:
         """Give each operation a fault with probability `rate`, drawn from all the kinds above.
 
         Args:
@@ -333,7 +303,7 @@ class FaultyStore(Store):
         after: int,
         times: int | None,
         known: tuple[str, ...] = READS + WRITES,
-    ) -> AbstractContextManager[list[str]]:
+    ) -> Hits:
         unknown = sorted(set(operations) - set(known))
         if unknown:
             raise ValueError(f"no such operation: {', '.join(unknown)}; there are {', '.join(known)}")
@@ -356,23 +326,6 @@ class FaultyStore(Store):
 
     def _on(self, name: str, key: Key, call: Callable[[], T]) -> T:
         return self._do(name, [key_bytes(key)], call)
-
-    @property
-    def timeout(self) -> timedelta:
-        """The timeout of the underlying store."""
-        return to_timedelta(self._limit)
-
-    @property
-    def _limit(self) -> float:
-        return in_seconds(self._inner.timeout)
-
-    def set_timeout(self, timeout: Timeout) -> None:
-        """Set the timeout of the underlying store."""
-        self._inner.set_timeout(timeout)
-
-    def has_extended_api(self) -> bool:
-        """Return what the underlying store returns."""
-        return self._inner.has_extended_api()
 
     def set(self, key: Key, value: Value) -> None:
         self._on("set", key, lambda: self._inner.set(key, value))
@@ -424,28 +377,7 @@ class FaultyStore(Store):
         return self._on("queue_len", key, lambda: self._inner.queue_len(key))
 
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
-        super().barrier(key, world_size, self._limit if timeout is None else timeout)
-
-    @property
-    def has_liveness(self) -> bool:
-        """Return what the underlying store returns."""
-        return self._inner.has_liveness
-
-    def register(self) -> int:
-        return self._inner.register()
-
-    def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
-        """Return the members of the underlying store."""
-        return self._inner.members(ranks)
-
-    def announce_rank(self, rank: int) -> None:
-        self._inner.announce_rank(rank)
-
-    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        return self._inner.dead_ranks(ranks)
-
-    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        return self._inner.dead_sessions(numbers)
+        super().barrier(key, world_size, self.timeout if timeout is None else timeout)
 
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         names = keys_bytes(keys)

@@ -29,7 +29,7 @@ MAKERS |= {
     "ThreadPoolExecutor",
 }
 FROM = {"threading", "_thread", "system", "futures"}
-HOOK = "after_fork_in_child"
+HOOKS = {"after_fork_in_child", "reset_in_child"}
 
 
 def nodes_of(module: str) -> Iterator[ast.AST]:
@@ -42,8 +42,8 @@ def last_part(name: ast.AST) -> str:
 
 def steps_of(module: str) -> list[str]:
     """Return the steps that a module of the package says what to do at."""
-    calls = [node for node in nodes_of(module) if isinstance(node, ast.Call) and last_part(node.func) == HOOK]
-    return [ast.literal_eval(call.args[0]) for call in calls]
+    calls = [node for node in nodes_of(module) if isinstance(node, ast.Call) and last_part(node.func) in HOOKS]
+    return [call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)]
 
 
 def makes_a_lock_or_thread(module: str) -> bool:

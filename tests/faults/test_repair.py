@@ -182,11 +182,11 @@ def test_repair_takes_lock_and_runs_from_the_headers_that_are_left(path: str, ou
     (file,) = [name for name in os.listdir(os.path.dirname(path)) if name.startswith("log.1.")]
     file = os.path.join(os.path.dirname(path), file)
     mend(path, output)
-    header, _, _ = Header.decode(contents(output))
+    header, _ = Header.decode(contents(output))
     assert (header.lock_kind, header.durable, header.runs) == (FLOCK, True, ((b"job", 1),))
     put(file, flip(contents(file), 8 * 3))
     found, _ = mend(path, output, salvage=True)
-    header, _, _ = Header.decode(contents(output))
+    header, _ = Header.decode(contents(output))
     assert (header.lock_kind, header.durable, header.runs) == (FLOCK, True, ())
     assert not [note for note in found.notes if "no header" in note]
 

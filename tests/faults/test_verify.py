@@ -180,7 +180,7 @@ def test_damages_too_many_to_list_are_counted(path: str, monkeypatch: pytest.Mon
 
 def test_record_that_needs_a_newer_version_is_damage_to_this_one(path: str) -> None:
     make(path, write_every_kind)
-    header, size, chain = Header.decode(contents(path))
+    header, (size, chain) = Header.decode(contents(path))
     assert header.generation == 0
     strange, _ = record.encode(ord("Q"), b"", b"", 1, 0, chain)
     put(path, contents(path)[:size] + strange)
@@ -195,7 +195,7 @@ def test_record_that_needs_a_newer_version_is_damage_to_this_one(path: str) -> N
 @pytest.mark.parametrize("kind", [record.MULTI_SET, record.SESSION, record.DEATH, record.SEAL, record.FORWARD])
 def test_record_that_is_malformed_is_damage_despite_its_checksum(kind: int, path: str) -> None:
     make(path, write_every_kind)
-    _, size, chain = Header.decode(contents(path))
+    _, (size, chain) = Header.decode(contents(path))
     senseless, chain = record.encode(kind, b"", b"?", 1, 0, chain)
     behind, _ = record.encode(record.SET, b"k", b"v", 1, 0, chain)
     put(path, contents(path)[:size] + senseless + behind)
@@ -270,7 +270,7 @@ def test_snapshot_that_differs_from_its_seal_is_damage(path: str) -> None:
     (name,) = [name for name in os.listdir(os.path.dirname(path)) if name.startswith("log.1.")]
     file = os.path.join(os.path.dirname(path), name)
     assert verify(path).verdict == "sound"
-    put(file, contents(file)[: Header.decode(contents(file))[1]])
+    put(file, contents(file)[: Header.decode(contents(file))[1].offset])
     assert "snapshot" in verify(path).findings[0].message
 
 
@@ -310,7 +310,7 @@ def test_orphan_is_reported_and_harmless(store: FileStore, path: str) -> None:
 
 def test_seal_that_skips_a_generation_is_damage(path: str) -> None:
     make(path, write_every_kind)
-    _, size, chain = Header.decode(contents(path))
+    _, (size, chain) = Header.decode(contents(path))
     seal = GenerationRef(2, bytes(16), size, chain, generation_name(b"log", 2, bytes(6))).seal()
     data, _ = record.encode(record.SEAL, b"", seal, 1, 0, chain)
     put(path, contents(path)[:size] + data)

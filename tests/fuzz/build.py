@@ -78,7 +78,7 @@ def _header(source: Source, number: int) -> Header:
 def _file(source: Source, header: Header, following: GenerationRef | None) -> tuple[bytes, int, int]:
     """Return a file's bytes, and where its snapshot may be said to end: the chain there, and the size."""
     data = header.encode()
-    _, size, chain = Header.decode(data)
+    _, (size, chain) = Header.decode(data)
     place = (chain, size)
     for _ in range(source.below(12)):
         kind = source.choice(KINDS)

@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> str:
 def put_records(path: str, *records: tuple[int, bytes, bytes, int]) -> int:
     """Let the log at `path` hold these records, kind, key, value and writer, alone; return where they begin."""
     data = make(path, write_every_kind)
-    _, size, chain = Header.decode(data)
+    _, (size, chain) = Header.decode(data)
     data = data[:size]
     for kind, key, value, writer in records:
         one, chain = record.encode(kind, key, value, writer, 0, chain)
@@ -71,7 +71,7 @@ def test_generation_that_is_gone_and_only_a_later_one_names_ends_the_search(path
     """It went from generation 0 to 1, found 2 missing, and began again, for ever."""
     first, second = (generation_name(b"log", number, bytes(6)) for number in (1, 2))
     header = Header(b"1" * 16, OFD, generation=1).encode()
-    _, size, chain = Header.decode(header)
+    _, (size, chain) = Header.decode(header)
     put_records(path, (record.SEAL, b"", GenerationRef(1, b"1" * 16, size, chain, first).seal(), 1))
     seal, _ = record.encode(record.SEAL, b"", GenerationRef(2, b"2" * 16, 0, 0, second).seal(), 1, 0, chain)
     put(os.path.join(os.path.dirname(path), first.decode()), header + seal)
@@ -87,7 +87,7 @@ def test_generation_that_leads_back_to_itself_ends_the_search(kind: int, path: s
     """Who followed it went round and round; repair did so behind a damage, too."""
     name = generation_name(b"log", 1, bytes(6))
     header = Header(b"1" * 16, OFD, generation=1).encode()
-    _, size, chain = Header.decode(header)
+    _, (size, chain) = Header.decode(header)
     again = GenerationRef(1, b"1" * 16, size, chain, name)
     put_records(path, (record.SEAL, b"", again.seal(), 1))
     back, _ = record.encode(kind, b"", again.seal() if kind == record.SEAL else again.forward(), 1, 0, chain)

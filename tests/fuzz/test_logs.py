@@ -60,7 +60,7 @@ def test_log_builder_makes_neither_only_sound_nor_only_damaged_logs() -> None:
     for seed in range(1000):
         files = build(Source(random.Random(seed).randbytes(SIZE)))
         try:
-            header, size, chain = Header.decode(files["log"])
+            header, (size, chain) = Header.decode(files["log"])
         except MalformedRecord:
             headers["no header"] += 1
             continue
@@ -164,8 +164,8 @@ def bombs() -> dict[str, Callable[[bytes, int, int], bytes]]:
 )
 def test_file_that_announces_much_is_given_no_memory_for_it(name: str, tmp_path: Path) -> None:
     path = str(tmp_path / "log")
-    data = make(path, write_every_kind)[: Header.decode(make(path + "2", write_every_kind))[1]]
-    _, size, chain = Header.decode(data)
+    data = make(path, write_every_kind)[: Header.decode(make(path + "2", write_every_kind))[1].offset]
+    _, (size, chain) = Header.decode(data)
     put(path, bombs()[name](data, size, chain))
     if name == "a hole of a gigabyte":
         os.truncate(path, 1 << 30)

@@ -434,7 +434,7 @@ MUTANTS = (
         "a handle that follows a compaction remembers the dead",
         "GenerationFollower._enter",
         """\
-                self._table.forget_dead()
+                handle.table.forget_dead()
 """,
         "",
         ("tests/unit/test_generations.py::test_long_lived_handle_forgets_the_dead_sessions_a_compaction_dropped",),
@@ -473,8 +473,8 @@ MUTANTS = (
     Mutant(
         "the first record is not chained over the header",
         "Header.decode",
-        "        return header, size, checksum\n",
-        "        return header, size, 0\n",
+        "        return header, LogPosition(size, checksum)\n",
+        "        return header, LogPosition(size, 0)\n",
         ("tests/unit/test_format.py",),
     ),
     Mutant(

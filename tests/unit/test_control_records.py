@@ -86,7 +86,7 @@ def test_malformed_record_is_damage_to_openers_and_to_verify(name: str, later: b
 def begin(generation: int = 0) -> tuple[bytes, int]:
     """A log with a session and a key: its bytes, and the chain after them."""
     data = Header(bytes([65 + generation]) * 16, 1, generation=generation).encode()
-    chain = Header.decode(data)[2]
+    chain = Header.decode(data)[1].chain
     for kind, key, value in (("s", b"", SESSION.encode()), ("S", b"k", b"v")):
         one, chain = record.encode(ord(kind), key, value, 1, 5, chain)
         data += one

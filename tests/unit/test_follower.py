@@ -235,7 +235,7 @@ def test_generation_with_another_lock_kind_or_durability_is_refused(field: str, 
     with FileStore(path) as store:
         store.compact()
     file = generation_file(path, 1)
-    header, _, _ = Header.decode(file.read_bytes())
+    header, _ = Header.decode(file.read_bytes())
     file.write_bytes(header._replace(**{field: 1 - getattr(header, field)}).encode())
     with pytest.raises(StoreError, match="its kind of lock, or durability, is not that of") as caught:
         FileStore(path)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.faulty import faulty_os
+from support.logs import Collector
 from support.plain_reader import read_log
 
 from fscoord._log.format import record
@@ -18,8 +19,10 @@ from fscoord._log.format.generation_ref import GenerationRef, generation_name, p
 from fscoord._log.format.header import Header, LogIdentity
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
-from fscoord._log.generations.forwarding import ORPHAN_MAX, Flags
-from fscoord._log.handle import Root
+from fscoord._log.generations.forwarding import ORPHAN_MAX
+from fscoord._log.handle import HandleState, Root
+from fscoord._log.io.opening import LogOptions
+from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.locking.log_lock import FLOCK, OFD, SOFT, LogLock
 from fscoord._runtime import system
 
@@ -27,7 +30,6 @@ CHAIN = 77
 WRITER = 5
 TIME_NS = 10**18
 LINEAGE = b"i" * 16
-FLAGS = Flags(os.O_RDONLY, os.O_RDWR | os.O_APPEND)
 
 
 def successor(generation: int, base: bytes = b"log") -> GenerationRef:
@@ -44,12 +46,13 @@ class Log:
         found = path.stat()
         self.header = Header(LINEAGE, kind, lineage=LINEAGE, root_inode=found.st_ino, inode=found.st_ino)
         data = self.header.encode()
-        _, size, chain = Header.decode(data)
+        _, (size, chain) = Header.decode(data)
         path.write_bytes(data)
         self.place = self.start = LogPosition(size, chain)
-        self.root = Root(self.header, self.start, (found.st_dev, found.st_ino), found.st_ino)
+        self.handle = HandleState(str(path), LogOptions(kind), Collector(), SessionTable(0))
+        self.handle.root = Root(self.header, self.start, (found.st_dev, found.st_ino), found.st_ino)
         self.owner = LogIdentity(LINEAGE, found.st_ino)
-        self.keep: set[int] = set()
+        self.keep = self.handle.owned_fds
 
     def add(self, kind: int, value: bytes, key: bytes = b"") -> LogPosition:
         data, chain = record.encode(kind, key, value, 1, 2, self.place.chain)
@@ -80,10 +83,8 @@ class Log:
     def post(
         self, generation: int, known: LogPosition | None = None, *, writing: int = os.O_RDWR | os.O_APPEND
     ) -> LogPosition | None:
-        ways = os.O_RDONLY, writing
-        place = forwarding.post(
-            str(self.path), self.root, successor(generation), WRITER, TIME_NS, *ways, self.keep, known
-        )
+        self.handle.write_flags = writing
+        place = forwarding.post(self.handle, successor(generation), WRITER, TIME_NS, known)
         assert not self.keep
         return place
 
@@ -356,8 +357,7 @@ def beside(path: Path) -> set[bytes]:
 
 
 def remove_superseded(log: Log, newest: GenerationRef, before: bytes | None) -> None:
-    kind = log.header.lock_kind
-    forwarding.remove_superseded(str(log.path), log.owner, newest, before, kind, FLAGS, log.keep)
+    forwarding.remove_superseded(log.handle, log.owner, newest, before)
     assert not log.keep
 
 
@@ -501,7 +501,7 @@ def test_orphan_is_removed_unless_locked_if_no_generation_came_before(path: Path
 
 
 def remove(log: Log, cleared: Callable[[str], object] = lambda _: None) -> None:
-    forwarding.remove_log(str(log.path), log.root, log.owner, cleared, FLAGS, log.keep)
+    forwarding.remove_log(log.handle, log.owner, cleared)
     assert not log.keep
 
 

@@ -723,12 +723,12 @@ def test_forward_record_without_a_seal_before_it_is_damage(path: Path) -> None:
     """It is a seal that ends a generation. Nobody writes a forward record before there is one."""
     with FileStore(path) as store:
         store.set("k", "1")
-        session, root = log_of(store).handle.lock.session, log_of(store).handle.root
+        handle = log_of(store).handle
+        session = handle.lock.session
     log = read_log(path.read_bytes())
     assert log.ends == "whole"
     named = GenerationRef(1, bytes(16), 0, 0, generation_name(os.fsencode(path.name), 1, bytes(6)))
-    ways = os.O_RDONLY, os.O_RDWR | os.O_APPEND
-    assert forwarding.post(str(path), root, named, session, time.time_ns(), *ways, set()) is not None
+    assert forwarding.post(handle, named, session, time.time_ns()) is not None
     found = verify(path)
     assert found.verdict == "damaged"
     assert "no seal before it" in str(found.findings[0].message)
@@ -739,14 +739,15 @@ def test_forward_record_follows_a_torn_one_without_o_append_too(path: Path) -> N
     with FileStore(path) as store:
         store.set("k", "1")
         store.compact()
-        root = log_of(store).handle.root
+        handle = log_of(store).handle
+    handle.write_flags = os.O_RDWR
     size = path.stat().st_size
     place = None
     for number in (2, 3):
         with path.open("ab") as file:
             file.write(b"torn")
         named = GenerationRef(number, bytes([number]) * 16, 0, 0, b"elsewhere")
-        place = forwarding.post(str(path), root, named, 1, time.time_ns(), os.O_RDONLY, os.O_RDWR, set(), place)
+        place = forwarding.post(handle, named, 1, time.time_ns(), place)
         assert place is not None
         assert place.offset == path.stat().st_size
         log = read_log(path.read_bytes())

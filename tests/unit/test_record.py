@@ -310,7 +310,7 @@ HEADERS = [
 @pytest.mark.parametrize("header", HEADERS)
 def test_header_survives_encoding_and_decoding(header: Header) -> None:
     data = header.encode()
-    assert Header.decode(data + b"records") == (header, len(data), crc32(data[:-4]))
+    assert Header.decode(data + b"records") == (header, (len(data), crc32(data[:-4])))
 
 
 @pytest.mark.parametrize("header", HEADERS)

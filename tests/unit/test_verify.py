@@ -56,7 +56,7 @@ def told(report: Report) -> list[tuple[str, int, int]]:
 
 def with_header(file: str, **fields: object) -> None:
     """Give the file a header in which `fields` are others, and nothing behind it."""
-    header, _, _ = Header.decode(contents(file))
+    header, _ = Header.decode(contents(file))
     put(file, header._replace(**fields).encode())  # type: ignore[arg-type]
 
 
@@ -89,7 +89,7 @@ def test_verify_reports_a_generation_of_another_lock_kind_or_durability(field: s
     compacted(path, 2)
     file = generation(path, 2)
     assert verify(path).verdict == "sound"
-    header, _, _ = Header.decode(contents(file))
+    header, _ = Header.decode(contents(file))
     with_header(file, **{field: 1 - getattr(header, field)})
     report = verify(path)
     assert told(report) == [(file, 0, os.path.getsize(file))]
@@ -202,7 +202,7 @@ def seal(path: str, snapshot: bytes, chain: int, *, forward: bool = False) -> st
     first = header._replace(log_id=b"1" * 16, generation=1).encode()
     named = GenerationRef(1, b"1" * 16, len(first) + len(snapshot), chain, os.fsencode(os.path.basename(file)))
     root = header.encode()
-    data, end = record.encode(record.SEAL, b"", named.seal(), 1, 2, Header.decode(root)[2])
+    data, end = record.encode(record.SEAL, b"", named.seal(), 1, 2, Header.decode(root)[1].chain)
     if forward:
         data += record.encode(record.FORWARD, b"", named.forward(), 1, 2, end)[0]
     put(path, root + data)
@@ -210,7 +210,7 @@ def seal(path: str, snapshot: bytes, chain: int, *, forward: bool = False) -> st
     return file
 
 
-FIRST_CHAIN = Header.decode(Header(b"1" * 16, OFD, generation=1).encode())[2]
+FIRST_CHAIN = Header.decode(Header(b"1" * 16, OFD, generation=1).encode())[1].chain
 """What the first record of the generation that `seal` makes is chained over."""
 
 
@@ -246,7 +246,7 @@ def test_snapshot_with_a_damaged_record_is_reported_once(path: str) -> None:
 
 def test_multi_set_with_an_invalid_list_of_keys_is_damage(path: str) -> None:
     header = Header(b"0" * 16, OFD).encode()
-    data, _ = encoded(Header.decode(header)[2], b"?", kind=record.MULTI_SET)
+    data, _ = encoded(Header.decode(header)[1].chain, b"?", kind=record.MULTI_SET)
     put(path, header + data)
     assert told(verify(path)) == [(path, len(header), len(data))]
 

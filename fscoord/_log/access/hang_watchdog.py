@@ -15,14 +15,12 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
 
-__all__ = ["KernelCall"]
-
 FIRST_S = 10.0
 """How long a call may take before the first warning, in seconds. The duration doubles before each further warning."""
 
 
 class KernelCall:
-    """The call that one handle is making in the kernel, if any.
+    """The call that one handle is making in the kernel, if any. A ``with`` statement holds one call.
 
     Args:
         path: the path of the log.
@@ -40,9 +38,11 @@ class KernelCall:
         self._since = system.time.monotonic()
         _watchdog[0].ensure_running()
 
-    def end(self) -> None:
+    def end(self, *_: object) -> None:
         """Record that the call has returned."""
         self._since = 0.0
+
+    __enter__, __exit__ = begin, end
 
     def close(self) -> None:
         """Record that the handle makes no more calls."""

@@ -10,13 +10,9 @@ from fscoord._log.handle import GenerationUnlinked, HandleState
 from fscoord._log.io import safe_files
 from fscoord._log.io.cursor import CHUNK, Cursor
 from fscoord._log.liveness.own_session import Liveness
-from fscoord._log.liveness.session_table import SessionTable
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreUnavailableError
-
-__all__ = ["Access", "FileAppender", "LocalAccess"]
-
 
 _NOT_APPLIED: Final = frozenset(
     getattr(system.errno, name, -1) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG", "EBADF")
@@ -74,10 +70,19 @@ PATH_CHECK_S: Final = 0.05
 
 
 class Access(Protocol):
-    """How the bytes of a log are read and written on one kind of mount. The caller holds the process mutex."""
+    """How the bytes of a log are read and written on one kind of mount. The caller holds the process mutex.
+
+    A method with a body here is that of a mount without temporary errors.
+
+    Attributes:
+        write: writes bytes at the end of the file. The caller holds the log's lock and has read to the end.
+    """
+
+    write: Callable[[bytes], None]
 
     def open(self, call: Callable[[], None]) -> None:
         """Open the log by calling `call`. Repeat the call after an error that is temporary on this kind of mount."""
+        call()
 
     def reopened(self) -> None:
         """Note that the handle has opened new descriptors of the same generation."""
@@ -93,13 +98,11 @@ class Access(Protocol):
     def catch_up(self) -> bool:
         """Apply every record to the end of the file, under the log's lock. Return whether a seal was read."""
 
-    def write(self, data: bytes) -> None:
-        """Write `data` at the end of the file. The caller holds the log's lock and has read to the end."""
-
-    def retries_read(self, error: OSError) -> bool:
+    def retries_read(self, error: OSError) -> bool:  # noqa: ARG002 - here no error is temporary
         """Return whether to read again, under the lock, after `read` raised `error`."""
+        return False
 
-    def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:
+    def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:  # noqa: ARG002 - likewise
         """Return whether to begin the transaction again after `error` has ended it.
 
         `maybe_applied` is true if the transaction's record may have been written.
@@ -107,33 +110,28 @@ class Access(Protocol):
         Raises:
             StoreUnavailableError: the transaction was tried too often, or must not be tried again.
         """
+        return False
 
-    def retries_recovery(self, error: StoreUnavailableError) -> bool:
+    def retries_recovery(self, error: StoreUnavailableError) -> bool:  # noqa: ARG002 - likewise
         """Return whether to begin the transaction again after its first step, the recovery, has raised `error`."""
+        return False
 
 
-class LocalAccess:
+class LocalAccess(Access):
     """Reads and writes through the page cache of this host. A read needs no lock.
 
     The inode number shows whether the path still leads to the file. The size shows whether the file was truncated.
     """
 
-    def __init__(
-        self, handle: HandleState, cursor: Cursor, table: SessionTable, liveness: Liveness, mount: Mount
-    ) -> None:
+    def __init__(self, handle: HandleState, cursor: Cursor, liveness: Liveness, mount: Mount) -> None:
         self._handle = handle
         self._cursor = cursor
-        self._table = table
         handle.short_read_is_end = mount.reads_to_end
         self._liveness = liveness
         self.write = FileAppender(handle).write
 
-    def open(self, call: Callable[[], None]) -> None:
-        """See `Access.open`."""
-        call()
-
     def reopened(self) -> None:
-        """See `Access.reopened`."""
+        """See `Access.reopened`. The names of a local file system are always valid."""
 
     def read(self) -> bool:
         """See `Access.read`."""
@@ -175,18 +173,6 @@ class LocalAccess:
             raise GenerationUnlinked
         handle.path_checked_at = now
         session = handle.lock.session
-        if session and session not in self._table.sessions:  # it is dead, and a snapshot left it out
+        if session and session not in handle.table.sessions:  # it is dead, and a snapshot left it out
             raise handle.session_is_dead(session)
         self._liveness.check_byte(now)
-
-    def retries_read(self, error: OSError) -> bool:  # noqa: ARG002 - no error of a local file system is temporary
-        """See `Access.retries_read`."""
-        return False
-
-    def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:  # noqa: ARG002 - likewise
-        """See `Access.retries_transaction`."""
-        return False
-
-    def retries_recovery(self, error: StoreUnavailableError) -> bool:  # noqa: ARG002 - likewise
-        """See `Access.retries_recovery`."""
-        return False

@@ -7,8 +7,6 @@ from typing import Final, NamedTuple
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["COHERENCES", "Mount", "Objection", "find_mount"]
-
 LOCAL, DIRECT, LOCKED = COHERENCES = ("local", "direct", "locked")
 """How a log is read: through the cache of this host, directly (O_DIRECT), or under a lock, which empties the cache."""
 

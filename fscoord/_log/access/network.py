@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from fscoord._log.access.local import FileAppender
+from fscoord._log.access.local import Access, FileAppender
 from fscoord._log.access.mount import DIRECT, LOCKED, Mount
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import MalformedRecord
@@ -36,9 +36,6 @@ from fscoord._log.recovery import APPLYING, SERVER_STATE
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, StoreUnavailableError
-
-__all__ = ["NetworkAccess", "SymlinkLockAccess"]
-
 
 PATH_CHECK_S: Final = 1.0
 """How old the last comparison of the path with the file may be, in seconds. Each comparison is a request to the
@@ -62,7 +59,7 @@ REVALIDATE_BYTE: Final = BASE - 1
 """The byte that no process locks exclusively. A shared lock on it never waits, and empties the cache."""
 
 
-class NetworkAccess:
+class NetworkAccess(Access):
     """Reads and writes of a log to which other hosts also write.
 
     Attributes:

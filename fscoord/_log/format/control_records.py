@@ -14,8 +14,6 @@ from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.record import MalformedRecord, Record
 from fscoord._runtime.escaping import escape_word
 
-__all__ = ["ControlRecord", "Session", "decode_control", "decode_death", "encode_death"]
-
 # The fields: pid, start time, boot id, liveness id, rank, pid and time namespaces, sizes of host and label.
 _SESSION = Struct("<IQ16s16sqQQHH")
 _DEATH = Struct("<I16s")
@@ -64,23 +62,15 @@ class Session(NamedTuple):
         """
         if len(data) < _SESSION.size:
             raise MalformedRecord("the description of a session is cut short")
-        pid, start_time, boot_id, alive_id, rank, *spaces, host_size, label_size = _SESSION.unpack_from(data)
+        fields = _SESSION.unpack_from(data)
+        pid, start_time, boot_id, alive_id, rank, pid_space, time_space, host_size, label_size = fields
         end = _SESSION.size + host_size
         if end + label_size > len(data):
             raise MalformedRecord("the name of a session's host, or its label, is cut short")
         host, label = data[_SESSION.size : end], data[end : end + label_size]
-        return cls(
-            host=host.decode("utf-8", "surrogateescape"),
-            pid=pid,
-            start_time=start_time,
-            boot_id=boot_id,
-            alive_id=alive_id,
-            rank=None if rank < 0 else rank,
-            label=label.decode("utf-8", "surrogateescape"),
-            pid_space=spaces[0],
-            time_space=spaces[1],
-            since_ns=since_ns,
-        )
+        name, text = (part.decode("utf-8", "surrogateescape") for part in (host, label))
+        rank = None if rank < 0 else rank
+        return cls(name, pid, start_time, boot_id, alive_id, rank, text, pid_space, time_space, since_ns)
 
     def __str__(self) -> str:
         return f"{escape_word(self.host)}:{self.pid}"

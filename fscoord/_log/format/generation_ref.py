@@ -5,9 +5,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-from fscoord._log.format.record import MalformedRecord
-
-__all__ = ["GenerationRef", "generation_name", "parse_generation_name"]
+from fscoord._log.format.record import SEAL, MalformedRecord
 
 _SEAL = Struct("<I16sQIH")
 _FORWARD = Struct("<I16sH")
@@ -41,6 +39,11 @@ class GenerationRef(NamedTuple):
     def forward(self) -> bytes:
         """Return the value of a FORWARD record with this reference."""
         return _FORWARD.pack(self.generation, self.log_id, len(self.name)) + self.name
+
+    @classmethod
+    def decode(cls, kind: int, value: bytes, sealed: int | None = None) -> GenerationRef:
+        """Return the reference in `value`, the value of a SEAL or a FORWARD record. Errors as in `from_seal`."""
+        return cls.from_seal(value, sealed) if kind == SEAL else cls.from_forward(value)
 
     @classmethod
     def from_seal(cls, data: bytes, sealed: int | None = None) -> GenerationRef:

@@ -15,23 +15,7 @@ from struct import Struct
 from typing import Final, Literal, NamedTuple
 from zlib import crc32
 
-from fscoord._log.format.record import KEY_MAX, VALUE_MAX, MalformedRecord
-
-__all__ = [
-    "HEADER_MAX",
-    "HEADER_SIZE",
-    "MAGIC",
-    "VERSION",
-    "Header",
-    "LogIdentity",
-    "Provenance",
-    "Run",
-    "classify_run",
-    "parse_run_id",
-    "provenance_of",
-    "supersede",
-]
-
+from fscoord._log.format.record import KEY_MAX, VALUE_MAX, LogPosition, MalformedRecord
 
 Run = tuple[bytes, int]
 """The id of a job and its restart count. A count of -1 marks an id without an order."""
@@ -154,8 +138,8 @@ class Header(NamedTuple):
         return min(size, HEADER_MAX) - len(data)
 
     @classmethod
-    def decode(cls, data: bytes) -> tuple[Header, int, int]:
-        """Return the header at the beginning of `data`, its size, and its checksum, with which the chain begins.
+    def decode(cls, data: bytes) -> tuple[Header, LogPosition]:
+        """Return the header at the beginning of `data`, and its end. The chain begins with its checksum.
 
         Raises:
             MalformedRecord: `data` does not begin with a sound header; the text says why.
@@ -163,33 +147,23 @@ class Header(NamedTuple):
         _check_version(data)
         if len(data) < HEADER_SIZE:
             raise MalformedRecord("the header is incomplete")
-        fields = _HEADER.unpack_from(data)
-        flags, size = fields[2:4]
+        _, _, flags, size, lock_kind, unused, generation, life, *fields = _HEADER.unpack_from(data)
         if not HEADER_SIZE + 4 <= size <= min(HEADER_MAX, len(data)):
             raise MalformedRecord("the header is incomplete or its size is damaged")
         checksum = crc32(data[: size - 4])
         if checksum != _U32.unpack_from(data, size - 4)[0]:
             raise MalformedRecord("the header's checksum does not match")
-        limits = fields[13:15]
-        if flags & ~_DURABLE or limits != (KEY_MAX, VALUE_MAX) or any(fields[5] + fields[15]):
+        log_id, lineage, root_inode, inode, created_ns, *limits, unused_too, count = fields
+        if flags & ~_DURABLE or limits != [KEY_MAX, VALUE_MAX] or any(unused + unused_too):
             raise MalformedRecord(
-                f"its flags {flags:#x}, limits {limits} or new fields need a newer fscoord: upgrade it"
+                f"its flags {flags:#x}, limits {tuple(limits)} or new fields need a newer fscoord: upgrade it"
             )
+        runs = _decode_runs(data[HEADER_SIZE : size - 4], count)
+        durable = bool(flags & _DURABLE)
         header = cls(
-            log_id=fields[8],
-            lock_kind=fields[4],
-            durable=bool(flags & _DURABLE),
-            generation=fields[6],
-            lineage=fields[9],
-            root_inode=fields[10],
-            inode=fields[11],
-            created_ns=fields[12],
-            key_max=fields[13],
-            value_max=fields[14],
-            runs=_decode_runs(data[HEADER_SIZE : size - 4], fields[16]),
-            life=fields[7],
+            log_id, lock_kind, durable, generation, lineage, root_inode, inode, created_ns, runs=runs, life=life
         )
-        return header, size, checksum
+        return header, LogPosition(size, checksum)
 
 
 def _check_version(data: bytes) -> None:

@@ -21,8 +21,6 @@ from zlib import crc32
 
 from fscoord.errors import LimitExceededError
 
-__all__ = ["LogPosition", "MalformedRecord", "Record", "decode", "encode"]
-
 KEY_MAX: Final = 1024
 VALUE_MAX: Final = 64 * 1024 * 1024
 WRITER_MAX: Final = (1 << 32) - 1

@@ -21,18 +21,13 @@ from fscoord._log.handle import HandleState, open_root
 from fscoord._log.io import safe_files
 from fscoord._log.io.large_values import LargeValues
 from fscoord._log.io.safe_files import copy_permissions
-from fscoord._log.io.writer import LogWriter
-from fscoord._log.liveness.own_session import Liveness, Registration
-from fscoord._log.liveness.session_table import SessionTable
+from fscoord._log.liveness.own_session import Registration
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._log.recovery import POSITION
-from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, StoreUnavailableError
-
-__all__ = ["MOVED", "Compactor"]
 
 MOVED: Final[Any] = object()
 """The result of an attempt that ended because the log continues in another file."""
@@ -48,22 +43,11 @@ class Compactor:
     """The compactions of one handle. The caller of every method holds the log's lock and has read to the end."""
 
     def __init__(
-        self,
-        handle: HandleState,
-        machine: StateMachine,
-        table: SessionTable,
-        liveness: Liveness,
-        writer: LogWriter,
-        registration: Registration,
-        large_values: LargeValues,
-        follower: GenerationFollower,
+        self, handle: HandleState, registration: Registration, large_values: LargeValues, follower: GenerationFollower
     ) -> None:
         self._handle = handle
-        self._machine = machine
-        self._table = table
-        self._liveness = liveness
-        self._writer = writer
         self._registration = registration
+        self._liveness, self._writer = registration.liveness, registration.writer
         self._large_values = large_values
         self._follower = follower
         self._refused_by: int | None = None  # the error number of the last failure, which was logged
@@ -99,8 +83,9 @@ class Compactor:
         return True
 
     def _live_size(self) -> int:
-        sessions = sum(_RECORD_SIZE + len(session.encode()) for _, session in self._table.remembered())
-        return self._handle.start.offset + sessions + self._machine.live_size()
+        handle = self._handle
+        sessions = sum(_RECORD_SIZE + len(session.encode()) for _, session in handle.table.remembered())
+        return handle.start.offset + sessions + handle.machine.live_size()
 
     def compact(self) -> None:
         """Seal the generation in use and create the next, which the next operation of this handle enters.
@@ -130,7 +115,7 @@ class Compactor:
         self._writer.void_tail()
         header = self._next_header()._replace(
             runs=handle.header.runs if run is None else supersede(handle.header.runs, run),
-            life=(handle.header.life + self._table.is_finished) % (1 << 32),
+            life=(handle.header.life + handle.table.is_finished) % (1 << 32),
         )
         self._commit(header, (), handle.lock.session or self._registration.append())
 
@@ -154,7 +139,7 @@ class Compactor:
         writer of every other record is `session`.
         """
         now = system.time.time_ns()
-        table = self._table
+        table = self._handle.table
         for number, known in table.remembered():
             for rank, numbers in table.ranks.items():
                 if number in numbers and rank != known.rank and (number not in table.deaths or number == max(numbers)):
@@ -164,7 +149,7 @@ class Compactor:
                 yield record.DEATH, b"", encode_death(number, known.alive_id), session, table.deaths[number]
         for kind in [record.BELL] * self._handle.bell + [record.LEAVE] * table.left:
             yield kind, b"", b"", session, now
-        for kind, key, value in self._machine.snapshot(self._large_values.read_locked):
+        for kind, key, value in self._handle.machine.snapshot(self._large_values.read_locked):
             yield kind, key, value, session, now
 
     def _record_deaths(self, session: int) -> None:
@@ -174,7 +159,7 @@ class Compactor:
         reads them there. Only liveness bytes are probed, and not processes. A probe of a process opens descriptors,
         which an interruption would leak.
         """
-        alive, table = self._liveness.file, self._table
+        alive, table = self._liveness.file, self._handle.table
         deadline = system.time.monotonic() + max(self._handle.time_left, 0)
         for number, known in list(table.sessions.items()):
             if alive is None or number in table.deaths or known.alive_id != alive.id:
@@ -260,20 +245,15 @@ class Compactor:
         """
         handle, follower = self._handle, self._follower
         before = system.os.fsencode(system.os.path.basename(handle.file)) if handle.header.generation else None
-        flags = forwarding.Flags(handle.read_flags, handle.write_flags)
         try:
             if before is not None:
-                signed = session, self._writer.next_time()
-                posted = forwarding.post(
-                    handle.path, handle.root, successor, *signed, *flags, handle.owned_fds, follower.forwarded
-                )
+                posted = forwarding.post(handle, successor, session, self._writer.next_time(), follower.forwarded)
                 if posted is None:
                     return
                 follower.forwarded = posted
             # After `post`, which syncs the forward record: otherwise generation 0 could still name the file that is
             # removed here, and an opener that starts there would find none.
-            kind = handle.root.header.lock_kind
-            forwarding.remove_superseded(handle.path, owner, successor, before, kind, flags, handle.owned_fds)
+            forwarding.remove_superseded(handle, owner, successor, before)
         except (OSError, MalformedRecord, FscoordError) as error:
             raise_if_foreign(error)
             logger(__name__).debug("%s: after the seal of generation %d: %s", handle.path, successor.generation, error)
@@ -282,7 +262,7 @@ class Compactor:
 def _write(fd: int, header: Header, entries: Iterable[Entry]) -> LogPosition:
     """Write a generation to the empty file `fd`. Return the position at which its snapshot ends."""
     first = header.encode()
-    _, size, chain = Header.decode(first)
+    _, (size, chain) = Header.decode(first)
     parts, waiting = [first], size
     for kind, key, value, writer, time_ns in entries:
         data, chain = record.encode(kind, key, value, writer, time_ns, chain)

@@ -14,20 +14,17 @@ from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header, Provenance, Run, provenance_of
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
-from fscoord._log.handle import FILE_GONE, GenerationUnlinked, HandleState, Root, open_root, reopen
+from fscoord._log.handle import GenerationUnlinked, HandleState, Root, open_root, reopen
 from fscoord._log.io import safe_files
 from fscoord._log.io.cursor import Cursor
 from fscoord._log.io.large_values import LargeValues
 from fscoord._log.io.opening import open_log, read_header
-from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.locking.log_lock import LogLock
 from fscoord._log.locking.process_mutex import process_mutex_for
 from fscoord._log.recovery import GENERATION, POSITION
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, StaleRunError, StoreError
-
-__all__ = ["NEVER", "GenerationFollower"]
 
 NEVER: Final = float("inf")
 
@@ -42,10 +39,9 @@ class GenerationFollower:
             before the handle has read the seal.
     """
 
-    def __init__(self, handle: HandleState, cursor: Cursor, table: SessionTable, large_values: LargeValues) -> None:
+    def __init__(self, handle: HandleState, cursor: Cursor, large_values: LargeValues) -> None:
         self._handle = handle
         self._cursor = cursor
-        self._table = table
         self._large_values = large_values
         self._missing: GenerationRef | None = None  # the last generation that a seal named and whose file was missing
         self.forwarded: LogPosition | None = None
@@ -65,8 +61,8 @@ class GenerationFollower:
         found = system.os.fstat(opened.reader)
         handle.file, handle.file_identity = handle.path, (found.st_dev, found.st_ino)
         inode = options.inode(opened.reader)
-        handle.root = Root(opened.header, LogPosition(opened.size, opened.chain), handle.file_identity, inode)
-        handle.header, handle.start = opened.header, handle.root.start
+        handle.root = Root(opened.header, opened.start, handle.file_identity, inode)
+        handle.header, handle.start = opened.header, opened.start
         handle.is_copy = provenance_of(opened.header, inode, inode) is Provenance.COPY
         handle.shared = process_mutex_for(handle.root.key)
         handle.mutex = handle.shared.mutex
@@ -189,7 +185,7 @@ class GenerationFollower:
             raise_if_foreign(error)
             handle.close_fd(reader)
             handle.close_fd(writer)
-            if error.errno in FILE_GONE and not isinstance(error, FscoordError):
+            if error.errno in safe_files.GONE and not isinstance(error, FscoordError):
                 return False
             raise
         is_new = (header.life, header.runs[:1]) != (handle.header.life, handle.header.runs[:1])
@@ -210,7 +206,7 @@ class GenerationFollower:
             self._cursor.seek(place or start)
             if place is not None:
                 self._large_values.relocate(place)
-                self._table.forget_dead()
+                handle.table.forget_dead()
         handle.compact_at = self._first_compaction()
         handle.recovery = recovery
         return True
@@ -250,13 +246,11 @@ class GenerationFollower:
 
     def superseded(self, by: Run | None) -> StaleRunError:
         """End the handle because the log belongs to the run `by`, and return the error."""
-        handle = self._handle
         name = "another run" if by is None else f"run {by[0].decode('utf-8', 'replace')!r}"
         if by is not None and by[1] >= 0:
             name += f", restart {by[1]},"
         message = f"belongs to {name} by now, which took the store over; end this process"
-        handle.finish(StaleRunError, message)
-        return StaleRunError(f"{handle.path} {message}", path=handle.path)
+        return self._handle.over(StaleRunError, message)
 
     def _checked_header(self, file: str, fd: int, successor: GenerationRef) -> tuple[Header, LogPosition, bool]:
         """Return the header of the generation that `successor` names, its end, and whether the file is a copy.
@@ -265,7 +259,7 @@ class GenerationFollower:
         """
         handle = self._handle
         try:
-            header, size, chain = Header.decode(read_header(fd))
+            header, start = Header.decode(read_header(fd))
             if (header.log_id, header.generation) != (successor.log_id, successor.generation):
                 raise MalformedRecord("it is not the generation that was to follow")
         except MalformedRecord as error:
@@ -283,4 +277,4 @@ class GenerationFollower:
                 f" `fscoord cp {handle.path} NEW` makes a store of its own; then remove {handle.path}",
                 path=handle.path,
             )
-        return header, LogPosition(size, chain), stands is not Provenance.OWN
+        return header, start, stands is not Provenance.OWN

@@ -14,21 +14,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from fscoord._log.format import record
 from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
 from fscoord._log.format.header import Header, LogIdentity
 from fscoord._log.format.record import LogPosition, MalformedRecord
-from fscoord._log.handle import Root
+from fscoord._log.handle import HandleState
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.opening import read_header
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import InsecurePathError
-
-__all__ = ["Flags", "find_root", "hint", "is_removable", "newest", "post", "remove_log", "remove_superseded"]
 
 _CHUNK = 1 << 18
 _HINT_BYTES = 512
@@ -77,10 +75,8 @@ def newest(fd: int, start: LogPosition) -> tuple[GenerationRef | None, LogPositi
         _, others, used, chain, missing = record.decode(data, chain)
         for kind, _, value, _, _ in others:
             try:
-                if kind == record.SEAL:
-                    found = GenerationRef.from_seal(value)
-                elif kind == record.FORWARD:
-                    found = GenerationRef.from_forward(value)
+                if kind in (record.SEAL, record.FORWARD):
+                    found = GenerationRef.decode(kind, value)
             except MalformedRecord:
                 continue
         offset, data = offset + used, data[used:]
@@ -95,29 +91,17 @@ def newest(fd: int, start: LogPosition) -> tuple[GenerationRef | None, LogPositi
 
 
 def post(
-    path: str,
-    root: Root,
-    successor: GenerationRef,
-    writer: int,
-    time_ns: int,
-    reading: int,
-    writing: int,
-    owned_fds: set[int],
-    known: LogPosition | None = None,
+    handle: HandleState, successor: GenerationRef, writer: int, time_ns: int, known: LogPosition | None = None
 ) -> LogPosition | None:
     """Append a forward record to generation 0 that names `successor`, and sync it.
 
     If generation 0 already names this or a later generation, nothing is appended.
 
     Args:
-        path: the log's own name.
-        root: generation 0 as the handle knows it.
+        handle: the state of the handle that writes the record.
         successor: the generation to name.
         writer: the session that writes the record.
         time_ns: the time of the record.
-        reading: the flags of open(2) to read a file of this log.
-        writing: the flags of open(2) to append to a file of this log.
-        owned_fds: the open descriptors of the handle.
         known: the position that an earlier call returned. Bytes before it never change, so they are not read again.
 
     Returns:
@@ -126,14 +110,15 @@ def post(
 
     Raises:
         OSError: a system call failed. The record may be torn; the next call appends a void after it.
-        MalformedRecord: the file at `path` is not this log any more.
+        MalformedRecord: the file at the log's path is not this log any more.
     """
-    fd = safe_files.open_descriptor(path, writing, owned_fds=owned_fds)
+    path, root = handle.path, handle.root
+    fd = safe_files.open_descriptor(path, handle.write_flags, owned_fds=handle.owned_fds)
     reader = -1
     kind = root.header.lock_kind
     lock = LogLock(path, fd, kind, system.threading.RLock(), set())
     try:
-        reader = safe_files.open_descriptor(path, reading, owned_fds=owned_fds)
+        reader = safe_files.open_descriptor(path, handle.read_flags, owned_fds=handle.owned_fds)
         if Header.decode(read_header(reader))[0].log_id != root.header.log_id:
             raise MalformedRecord(f"{path} is another log by now")
         if kind != SOFT and not _take(lock):  # all generations have one soft lock, which the caller holds
@@ -146,7 +131,7 @@ def post(
             system.os.fdatasync(fd)
             if is_torn:
                 place = _void(fd, reader, place)
-            system.os.lseek(fd, place.offset, 0)  # for mounts whose `writing` flags have no O_APPEND
+            system.os.lseek(fd, place.offset, 0)  # for mounts whose flags for writing have no O_APPEND
             data, chain = record.encode(record.FORWARD, b"", successor.forward(), writer, time_ns, place.chain)
             safe_files.write_all(fd, data)
             place = LogPosition(place.offset + len(data), chain)
@@ -158,9 +143,8 @@ def post(
                 lock.unlock()
         except OSError as error:  # closing the descriptor unlocks it as well
             raise_if_foreign(error)
-        safe_files.close_owned(fd, owned_fds)
-        if reader >= 0:
-            safe_files.close_owned(reader, owned_fds)
+        handle.close_fd(fd)
+        handle.close_fd(reader)
 
 
 def _take(lock: LogLock) -> bool:
@@ -216,22 +200,7 @@ def find_root(path: str, header: Header, log_id: bytes) -> str | None:
     return None
 
 
-class Flags(NamedTuple):
-    """The flags with which the files of a log are opened on its mount, for ``reading`` and for ``writing``."""
-
-    reading: int
-    writing: int
-
-
-def remove_superseded(
-    path: str,
-    owner: LogIdentity,
-    newest: GenerationRef,
-    before: bytes | None,
-    kind: int,
-    flags: Flags,
-    owned_fds: set[int],
-) -> None:
+def remove_superseded(handle: HandleState, owner: LogIdentity, newest: GenerationRef, before: bytes | None) -> None:
     """Remove generation `before`, which a forward record has superseded, and the orphans of the log.
 
     The caller holds the locks of `newest` and of the generation before it. So no seal will ever name any other file
@@ -240,17 +209,17 @@ def remove_superseded(
     The name of a file proves nothing. So only files that belong to `owner`, and files without content, are removed. A
     file of a higher generation stays: it can only come from a log that was restored from a backup.
     """
-    epoch = system.process_epoch()
-    directory = system.os.path.dirname(path)
-    bases = {system.os.fsencode(system.os.path.basename(path))} | ({before.rsplit(b".", 2)[0]} if before else set())
+    epoch, kind = system.process_epoch(), handle.root.header.lock_kind
+    directory, base = system.os.path.split(handle.path)
+    bases = {system.os.fsencode(base)} | ({before.rsplit(b".", 2)[0]} if before else set())
     for name in system.os.listdir(directory):
         other = system.os.fsencode(name)
         if other == newest.name or parse_generation_name(other) is None or other.rsplit(b".", 2)[0] not in bases:
             continue
         file = system.os.path.join(directory, name)
-        if not is_removable(file, owner, newest.generation, flags.reading, owned_fds):
+        if not is_removable(file, owner, newest.generation, handle.read_flags, handle.owned_fds):
             continue
-        if other == before or kind == SOFT or _is_unlocked(file, kind, flags.writing, owned_fds):
+        if other == before or kind == SOFT or _is_unlocked(handle, file):
             safe_files.unlink_quietly(file, epoch)
 
 
@@ -275,13 +244,13 @@ def is_removable(file: str, owner: LogIdentity, newest: int, reading: int, owned
         safe_files.close_owned(fd, owned_fds)
 
 
-def _is_unlocked(file: str, kind: int, writing: int, owned_fds: set[int]) -> bool:
+def _is_unlocked(handle: HandleState, file: str) -> bool:
     try:
-        fd = safe_files.open_descriptor(file, writing, owned_fds=owned_fds)
+        fd = safe_files.open_descriptor(file, handle.write_flags, owned_fds=handle.owned_fds)
     except (OSError, InsecurePathError) as error:
         raise_if_foreign(error)
         return False
-    lock = LogLock(file, fd, kind, system.threading.RLock(), set())
+    lock = LogLock(file, fd, handle.root.header.lock_kind, system.threading.RLock(), set())
     try:
         lock.try_lock()
         return True
@@ -293,22 +262,20 @@ def _is_unlocked(file: str, kind: int, writing: int, owned_fds: set[int]) -> boo
             lock.unlock()
         except OSError as error:  # closing the descriptor unlocks it as well
             raise_if_foreign(error)
-        safe_files.close_owned(fd, owned_fds)
+        handle.close_fd(fd)
 
 
-def remove_log(
-    path: str, root: Root, owner: LogIdentity, clear: Callable[[str], object], flags: Flags, owned_fds: set[int]
-) -> None:
+def remove_log(handle: HandleState, owner: LogIdentity, clear: Callable[[str], object]) -> None:
     """Remove the files of a finished log, as far as possible. The log has ended even if some files remain.
 
-    The caller holds the log lock. As soon as `path` is removed, another log may be created there. So ``clear(path)``
-    first removes the files beside the log. A later generation is removed if its file existed before `path` was removed,
-    and belongs to `owner`.
+    The caller holds the log lock. As soon as the log's path is removed, another log may be created there. So
+    ``clear(path)`` first removes the files beside the log. A later generation is removed if its file existed before the
+    path was removed, and belongs to `owner`.
     """
-    epoch = system.process_epoch()
+    epoch, path = system.process_epoch(), handle.path
     directory, base = system.os.path.split(path)
     try:
-        if not _has_one_name(path, root, owned_fds):
+        if not _has_one_name(handle):
             return
         names = system.os.listdir(directory)
         if system.process_epoch() == epoch:  # a child that a signal handler forks continues here, without the lock
@@ -321,14 +288,14 @@ def remove_log(
     for name in names:
         file = system.os.path.join(directory, name)
         is_named_so = parse_generation_name(system.os.fsencode(name), system.os.fsencode(base)) is not None
-        if is_named_so and is_removable(file, owner, sys.maxsize, flags.reading, owned_fds):
+        if is_named_so and is_removable(file, owner, sys.maxsize, handle.read_flags, handle.owned_fds):
             safe_files.unlink_quietly(file, epoch)
 
 
-def _has_one_name(path: str, root: Root, owned_fds: set[int]) -> bool:
-    fd = safe_files.open_descriptor(path, system.os.O_RDONLY, owned_fds=owned_fds)
+def _has_one_name(handle: HandleState) -> bool:
+    fd = safe_files.open_descriptor(handle.path, system.os.O_RDONLY, owned_fds=handle.owned_fds)
     try:
-        header, _, _ = Header.decode(read_header(fd))
-        return bool(system.os.fstat(fd).st_nlink == 1 and header.log_id == root.header.log_id)
+        log_id = Header.decode(read_header(fd))[0].log_id
+        return bool(system.os.fstat(fd).st_nlink == 1 and log_id == handle.root.header.log_id)
     finally:
-        safe_files.close_owned(fd, owned_fds)
+        handle.close_fd(fd)

@@ -9,14 +9,12 @@ from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
-from fscoord._log.format.record import MalformedRecord
+from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.opening import read_header
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
-
-__all__ = ["Entry", "dump"]
 
 _CHUNK = 1 << 18
 
@@ -59,23 +57,18 @@ def dump(path: Any) -> Iterator[Entry]:
 
 
 def _dump(path: str) -> Iterator[Entry]:
-    fd = -1
+    fd, file, named = -1, path, None
+    following = _NextGeneration(path)
     try:
-        fd = safe_files.open_descriptor(path, system.os.O_RDONLY)
-        safe_files.check(path, fd, 0, read_only=True)
-        try:
-            header, offset, chain = Header.decode(read_header(fd))
-        except MalformedRecord as error:
-            raise safe_files.damaged(path, path, 0, str(error)) from None
-        following = _NextGeneration(path)
-        yield from _records(path, fd, offset, chain, header, following)
-        while following.named is not None:
+        while True:
+            fd, header, start = _open_generation(path, file, named)
+            yield from _records(file, fd, start, header, following)
             named, following.named = following.named, None
+            if named is None:
+                return
             file = system.os.path.join(system.os.path.dirname(path), system.os.fsdecode(named.name))
             system.close_quietly(fd)
             fd = -1  # the number may belong to another file by now
-            fd, header, offset, chain = _open_generation(path, file, named)
-            yield from _records(file, fd, offset, chain, header, following)
     except FscoordError:
         raise
     except OSError as error:
@@ -96,9 +89,7 @@ class _NextGeneration:
     def note(self, path: str, offset: int, kind: int, value: bytes, generation: int) -> bytes:
         """Decode the seal or forward record of `generation` at `offset`; return the file name that it holds."""
         try:
-            named = (
-                GenerationRef.from_seal(value, generation) if kind == record.SEAL else GenerationRef.from_forward(value)
-            )
+            named = GenerationRef.decode(kind, value, generation)
             if named.generation <= generation:
                 raise MalformedRecord(f"it leads from generation {generation} back to {named.generation}")
         except MalformedRecord as error:
@@ -107,25 +98,25 @@ class _NextGeneration:
         return named.name
 
 
-def _open_generation(path: str, file: str, named: GenerationRef) -> tuple[int, Header, int, int]:
+def _open_generation(path: str, file: str, named: GenerationRef | None) -> tuple[int, Header, LogPosition]:
+    """Open generation 0, or the generation `named`. Return the descriptor, the header and its end."""
     fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
     try:
         safe_files.check(file, fd, 0, read_only=True)
         try:
-            header, offset, chain = Header.decode(read_header(fd))
+            header, start = Header.decode(read_header(fd))
         except MalformedRecord as error:
             raise safe_files.damaged(path, file, 0, str(error)) from None
-        if header.log_id != named.log_id:
+        if named is not None and header.log_id != named.log_id:
             raise safe_files.damaged(path, file, 0, "it is not the generation that was to follow")
     except BaseException:
         system.close_quietly(fd)
         raise
-    return fd, header, offset, chain
+    return fd, header, start
 
 
-def _records(
-    path: str, fd: int, offset: int, chain: int, header: Header, following: _NextGeneration
-) -> Iterator[Entry]:
+def _records(path: str, fd: int, start: LogPosition, header: Header, following: _NextGeneration) -> Iterator[Entry]:
+    offset, chain = start
     system.os.lseek(fd, offset, 0)
     data, position = b"", 0  # read and not yet yielded: data[position:] begins at offset
     durable = header.durable

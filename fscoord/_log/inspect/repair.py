@@ -19,16 +19,13 @@ from fscoord._log.format.header import Header
 from fscoord._log.format.record import LogPosition, MalformedRecord, Record
 from fscoord._log.inspect import scan
 from fscoord._log.inspect.scan import Damaged, ProgressCallback, Scan, Sound, Torn, WriterLockout, iter_records
-from fscoord._log.inspect.verify import ignore_progress
+from fscoord._log.inspect.verify import GenerationMissing, ignore_progress
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.opening import read_header
 from fscoord._log.locking.log_lock import OFD
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, FscoordError
-
-__all__ = ["LogCopy", "Repair", "Skipped", "SkippedCallback", "copy", "repair"]
-
 
 _BUFFER: Final = 1 << 20
 
@@ -55,7 +52,7 @@ class LogCopy:
             inode = system.os.fstat(self._fd).st_ino if find_mount(self._path).inodes_last else 0
             header = self._header._replace(lineage=self._header.log_id, root_inode=inode, inode=inode)
             first = header.encode()
-            _, self._waiting, self._chain = Header.decode(first)
+            _, (self._waiting, self._chain) = Header.decode(first)
             self._parts = [first]
         except BaseException:
             self.__exit__()
@@ -195,8 +192,7 @@ def repair(
         UnsupportedFilesystemError: this file system has no locks of the log's kind.
     """
     source, target = safe_files.resolve(path), safe_files.resolve(output)
-    limit = to_seconds(timeout)
-    return _repair(source, target, limit, on_progress, on_skipped, salvage=salvage, write=write)
+    return _repair(_Request(source, salvage, to_seconds(timeout), on_progress, on_skipped), target, write=write)
 
 
 def copy(path: Any, output: Any, *, timeout: Timeout = 10.0, on_progress: ProgressCallback = ignore_progress) -> Repair:
@@ -225,24 +221,26 @@ def copy(path: Any, output: Any, *, timeout: Timeout = 10.0, on_progress: Progre
         if found.why is not NEVER_FINISHED:
             raise safe_files.damaged(source, found.file, found.offset, found.why)
 
-    return _repair(source, target, to_seconds(timeout), on_progress, refuse_damage, salvage=False, write=True)
+    return _repair(_Request(source, False, to_seconds(timeout), on_progress, refuse_damage), target, write=True)
 
 
-def _repair(
-    path: str,
-    output: str,
-    limit: float,
-    on_progress: ProgressCallback,
-    on_skipped: SkippedCallback,
-    *,
-    salvage: bool,
-    write: bool,
-) -> Repair:
+class _Request(NamedTuple):
+    """The arguments of `repair`. ``path`` is absolute, and ``limit`` is the timeout in seconds."""
+
+    path: str
+    salvage: bool
+    limit: float
+    on_progress: ProgressCallback
+    on_skipped: SkippedCallback
+
+
+def _repair(request: _Request, output: str, *, write: bool) -> Repair:
+    path = request.path
     if system.os.path.lexists(output):
         raise ValueError(f"{output} exists, and nothing is overwritten; name another file for the copy")
     try:
-        with _open_for_repair(path, limit, on_progress, salvage=salvage) as (source, root, notes):
-            copier = _RecordCopier(source, root, notes, on_progress, on_skipped, salvage=salvage)
+        with _open_for_repair(request) as (source, root, notes):
+            copier = _RecordCopier(request, source, root, notes)
             if write:
                 mode = system.stat.S_IMODE(system.os.fstat(source.fd).st_mode)
                 with LogCopy(output, copier.header, mode) as log_copy:
@@ -277,19 +275,11 @@ class _Source(NamedTuple):
     place: LogPosition
 
 
-class _Superseded(Exception):
-    """Raised if a named generation is missing. The log may have been compacted meanwhile, so it is opened again."""
-
-    def __init__(self, named: GenerationRef) -> None:
-        super().__init__()
-        self.named = named
-
-
 _Opened = tuple[_Source, Header | None, list[str]]
 
 
 @contextmanager
-def _open_for_repair(path: str, limit: float, on_progress: ProgressCallback, *, salvage: bool) -> Iterator[_Opened]:
+def _open_for_repair(request: _Request) -> Iterator[_Opened]:
     """Open the newest generation of the log with its writers locked out.
 
     Yields the file, the header of generation 0 (None if it can't be read), and a list to which notes are added.
@@ -298,58 +288,49 @@ def _open_for_repair(path: str, limit: float, on_progress: ProgressCallback, *, 
     while True:
         with ExitStack() as stack:
             try:
-                found = _open_newest(path, limit, on_progress, stack, missing, salvage=salvage)
-            except _Superseded as error:
+                found = _open_newest(request, stack, missing)
+            except GenerationMissing as error:
                 missing = error.named
                 continue
             yield found
             return
 
 
-def _open_newest(
-    path: str,
-    limit: float,
-    on_progress: ProgressCallback,
-    stack: ExitStack,
-    missing: GenerationRef | None,
-    *,
-    salvage: bool,
-) -> _Opened:
+def _open_newest(request: _Request, stack: ExitStack, missing: GenerationRef | None) -> _Opened:
     notes: list[str] = []
-    source = _open(path, path, None, limit, stack, salvage=salvage)
+    path = request.path
+    source = _open(request, path, None, stack)
     root = source.header
     while True:
-        successor = _find_successor(source, on_progress, notes)
+        successor = _find_successor(source, request.on_progress, notes)
         if successor is None:
             notes += _unnamed_generations(path, source)
             return source, root, notes
         file = system.os.path.join(system.os.path.dirname(path), system.os.fsdecode(successor.name))
         try:
-            source = _open(path, file, successor, limit, stack, salvage=salvage)
+            source = _open(request, file, successor, stack)
         except FileNotFoundError as error:
             raise_if_foreign(error)
             if successor != missing:
-                raise _Superseded(successor) from None
+                raise GenerationMissing(successor) from None
             lost = (
                 f"generation {successor.generation} is missing: what was written since generation {source.generation}"
             )
-            if not salvage:
+            if not request.salvage:
                 raise _refused(path, file, f"{lost} is lost") from None
             notes.append(f"{lost} ended is lost")
             return source, root, notes
 
 
-def _open(
-    path: str, file: str, named: GenerationRef | None, limit: float, stack: ExitStack, *, salvage: bool
-) -> _Source:
+def _open(request: _Request, file: str, named: GenerationRef | None, stack: ExitStack) -> _Source:
+    path, salvage = request.path, request.salvage
     fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
     stack.callback(system.close_quietly, fd)
     safe_files.check(file, fd, 0, read_only=True)
     generation = named.generation if named else 0
     header: Header | None = None
     try:
-        header, size, chain = Header.decode(read_header(fd))
-        place = LogPosition(size, chain)
+        header, place = Header.decode(read_header(fd))
     except MalformedRecord as error:
         if not salvage:
             raise _refused(path, file, str(error)) from None
@@ -362,7 +343,7 @@ def _open(
         if not salvage:
             raise _refused(path, file, "it is not the generation that was to follow")
         raise FileNotFoundError(system.errno.ENOENT, "another file is in its place", file)
-    lockout = WriterLockout(path, fd, OFD if header is None else header.lock_kind, limit)
+    lockout = WriterLockout(path, fd, OFD if header is None else header.lock_kind, request.limit)
     stack.callback(lockout.release)
     lockout.acquire()
     return _Source(file, fd, lockout, generation, header, place)
@@ -380,9 +361,7 @@ def _find_successor(source: _Source, on_progress: ProgressCallback, notes: list[
             for kind, _, value, _, _ in segment.others:
                 if kind in (record.SEAL, record.FORWARD):
                     try:
-                        named = (
-                            GenerationRef.from_seal(value) if kind == record.SEAL else GenerationRef.from_forward(value)
-                        )
+                        named = GenerationRef.decode(kind, value)
                     except MalformedRecord:
                         continue
                     known = source.generation if found is None else found.generation
@@ -430,18 +409,8 @@ class _RecordCopier:
         skipped_bytes: the total length of the skipped records and parts.
     """
 
-    def __init__(
-        self,
-        source: _Source,
-        root: Header | None,
-        notes: list[str],
-        on_progress: ProgressCallback,
-        on_skipped: SkippedCallback,
-        *,
-        salvage: bool,
-    ) -> None:
-        self._source, self._notes, self._salvage = source, notes, salvage
-        self._on_progress, self._on_skipped = on_progress, on_skipped
+    def __init__(self, request: _Request, source: _Source, root: Header | None, notes: list[str]) -> None:
+        self._request, self._source, self._notes = request, source, notes
         self.kept = self.skipped = self.skipped_bytes = 0
         self._is_broken = source.header is None
         self._is_sealed = False
@@ -470,7 +439,7 @@ class _RecordCopier:
             elif isinstance(segment, Torn):
                 self._skip(Skipped(source.file, segment.offset, segment.end - segment.offset, NEVER_FINISHED))
             chain = scan.place.chain
-            self._on_progress(source.file, segment.end, scan.size())
+            self._request.on_progress(source.file, segment.end, scan.size())
 
     def _copy(self, start: int, end: int, found: Record, write: Callable[[Record], object]) -> None:
         kind, key, value, writer, time_ns = found
@@ -499,14 +468,14 @@ class _RecordCopier:
             self._is_broken = True
             return str(error)
         self._is_sealed |= found[0] == record.SEAL and isinstance(meaning, GenerationRef)
-        if self._is_broken and not self._salvage:
+        if self._is_broken and not self._request.salvage:
             return "it comes after the damage"
         return None
 
     def _skip(self, skipped: Skipped) -> None:
         self.skipped += 1
         self.skipped_bytes += skipped.size
-        self._on_skipped(skipped)
+        self._request.on_skipped(skipped)
 
     def _describe_damage(self, segment: Damaged, chain: int) -> Skipped:
         """Describe unreadable bytes. If the length of the record is still known, decode its unverified fields."""

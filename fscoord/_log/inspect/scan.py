@@ -19,20 +19,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreTimeoutError
 
-__all__ = [
-    "Damaged",
-    "ProgressCallback",
-    "Scan",
-    "Segment",
-    "Sound",
-    "Torn",
-    "Voided",
-    "WriterLockout",
-    "find_next",
-    "iter_records",
-]
-
-
 _WINDOW: Final = 1 << 20
 _WORK_FACTOR: Final = 16
 _WORK_MIN: Final = 1 << 28
@@ -56,8 +42,10 @@ def find_next(fd: int, bad: LogPosition) -> LogPosition | None:
     start = bad.offset + 1
     if len(prefix) == record.PREFIX_SIZE:
         end = bad.offset + record.unpack_prefix(prefix)[0]
-        if bad.offset + record.RECORD_MIN <= end < size and _leads_to(fd, end, _chain_at(fd, end, size)):
-            return LogPosition(end, record.chain_at_end(read_at(fd, end - record.TAIL_SIZE, record.TAIL_SIZE)))
+        if bad.offset + record.RECORD_MIN <= end < size:
+            chain = record.chain_at_end(read_at(fd, end - record.TAIL_SIZE, record.TAIL_SIZE))
+            if chain == _chain_at(fd, end, size):
+                return LogPosition(end, chain)
         if record.record_length(prefix, bad.chain) >= 0:
             start = end
     budget = max(_WORK_MIN, _WORK_FACTOR * (size - start))
@@ -65,15 +53,10 @@ def find_next(fd: int, bad: LogPosition) -> LogPosition | None:
         budget -= promised
         if budget < 0:
             return None
-        chain = _chain_at(fd, offset, size)
-        if chain is not None:
-            return LogPosition(offset, chain)
+        before = _chain_at(fd, offset, size)
+        if before is not None:
+            return LogPosition(offset, before)
     return None
-
-
-def _leads_to(fd: int, end: int, chain: int | None) -> bool:
-    """Return whether `chain` is the chain after the record that ends at `end`."""
-    return record.chain_at_end(read_at(fd, end - record.TAIL_SIZE, record.TAIL_SIZE)) == chain
 
 
 def _candidates(fd: int, start: int, size: int) -> Iterator[tuple[int, int]]:

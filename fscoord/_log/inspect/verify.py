@@ -22,8 +22,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
 
-__all__ = ["DAMAGED", "EMPTY", "SOUND", "TORN", "Finding", "Generation", "Report", "ignore_progress", "verify"]
-
 SOUND: Final = "sound"
 TORN: Final = "torn"
 EMPTY: Final = "empty"
@@ -31,7 +29,6 @@ DAMAGED: Final = "damaged"
 
 FINDINGS_MAX: Final = 1000
 """The most findings that are listed. Of further findings only the number is reported."""
-_GONE: Final = frozenset((system.errno.ENOENT, getattr(system.errno, "ESTALE", -1)))
 
 _TORN_ADVICE = "nothing: no success was reported for it, and the next writer skips it"
 _DAMAGE_ADVICE = (
@@ -126,7 +123,7 @@ def verify(path: Any, *, timeout: Timeout = 10.0, on_progress: ProgressCallback 
         verification = _Verification(path, limit, on_progress, missing)
         try:
             return verification.run()
-        except _Superseded as error:
+        except GenerationMissing as error:
             missing = error.named
         except FscoordError:
             raise
@@ -135,8 +132,8 @@ def verify(path: Any, *, timeout: Timeout = 10.0, on_progress: ProgressCallback 
             raise safe_files.unavailable(error, path, "reading the log") from error
 
 
-class _Superseded(Exception):
-    """Raised if a named generation is missing. The log may have been compacted meanwhile, so it is read again."""
+class GenerationMissing(Exception):
+    """Raised if the file of a `named` generation is missing. The log may have been compacted meanwhile: begin again."""
 
     def __init__(self, named: GenerationRef) -> None:
         super().__init__()
@@ -186,7 +183,7 @@ class _Verification:
             fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
         except OSError as error:
             raise_if_foreign(error)
-            if named is None or error.errno not in _GONE or isinstance(error, FscoordError):
+            if named is None or error.errno not in safe_files.GONE or isinstance(error, FscoordError):
                 raise
             self._report_missing(file, named)
             return None
@@ -206,7 +203,7 @@ class _Verification:
     def _report_missing(self, file: str, named: GenerationRef) -> None:
         """Report that the file of `named` does not exist. The first time, begin again: it may have been superseded."""
         if named != self._missing:
-            raise _Superseded(named)
+            raise GenerationMissing(named)
         message = f"generation {named.generation} of the log is missing: what it held is lost"
         self.damage(
             file, 0, 0, message, "put this file back; if it is lost, `fscoord repair` copies the generation before it"
@@ -220,7 +217,7 @@ class _Verification:
             self.generations.append(Generation(file, 0, len(data), 0, 0, EMPTY))
             return None
         try:
-            header, size, chain = Header.decode(data)
+            header, start = Header.decode(data)
             if named is not None and (header.log_id, header.generation) != (named.log_id, named.generation):
                 raise MalformedRecord("it is not the generation that was to follow")
             if self._root is not None and (header.lock_kind, header.durable) != (
@@ -237,7 +234,7 @@ class _Verification:
         if self._root is None:
             self._root, self._root_inode = header, inode
         self._newest = file, header, inode
-        return header, LogPosition(size, chain)
+        return header, start
 
     def _identify(self) -> None:
         """Report files that were copied or restored after they had been made."""

@@ -20,14 +20,10 @@ from fscoord._log.format.record import LogPosition, MalformedRecord, Record
 from fscoord._log.handle import HandleState, NeedsLock, reopen
 from fscoord._log.io import safe_files, spill, torn_tail
 from fscoord._log.io.spill import SpilledRecord
-from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.recovery import APPLYING, POSITION
-from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreGoneError, StoreTimeoutError, StoreUnavailableError
-
-__all__ = ["CHUNK", "Cursor"]
 
 CHUNK: Final = 1 << 16
 
@@ -39,22 +35,12 @@ class Cursor:
     """The position of one handle in its log. The caller of each method holds the process mutex.
 
     Args:
-        handle: the state of the handle.
-        machine: applies every data record once, in order.
-        table: applies every record about sessions, in order.
+        handle: the state of the handle, whose ``machine`` and ``table`` apply the records.
         on_control: called when control records are read, because these concern every waiter.
     """
 
-    def __init__(
-        self,
-        handle: HandleState,
-        machine: StateMachine,
-        table: SessionTable,
-        on_control: Callable[[], object] | None = None,
-    ) -> None:
+    def __init__(self, handle: HandleState, on_control: Callable[[], object] | None = None) -> None:
         self._handle = handle
-        self._machine = machine
-        self._table = table
         self._on_control = on_control
 
     def seek(self, place: LogPosition) -> None:
@@ -66,11 +52,12 @@ class Cursor:
 
     def reset(self) -> None:
         """Reset the state machine and the session table, and seek to the first record of the generation."""
-        self._machine.reset()
-        self._table.reset()
-        self._handle.bell = 0
-        self._handle.path_checked_at = 0.0  # the next read must check the path at once
-        self.seek(self._handle.start)
+        handle = self._handle
+        handle.machine.reset()
+        handle.table.reset()
+        handle.bell = 0
+        handle.path_checked_at = 0.0  # the next read must check the path at once
+        self.seek(handle.start)
 
     def advance(self, data: bytes, *, locked: bool) -> bool:
         """Apply the records in `data`, then read and apply all further records of the file.
@@ -114,7 +101,7 @@ class Cursor:
                 handle.recovery = APPLYING
                 try:
                     if records:
-                        self._machine.apply(records if used <= handle.spill_at else self._spill(records, data))
+                        handle.machine.apply(records if used <= handle.spill_at else self._spill(records, data))
                     if others:
                         self._apply_control(others)
                 except MalformedRecord as error:
@@ -151,21 +138,21 @@ class Cursor:
         """
         if records[0][0] not in record.DATA_KINDS:
             self._apply_control(records)
-        elif len(data) <= self._handle.spill_at:
-            self._machine.apply(records)
         else:
-            self._machine.apply(self._spill(records, data))
+            handle = self._handle
+            handle.machine.apply(records if len(data) <= handle.spill_at else self._spill(records, data))
 
     def _spill(self, records: Sequence[Record], data: bytes) -> Sequence[SpilledRecord]:
         """Return `records` with a `Spilled` for each long value. `data` begins with the bytes of `records`."""
-        kept, keys = spill.leave_long(records, data, self._handle.offset, self._handle.spill_at)
+        handle = self._handle
+        kept, keys = spill.leave_long(records, data, handle.offset, handle.spill_at)
         if keys:
-            self._machine.mark_spilled(keys)
+            handle.machine.mark_spilled(keys)
         return kept
 
     def _apply_control(self, others: Sequence[Record]) -> None:
         """Apply records that are not data."""
-        handle, table = self._handle, self._table
+        handle, table = self._handle, self._handle.table
         if self._on_control is not None:
             self._on_control()
         for found in others:
@@ -190,7 +177,7 @@ class Cursor:
 
     def finished(self) -> StoreGoneError:
         """End the handle because the life of the log that it has joined is over, and return the error."""
-        participants = self._table.participants
+        participants = self._handle.table.participants
         count = f"{participants} participants" if participants else "its participants"
         return self._handle.gone(f"is finished: all {count} have closed it")
 

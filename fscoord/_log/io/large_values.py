@@ -15,11 +15,8 @@ from fscoord._log.io import safe_files, spill, torn_tail
 from fscoord._log.io.cursor import Cursor
 from fscoord._log.io.spill import Spilled
 from fscoord._log.recovery import CLOSED, DESCRIPTORS, GENERATION, POSITION, SERVER_STATE
-from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
-
-__all__ = ["SERVER_FORGOT", "LargeValues"]
 
 _LOST: Final = GENERATION | CLOSED | DESCRIPTORS | SERVER_STATE
 """Recovery flags with which the descriptor may be that of another file."""
@@ -32,10 +29,9 @@ TRIES: Final = 4
 class LargeValues:
     """The values that one handle keeps out of memory."""
 
-    def __init__(self, handle: HandleState, cursor: Cursor, machine: StateMachine) -> None:
+    def __init__(self, handle: HandleState, cursor: Cursor) -> None:
         self._handle = handle
         self._cursor = cursor
-        self._machine = machine
         self._forgotten = 0
 
     def relocate(self, place: LogPosition) -> None:
@@ -46,7 +42,7 @@ class LargeValues:
         handle = self._handle
         long = spill.find_long(handle.reader_fd, handle.start, place, handle.spill_at)
         try:
-            is_all_there = self._machine.relocate_spilled(long)
+            is_all_there = handle.machine.relocate_spilled(long)
         finally:
             long.close()  # if the collector closed the generator, an exception in it would be lost
         if not is_all_there:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from fscoord._log.format.header import Header, Run
-from fscoord._log.format.record import MalformedRecord
+from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.io import safe_files
 from fscoord._log.locking.log_lock import KIND_NAMES, OFD, SOFT, LogLock
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, StoreError, StoreTimeoutError, StoreUnavailableError
-
-__all__ = ["COMPACT_BYTES", "SPILL_BYTES", "LogOptions", "OpenedLog", "open_log"]
 
 ATTEMPTS: Final = 100
 PAUSE_S: Final = 0.001
@@ -76,13 +74,12 @@ class LogOptions(NamedTuple):
 
 
 class OpenedLog(NamedTuple):
-    """An open log: its descriptors (``writer`` is -1 if read-only), its header, and the header's size and chain."""
+    """An open log: its descriptors (``writer`` is -1 if read-only), its header, and the header's end."""
 
     reader: int
     writer: int
     header: Header
-    size: int
-    chain: int
+    start: LogPosition
 
 
 def open_log(path: str, options: LogOptions, reading: int, writing: int, owned_fds: set[int]) -> OpenedLog:
@@ -145,7 +142,7 @@ def _open_for_writing(path: str, options: LogOptions, flags: int, owned_fds: set
 
 def _check_header(path: str, options: LogOptions, reader: int, writer: int, data: bytes) -> OpenedLog:
     try:
-        header, size, chain = Header.decode(data)
+        header, start = Header.decode(data)
     except MalformedRecord as error:
         raise CorruptLogError(
             f"{path} can't be used: {error}. Nothing was changed; choose another path, or see what"
@@ -166,7 +163,7 @@ def _check_header(path: str, options: LogOptions, reader: int, writer: int, data
             f"{path}: this log was not made durable, and that can't be changed; remove it, or pass durable=False",
             path=path,
         )
-    return OpenedLog(reader, writer, header, size, chain)
+    return OpenedLog(reader, writer, header, start)
 
 
 def _initialise(path: str, options: LogOptions, fd: int) -> None:

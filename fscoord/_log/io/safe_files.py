@@ -17,11 +17,11 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, InsecurePathError, StoreUnavailableError
 
-__all__ = ["check", "create", "damaged", "open_descriptor", "resolve", "same_file", "sync_directory", "unavailable"]
-
 TEMPORARY_SUFFIX = ".new"
 _ONCE = ((),)
 _NO_LINKS = frozenset((system.errno.EPERM, system.errno.EOPNOTSUPP, system.errno.ENOSYS, system.errno.EMLINK))
+GONE: Final = frozenset((system.errno.ENOENT, getattr(system.errno, "ESTALE", -1)))
+"""The errors of open(2) for a file that does not exist any more, also on a file server."""
 _ACLS: Final = ("system.posix_acl_access", "system.nfs4_acl")
 """The extended attributes that hold access control lists: acl(5), and nfs4_acl(5) on mounts of NFS 4."""
 _NO_ACL: Final = frozenset(getattr(system.errno, name, -1) for name in ("ENODATA", "ENOTSUP", "EOPNOTSUPP", "EINVAL"))

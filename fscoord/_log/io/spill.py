@@ -18,8 +18,6 @@ from fscoord._log.format import record
 from fscoord._log.format.record import LogPosition, Record
 from fscoord._runtime import system
 
-__all__ = ["NEVER", "Fetch", "Spilled", "SpilledRecord", "Spot", "checksum_of_both", "find_long", "leave_long", "read"]
-
 NEVER: Final = 1 << 62
 """A length that no value has."""
 

@@ -13,8 +13,6 @@ from fscoord._log.format import record
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["Damage", "DeadlineReached", "Skip", "Torn", "Zeros", "examine", "read_at", "void_place"]
-
 _CHUNK = 1 << 20
 _LIKELY: Final = re.compile(  # lengths below 2^28, writers below 2^24, keys below 1,280, a letter
     rb"(?!\0{4})(?=...[\0-\x08].{4}...\0.{9}[\0-\x04][A-Za-z])", re.DOTALL

@@ -13,10 +13,7 @@ from fscoord._log.handle import HandleState
 from fscoord._log.io import torn_tail
 from fscoord._log.io.cursor import Cursor
 from fscoord._log.recovery import APPLYING, POSITION
-from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
-
-__all__ = ["LogWriter"]
 
 
 class LogWriter:
@@ -25,17 +22,13 @@ class LogWriter:
     Args:
         handle: the state of the handle.
         cursor: its position.
-        machine: applies the record that was appended, as if it had been read.
         write: the `Access.write` of the mount: writes bytes at the end of the file, and syncs them if the log is
             durable.
     """
 
-    def __init__(
-        self, handle: HandleState, cursor: Cursor, machine: StateMachine, write: Callable[[bytes], None]
-    ) -> None:
+    def __init__(self, handle: HandleState, cursor: Cursor, write: Callable[[bytes], None]) -> None:
         self._handle = handle
         self._cursor = cursor
-        self._machine = machine
         self._write = write
         self._last_time = 0
 
@@ -65,7 +58,7 @@ class LogWriter:
         system.os.lseek(handle.reader_fd, size, 1)
         records = ((kind, key, value, session, time_ns),)
         if size <= handle.spill_at and kind in record.DATA_KINDS:
-            self._machine.apply(records)
+            handle.machine.apply(records)
         else:
             self._cursor.apply(records, data)
         handle.offset += size

@@ -18,8 +18,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, InsecurePathError
 
-__all__ = ["LIVENESS_SUFFIX", "LivenessFile", "ProcessIdentity", "open_liveness_file"]
-
 LIVENESS_SUFFIX: Final = ".alive"
 MAGIC: Final = b"fsalive\n"
 SIZE: Final = len(MAGIC) + 16

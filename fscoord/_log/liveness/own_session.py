@@ -17,14 +17,10 @@ from fscoord._log.handle import HandleState
 from fscoord._log.io import safe_files
 from fscoord._log.io.writer import LogWriter
 from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity, open_liveness_file
-from fscoord._log.liveness.session_table import SessionTable
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, LimitExceededError
-
-__all__ = ["Liveness", "Registration"]
-
 
 BYTE_TRIES: Final = 64
 """How many bytes of the liveness file a new session tries to lock. If all of them are taken, the session has no
@@ -42,9 +38,8 @@ class Liveness:
         checked_at: when the handle's own byte was last checked (monotonic, in seconds).
     """
 
-    def __init__(self, handle: HandleState, table: SessionTable) -> None:
+    def __init__(self, handle: HandleState) -> None:
         self._handle = handle
-        self._table = table
         self.file: LivenessFile | None = None
         self.checked_at = 0.0
         self._has_warned = False
@@ -62,7 +57,7 @@ class Liveness:
         The byte is locked before the session record is appended. In the opposite order, a probe between the two would
         find the new session dead.
         """
-        number = self._table.last + 1
+        number = self._handle.table.last + 1
         self.checked_at = system.time.monotonic()
         try:
             alive = self._open(create=True)
@@ -78,7 +73,7 @@ class Liveness:
                 number, tries = number + 1, tries + 1
         except (OSError, FscoordError) as error:
             raise_if_foreign(error)
-            number = self._table.last + 1
+            number = self._handle.table.last + 1
             self.lose()
             if not self._has_warned:
                 self._has_warned = True
@@ -136,7 +131,7 @@ class Liveness:
         False is only evidence until a death record exists. With `home`, the process of the session is probed as well:
         a byte also stays locked if a child has inherited the descriptor of a dead process.
         """
-        table = self._table
+        table = self._handle.table
         session = table.sessions.get(number)
         if number in table.deaths or session is None:
             return None if session is None else False
@@ -159,6 +154,8 @@ class Registration:
         introduce: returns the content of the session record: host, process and label.
 
     Attributes:
+        liveness: the liveness file, in which the session locks a byte.
+        writer: appends the session record.
         rank: the rank that the next session record names.
     """
 
@@ -166,8 +163,8 @@ class Registration:
         self, handle: HandleState, liveness: Liveness, writer: LogWriter, introduce: Callable[[], Session]
     ) -> None:
         self._handle = handle
-        self._liveness = liveness
-        self._writer = writer
+        self.liveness = liveness
+        self.writer = writer
         self._introduce = introduce
         self.rank: int | None = None
 
@@ -177,7 +174,7 @@ class Registration:
         From then on the lock's range shows the number. The lock is bound last, because a reader can resolve the number
         only after the record was appended.
         """
-        handle, liveness = self._handle, self._liveness
+        handle, liveness = self._handle, self.liveness
         session = self._introduce()
         if self.rank is not None:
             session = session._replace(rank=self.rank)
@@ -188,6 +185,6 @@ class Registration:
                 path=handle.path,
             )
         alive_id = bytes(16) if liveness.file is None else liveness.file.id
-        self._writer.append(record.SESSION, b"", session._replace(alive_id=alive_id).encode(), number)
+        self.writer.append(record.SESSION, b"", session._replace(alive_id=alive_id).encode(), number)
         handle.lock.bind(handle.lock.fd, number)
         return number

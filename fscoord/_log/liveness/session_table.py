@@ -9,8 +9,6 @@ from collections.abc import Iterable
 
 from fscoord._log.format.control_records import Session
 
-__all__ = ["SessionTable"]
-
 
 class SessionTable:
     """The sessions of one log, as one handle has read them.

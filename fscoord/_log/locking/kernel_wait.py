@@ -24,8 +24,6 @@ from typing import Any, Final, Protocol
 from fscoord._runtime import system
 from fscoord.errors import FscoordError
 
-__all__ = ["WaitableLock", "cancel_wait", "wait_for_lock"]
-
 HANDOVER_S: Final = 0.1
 """How long a lock is kept for the waiter to which it was handed over. A signal handler may delay that waiter."""
 

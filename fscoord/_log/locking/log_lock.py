@@ -30,8 +30,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import UnsupportedFilesystemError
 
-__all__ = ["KINDS", "LogLock"]
-
 OFD: Final = 1
 FLOCK: Final = 2
 SOFT: Final = 3

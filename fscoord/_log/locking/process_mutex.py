@@ -6,8 +6,6 @@ import weakref
 
 from fscoord._runtime import system
 
-__all__ = ["LogKey", "ProcessMutex", "process_mutex_for"]
-
 
 class ProcessMutex:
     """The mutex of one log in this process.

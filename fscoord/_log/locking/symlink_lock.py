@@ -28,8 +28,6 @@ from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["SymlinkLock", "holder"]
-
 CHECK_INTERVAL_S: Final = 0.25
 """How often a refused `acquire` reads the link, in seconds. Each check costs a request or two to the server."""
 

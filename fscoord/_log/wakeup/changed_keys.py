@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from fscoord._log.format import record
-from fscoord._log.io.spill import Fetch, SpilledRecord, Spot
+from fscoord._log.io.spill import SpilledRecord
 from fscoord._log.state_machine import StateMachine
 from fscoord._log.wakeup.doorbell import SIZE, bucket
-
-__all__ = ["ChangedKeys"]
 
 
 class ChangedKeys:
@@ -21,6 +19,8 @@ class ChangedKeys:
 
     def __init__(self, state_machine: StateMachine) -> None:
         self._state_machine = state_machine
+        self.mark_spilled, self.relocate_spilled = state_machine.mark_spilled, state_machine.relocate_spilled
+        self.snapshot, self.live_size = state_machine.snapshot, state_machine.live_size
         self._buckets: set[int] = set()
         self.covers_all = False
 
@@ -37,22 +37,6 @@ class ChangedKeys:
         """Discard the state. All records are applied again, from the first."""
         self._state_machine.reset()
         self.covers_all = True
-
-    def mark_spilled(self, keys: set[bytes]) -> None:
-        """See `StateMachine.mark_spilled`."""
-        self._state_machine.mark_spilled(keys)
-
-    def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
-        """See `StateMachine.relocate_spilled`."""
-        return self._state_machine.relocate_spilled(spots)
-
-    def snapshot(self, fetch: Fetch) -> Iterable[tuple[int, bytes, bytes]]:
-        """See `StateMachine.snapshot`."""
-        return self._state_machine.snapshot(fetch)
-
-    def live_size(self) -> int:
-        """See `StateMachine.live_size`."""
-        return self._state_machine.live_size()
 
     def mark_all(self) -> None:
         """Make the next `take` return all buckets, because a record, such as a death record, concerns every waiter."""

@@ -28,8 +28,6 @@ from fscoord._log.io import safe_files
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["Doorbell", "bucket", "session_end_bucket"]
-
 SIZE: Final = 4096
 
 
@@ -86,6 +84,10 @@ class Doorbell:
         self.fd = -1
         self._finalizer()
 
+    def after_fork(self) -> None:
+        """Forget the descriptor, which the fork has closed."""
+        self.fd = -1
+
     def arm(self, number: int) -> bytes:
         """Make byte `number` odd, so that a write to that bucket rings. Return the new byte, which `is_rung` takes."""
         seen = int.from_bytes(system.os.pread(self.fd, 1, number), "little")  # 0 if the bell was truncated
@@ -115,12 +117,4 @@ class Doorbell:
             return True
 
 
-_bells: weakref.WeakSet[Doorbell] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for bell in list(_bells):
-        bell.fd = -1
-
-
-system.after_fork_in_child("bells", _after_fork_in_child)
+_bells = system.reset_in_child("bells", Doorbell.after_fork)

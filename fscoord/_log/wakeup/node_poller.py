@@ -26,8 +26,6 @@ from fscoord._log.wakeup.doorbell import SIZE, Doorbell
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["PollerElection", "node_bell_path"]
-
 HEARTBEAT_BYTE, INTERVAL_BYTE, HURRY_BYTE = SIZE, SIZE + 1, SIZE + 2
 """Bytes after the buckets: the number of polls, the time between two polls in milliseconds, and the number of requests
 for faster polls."""
@@ -104,8 +102,7 @@ class PollerElection:
         self._poller: Any = None  # the waiter of this process that polls; `self` once no waiter may poll
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._hurries = 0
-        self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._held)
-        self._finalizer.atexit = False
+        weakref.finalize(self, system.close_all, system.os.close, self._held).atexit = False
         _elections.add(self)
 
     # -- the election --------------------------------------------------------------------------------------------------
@@ -258,12 +255,4 @@ class PollerElection:
         self._poller = self
 
 
-_elections: weakref.WeakSet[PollerElection] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for election in list(_elections):
-        election.after_fork()
-
-
-system.after_fork_in_child("poller elections", _after_fork_in_child)
+_elections = system.reset_in_child("poller elections", PollerElection.after_fork)

@@ -10,8 +10,6 @@ from fscoord._log.wakeup.watcher import ChangeWatcher
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-__all__ = ["Waiter"]
-
 SLOW_FIRST_S, SLOW_LAST_S = 0.1, 1.0
 POLL_FIRST_S = 0.001
 DEATH_WATCH_FIRST_S = 0.005

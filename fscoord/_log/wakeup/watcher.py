@@ -28,8 +28,6 @@ from fscoord._runtime.logging import logger
 from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend, Waker
 from fscoord.errors import UnsupportedFilesystemError
 
-__all__ = ["MODES", "ChangeWatcher", "Sleeper", "shared_watcher"]
-
 MODES: Final = ("auto", "inotify", "poll")
 POLL_LAST_S = 0.1
 SHARED_POLL_LAST_S = 0.175
@@ -131,9 +129,8 @@ class ChangeWatcher:
                     f"{self._log_path}: inotify can't be used ({error}); pass watch='poll' or watch='auto'",
                     path=self._log_path,
                 ) from error
-            logger(__name__).warning(
-                "%s: no events from the file system (%s); polling instead", self._log_path, str(error)
-            )
+            message = "%s: no events from the file system (%s); polling instead"
+            logger(__name__).warning(message, self._log_path, str(error))
         else:
             weakref.finalize(self, self.backend.release, self._events).atexit = False
             self._subscribe_loop(self._events)

@@ -173,10 +173,7 @@ class EtcdStore(Store):
         """See `Store.delete_key`."""
         name = key_bytes(key)
         items = self._queue_range(name)
-        done = self._transactions.write(
-            [delete(self._keys.value(name)), delete(items.key, items.end)],
-            self._timeout,
-        )
+        done = self._transactions.write([delete(self._keys.value(name)), delete(items.key, items.end)], self._timeout)
         return any(int(answer.get("deleted", 0)) for answer in done.answers)
 
     def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
@@ -309,12 +306,7 @@ class EtcdStore(Store):
         self._client.refuse_if_closed()
         access = self._client.access
         return EtcdStore(
-            access,
-            prefix,
-            self._timeout,
-            user=access.user,
-            password=access.password,
-            session_ttl=self._session.ttl,
+            access, prefix, self._timeout, user=access.user, password=access.password, session_ttl=self._session.ttl
         )
 
     def close(self) -> None:

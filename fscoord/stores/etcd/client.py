@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
-from weakref import WeakSet
 
 from fscoord._runtime import system
 from fscoord.errors import (
@@ -451,15 +450,7 @@ class Stream:
         self._response.close()
 
 
-_all: WeakSet[Client] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for client in list(_all):
-        client.after_fork()
-
-
-system.after_fork_in_child("etcd connections", _after_fork_in_child)
+_all = system.reset_in_child("etcd connections", Client.after_fork)
 
 
 def _timeout(limit: float) -> float | None:

@@ -9,7 +9,7 @@ condition that the lease key exists (see `Transactions.write`).
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakSet, finalize
+from weakref import finalize
 
 from fscoord._arguments import MalformedText, parse_uint63
 from fscoord._runtime import system
@@ -197,29 +197,15 @@ class LeaseSession:
             ) from error
 
 
-_all: WeakSet[LeaseSession] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for session in list(_all):
-        session.reset()
-
-
-system.after_fork_in_child("etcd sessions", _after_fork_in_child)
+_all = system.reset_in_child("etcd sessions", LeaseSession.reset)
 
 
 def _new_record(ranks: tuple[int, ...]) -> bytes:
     """Return the record of a session of this process."""
     import json
 
-    record = {
-        "host": system.hostname(),
-        "pid": system.os.getpid(),
-        "ranks": ranks,
-        "label": "",
-        "since": system.time.time(),
-    }
-    return json.dumps(record).encode()
+    host, pid, since = system.hostname(), system.os.getpid(), system.time.time()
+    return json.dumps({"host": host, "pid": pid, "ranks": ranks, "label": "", "since": since}).encode()
 
 
 def _parse_int(digits: str) -> int:

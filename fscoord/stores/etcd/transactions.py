@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from fscoord._arguments import key_names, key_text, missing_message
+from fscoord._arguments import key_names, key_text, missing_error
 from fscoord._runtime import system
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
 from fscoord.errors import LimitExceededError, SessionDeadError, StoreTimeoutError, StoreUnavailableError
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["KeySnapshot", "KeyWatcher", "Transactions", "TxnResult", "WatchRange"]
 
 T = TypeVar("T")
+
+Requests = Sequence[Request]
 
 WATCH_MAX_S: Final = 10.0
 """How many seconds a watch lasts before the keys are read again. A member that is cut off from the other members, or
@@ -96,7 +98,7 @@ class Transactions:
         self._keys = keys
         self.session_number = 0
 
-    def read(self, operations: Sequence[Request], limit: float) -> tuple[list[dict[str, Any]], int]:
+    def read(self, operations: Requests, limit: float) -> tuple[list[dict[str, Any]], int]:
         """Read all of `operations` at one revision. Return the answer to each operation, and the revision.
 
         Raises:
@@ -125,13 +127,7 @@ class Transactions:
                 ) from error
             return answers, revision
 
-    def write(
-        self,
-        success: Sequence[Request],
-        limit: float,
-        conditions: Sequence[Request] = (),
-        failure: Sequence[Request] = (),
-    ) -> TxnResult:
+    def write(self, success: Requests, limit: float, conditions: Requests = (), failure: Requests = ()) -> TxnResult:
         """Execute the operations `success` if all `conditions` hold, or else the operations `failure`.
 
         If the response of a write is lost, the write is never repeated: etcd may have committed it, and a second
@@ -224,11 +220,7 @@ class KeyWatcher:
             waited = system.time.monotonic() - slow_logger.started
             left = max(0.0, limit - waited)
             if missing and waited >= limit:
-                raise StoreTimeoutError(
-                    f"{self._client}: {missing_message(what, missing, waited)}",
-                    keys=[key_text(name) for name in missing],
-                    waited=waited,
-                )
+                raise missing_error(self._client, what, missing, waited)
 
     def watch(self, seen: KeySnapshot, limit: float) -> tuple[list[bytes], bytes | None]:
         """Watch until everything that `seen` missed has been written, or for `limit` seconds.

@@ -32,10 +32,7 @@ from fscoord._log.wakeup.watcher import MODES
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 from fscoord._waiting.wait import ITEM, VALUES, NotYet, WaitRequest
-from fscoord.errors import (
-    FscoordError,
-    QueueEmptyError,
-)
+from fscoord.errors import FscoordError, QueueEmptyError
 from fscoord.store import Capabilities
 from fscoord.stores.file import lifecycle
 from fscoord.stores.file.lifecycle import COMPACT_BYTES, SPILL_BYTES, check_platform, log_options, path_argument
@@ -125,7 +122,7 @@ class FileStore(Sessions):
         check_choice("watch", watch, MODES)
         log: dict[str, Any] = {"lock": lock, "durable": durable, "read_only": read_only, "mode": mode}
         log |= {"coherence": coherence, "compact_bytes": compact_bytes, "run_id": run_id, "spill_bytes": spill_bytes}
-        self._wanted = log_options(**log, limit=self._timeout)
+        self._wanted = log_options(log, self._timeout)
         self._options: dict[str, Any] = {**log, "watch": watch, "rank": rank, "label": label}
         if rank is not None:
             check_int64("rank", rank)

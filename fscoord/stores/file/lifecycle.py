@@ -74,31 +74,23 @@ def path_argument(path: Any, file_name: Any, *, read_only: bool) -> Any:
     return file_name if path is None else path
 
 
-def log_options(
-    *,
-    lock: str,
-    durable: bool,
-    read_only: bool,
-    mode: int,
-    limit: float,
-    coherence: str | None,
-    compact_bytes: int | None,
-    run_id: str | tuple[str, int] | None,
-    spill_bytes: int | None,
-) -> LogOptions:
-    """Return the options of the log for these arguments of a `~fscoord.FileStore`. Under pyfakefs no value is spilled.
+def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
+    """Return the options of the log for these `options` of a `~fscoord.FileStore`. Under pyfakefs no value is spilled.
 
     Raises:
         ValueError: unknown lock or coherence mode, or a size below 1.
         TypeError: a size is not an integer.
     """
+    lock, coherence, run = options["lock"], options["coherence"], parse_run_id(options["run_id"])
+    durable, read_only, mode = options["durable"], options["read_only"], options["mode"]
+    compact, spill = options["compact_bytes"], options["spill_bytes"]
     check_choice("lock", lock, KINDS)
     if coherence is not None:
         check_choice("coherence", coherence, COHERENCES)
-    compact = 0 if compact_bytes in (None, 0) else check_positive("compact_bytes", compact_bytes)
-    spill = 0 if spill_bytes in (None, 0) else check_positive("spill_bytes", spill_bytes)
+    compact = 0 if compact in (None, 0) else check_positive("compact_bytes", compact)
+    spill = 0 if spill in (None, 0) else check_positive("spill_bytes", spill)
     spill = 0 if system.is_fake_fs() else spill
-    return LogOptions(KINDS[lock], durable, read_only, mode, limit, coherence, compact, parse_run_id(run_id), spill)
+    return LogOptions(KINDS[lock], durable, read_only, mode, limit, coherence, compact, run, spill)
 
 
 def register(store: FileStore, *, is_participant: bool) -> None:

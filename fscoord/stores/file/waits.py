@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
-from fscoord._arguments import VALUE_MAX, counter_sum, key_names, key_text, missing_message
+from fscoord._arguments import VALUE_MAX, counter_sum, key_names, key_text, missing_error
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
 from fscoord._log.io.spill import Fetch
@@ -17,7 +17,7 @@ from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import COUNT, ITEM, NOT_YET, VALUES, ArrivalRequest, NotYet, WaitRequest, Waker
-from fscoord.errors import LimitExceededError, StoreTimeoutError
+from fscoord.errors import LimitExceededError
 from fscoord.stores.file.death_watch import DeathWatch
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState, materialize
@@ -64,11 +64,7 @@ class Condition(ABC, Generic[T]):
 
     def give_up(self, waited: float) -> T:
         """End the wait at its deadline, after `waited` seconds: raise `StoreTimeoutError`, or return an answer."""
-        raise StoreTimeoutError(
-            f"{self._log.path}: {missing_message(self.what, self.missing, waited)}",
-            keys=[key_text(name) for name in self.missing],
-            waited=waited,
-        )
+        raise missing_error(self._log.path, self.what, self.missing, waited)
 
     def describe(self) -> str:
         """Return the text that names the missing keys in warnings."""
@@ -218,16 +214,20 @@ def condition_of(
     return condition
 
 
-class _Keys(Condition["list[int]"]):
-    """The condition that each key has a value or a non-empty queue, or that a needed session or rank is dead.
-
-    The answer is the list of the dead.
-    """
+class _KeyCondition(Condition[T]):
+    """A condition on several keys."""
 
     def __init__(self, log: Log, state: KeyValueState, keys: list[bytes]) -> None:
         super().__init__(log)
         self._state = state
         self._keys = keys
+
+
+class _Keys(_KeyCondition["list[int]"]):
+    """The condition that each key has a value or a non-empty queue, or that a needed session or rank is dead.
+
+    The answer is the list of the dead.
+    """
 
     def look(self, timeout: float) -> list[int] | NotYet:
         self._log.refresh(timeout)
@@ -238,15 +238,10 @@ class _Keys(Condition["list[int]"]):
         return (death_watch.find_dead(timeout) if death_watch else None) or NOT_YET
 
 
-class _Values(Condition["list[bytes]"]):
+class _Values(_KeyCondition["list[bytes]"]):
     """The condition that each key has a value. The answer is the list of the values."""
 
     what = "the value of key"
-
-    def __init__(self, log: Log, state: KeyValueState, keys: list[bytes]) -> None:
-        super().__init__(log)
-        self._state = state
-        self._keys = keys
 
     def look(self, timeout: float) -> list[bytes] | NotYet:
         self.missing, found = read_consistent(self._log, timeout, partial(self._state.values_of, self._keys))

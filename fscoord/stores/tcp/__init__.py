@@ -26,13 +26,7 @@ from fscoord._arguments import (
     value_bytes,
 )
 from fscoord._runtime import system
-from fscoord.errors import (
-    LimitExceededError,
-    QueueEmptyError,
-    StoreError,
-    StoreTimeoutError,
-    StoreUnavailableError,
-)
+from fscoord.errors import LimitExceededError, QueueEmptyError, StoreError, StoreTimeoutError, StoreUnavailableError
 from fscoord.store import Capabilities, Store
 from fscoord.stores.tcp.connections import BlockingCalls, Connections
 from fscoord.stores.tcp.server import Server
@@ -100,11 +94,7 @@ class TCPStore(Store):
     """
 
     capabilities = Capabilities(
-        processes=True,
-        hosts=True,
-        survives_first_handle=False,
-        deletes_at_once=False,
-        value_max=PAYLOAD_MAX,
+        processes=True, hosts=True, survives_first_handle=False, deletes_at_once=False, value_max=PAYLOAD_MAX
     )
 
     def __init__(
@@ -250,9 +240,8 @@ class TCPStore(Store):
 
         def delete(channel: Channel) -> bool:
             there = channel.delete(name)
-            for _ in range(
-                channel.queue_len(name) if has_queues else 0
-            ):  # bounded: others may push faster than this pops
+            count = channel.queue_len(name) if has_queues else 0
+            for _ in range(count):  # bounded: others may push faster than this pops
                 if channel.queue_pop(name) is None:
                     break
                 there = True

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
-from weakref import WeakSet
 
-from fscoord._arguments import key_names, key_text, missing_message
+from fscoord._arguments import key_names, missing_error
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord.errors import StoreClosedError, StoreTimeoutError, StoreUnavailableError
@@ -19,6 +18,9 @@ from fscoord.stores.tcp.wire import ANSWER_MIN_S, GRACE_S, Channel, Deadline, Di
 __all__ = ["BlockingCalls", "Connections", "Failure"]
 
 T = TypeVar("T")
+
+Find = Callable[[Channel], T | None]
+"""Returns the result of a wait, or None if the wait continues."""
 
 FIRST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 0.5
@@ -221,15 +223,7 @@ class Connections:
         return channel
 
 
-_all: WeakSet[Connections] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for connections in list(_all):
-        connections.after_fork()
-
-
-system.after_fork_in_child("tcp connections", _after_fork_in_child)
+_all = system.reset_in_child("tcp connections", Connections.after_fork)
 
 
 class BlockingCalls:
@@ -255,14 +249,7 @@ class BlockingCalls:
         """Wait for a value in the queue `name`, and take the oldest. `started` is the moment when the call began."""
         return self._await(limit, [name], ITEM, lambda channel: channel.queue_pop(name), started)
 
-    def _await(
-        self,
-        limit: float,
-        names: list[bytes],
-        what: str,
-        find: Callable[[Channel], T | None],
-        started: float | None = None,
-    ) -> T:
+    def _await(self, limit: float, names: list[bytes], what: str, find: Find[T], started: float | None = None) -> T:
         """Wait until the server has all of `names` and `find` returns a result other than None; return the result.
 
         The time `limit` begins at the moment `started`, by default now.
@@ -303,11 +290,7 @@ class BlockingCalls:
         waited = system.time.monotonic() - started
         doubt = "; at the end the server no longer answered, so some of them may exist" if missing is None else ""
         keys = missing or list(dict.fromkeys(names))
-        return StoreTimeoutError(
-            f"{self._connections}: {missing_message(what, keys, waited)}{doubt}",
-            keys=[key_text(name) for name in keys],
-            waited=waited,
-        )
+        return missing_error(self._connections, what, keys, waited, doubt)
 
     def _missing(self, names: list[bytes], what: str, deadline: Deadline) -> list[bytes] | None:
         """Return which of `names` are missing, or None if the server does not answer."""
@@ -331,7 +314,7 @@ class _WaitAndFind(Generic[T]):
         is_granted: whether the server had all of `names`.
     """
 
-    def __init__(self, names: list[bytes], until: float, find: Callable[[Channel], T | None]) -> None:
+    def __init__(self, names: list[bytes], until: float, find: Find[T]) -> None:
         self._names, self._until, self._find = names, until, find
         self.is_granted = False
 

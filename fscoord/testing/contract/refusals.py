@@ -23,6 +23,7 @@ NO_VALUES = [None, 1, 1.5, ["v"], object()]
 NO_TIMEOUTS = [-1, -0.001, math.nan, -math.inf, timedelta(seconds=-1)]
 
 Call = Callable[[Store, Any], Any]
+Refused = Callable[[type[BaseException], Call, Any], BaseException]
 
 ON_KEY: dict[str, Call] = {
     "set": lambda store, key: store.set(key, "1"),
@@ -62,7 +63,7 @@ class Refusals(ContractTests):
     """Arguments that are refused, and the errors."""
 
     @pytest.fixture
-    def refused(self, place: Place, store: Store) -> Callable[..., BaseException]:
+    def refused(self, place: Place, store: Store) -> Refused:
         """Give `refused(kind, call)`: the call raises that kind, and the state in two handles is unchanged."""
         store.set("k", "v")
         store.set("n", "1")
@@ -80,14 +81,12 @@ class Refusals(ContractTests):
         return check
 
     @pytest.mark.parametrize("how", ON_KEY)
-    def test_key_of_a_wrong_type_is_a_type_error(self, refused: Callable[..., BaseException], how: str) -> None:
+    def test_key_of_a_wrong_type_is_a_type_error(self, refused: Refused, how: str) -> None:
         for key in NO_KEYS:
             assert "key" in str(refused(TypeError, ON_KEY[how], key))
 
     @pytest.mark.parametrize("how", ON_KEY)
-    def test_key_that_is_too_long_or_has_no_encoding_is_refused(
-        self, refused: Callable[..., BaseException], how: str
-    ) -> None:
+    def test_key_that_is_too_long_or_has_no_encoding_is_refused(self, refused: Refused, how: str) -> None:
         assert isinstance(refused(LimitExceededError, ON_KEY[how], LONG), ValueError)
         refused(LimitExceededError, ON_KEY[how], LONG.encode())
         for surrogate in ["\ud800", "\udc7f", "\udd00", "a\udfffb"]:
@@ -96,94 +95,86 @@ class Refusals(ContractTests):
             assert "U+DC80" in str(error)
 
     @pytest.mark.parametrize("how", ON_VALUE)
-    def test_value_of_a_wrong_type_is_a_type_error(self, refused: Callable[..., BaseException], how: str) -> None:
+    def test_value_of_a_wrong_type_is_a_type_error(self, refused: Refused, how: str) -> None:
         for value in NO_VALUES:
             assert "value" in str(refused(TypeError, ON_VALUE[how], value))
         refused(ValueError, ON_VALUE[how], "\ud800")
 
     @pytest.mark.parametrize("how", ON_VALUE)
-    def test_value_that_is_too_long_is_refused(self, refused: Callable[..., BaseException], how: str) -> None:
+    def test_value_that_is_too_long_is_refused(self, refused: Refused, how: str) -> None:
         refused(LimitExceededError, ON_VALUE[how], HUGE)
 
-    def test_value_over_the_limit_that_the_store_claims_is_refused(
-        self, store: Store, refused: Callable[..., BaseException]
-    ) -> None:
+    def test_value_over_the_limit_that_the_store_claims_is_refused(self, store: Store, refused: Refused) -> None:
         limit = store.capabilities.value_max
         refused(LimitExceededError, ON_VALUE["set"], HUGE[: limit + 1])
         refused(LimitExceededError, ON_VALUE["queue_push"], HUGE[: limit + 1])
 
-    def test_append_past_the_limit_of_a_value_is_refused(self, refused: Callable[..., BaseException]) -> None:
+    def test_append_past_the_limit_of_a_value_is_refused(self, refused: Refused) -> None:
         refused(LimitExceededError, lambda store, value: store.append("k", value), HUGE[:VALUE_MAX])
 
-    def test_multi_set_past_the_limit_is_refused_whole(self, refused: Callable[..., BaseException]) -> None:
+    def test_multi_set_past_the_limit_is_refused_whole(self, refused: Refused) -> None:
         half = HUGE[: VALUE_MAX // 2]
         refused(LimitExceededError, lambda store, values: store.multi_set(["a", "b"], values), [half, half])
 
     @pytest.mark.parametrize("how", ON_KEYS)
-    def test_text_in_place_of_a_sequence_of_keys_is_a_type_error(
-        self, refused: Callable[..., BaseException], how: str
-    ) -> None:
+    def test_text_in_place_of_a_sequence_of_keys_is_a_type_error(self, refused: Refused, how: str) -> None:
         for single in ["k", b"k", bytearray(b"k"), memoryview(b"k")]:
             assert "sequence" in str(refused(TypeError, ON_KEYS[how], single))
         refused(TypeError, ON_KEYS[how], None)
         refused(TypeError, ON_KEYS[how], 1)
 
-    def test_multi_set_of_unequal_lengths_writes_nothing(self, refused: Callable[..., BaseException]) -> None:
+    def test_multi_set_of_unequal_lengths_writes_nothing(self, refused: Refused) -> None:
         refused(ValueError, lambda store, values: store.multi_set(["a", "b"], values), ["1"])
         refused(ValueError, lambda store, values: store.multi_set(["a", "b"], values), ["1", "2", "3"])
         refused(ValueError, lambda store, keys: store.multi_set(keys, ["1"]), [])
 
     @pytest.mark.parametrize("amount", [None, 1.5, 1.0, "1", True, b"1"])
-    def test_add_takes_an_int_only(self, refused: Callable[..., BaseException], amount: Any) -> None:
+    def test_add_takes_an_int_only(self, refused: Refused, amount: Any) -> None:
         for key in ["n", "fresh"]:
             refused(TypeError, lambda store, value: store.add(key, value), amount)  # noqa: B023
 
-    def test_add_refuses_an_amount_beyond_64_bits(self, refused: Callable[..., BaseException]) -> None:
+    def test_add_refuses_an_amount_beyond_64_bits(self, refused: Refused) -> None:
         for amount in [2**63, -(2**63) - 1, 10**40]:
             for key in ["n", "fresh"]:
                 refused(OverflowError, lambda store, value: store.add(key, value), amount)  # noqa: B023
 
-    def test_add_refuses_a_value_that_is_no_integer_and_keeps_it(self, refused: Callable[..., BaseException]) -> None:
+    def test_add_refuses_a_value_that_is_no_integer_and_keeps_it(self, refused: Refused) -> None:
         refused(ValueError, lambda store, key: store.add(key, 1), "k")
 
     @pytest.mark.parametrize("timeout", NO_TIMEOUTS, ids=str)
-    def test_timeout_that_is_negative_or_nan_is_refused(
-        self, refused: Callable[..., BaseException], timeout: Any
-    ) -> None:
+    def test_timeout_that_is_negative_or_nan_is_refused(self, refused: Refused, timeout: Any) -> None:
         refused(ValueError, lambda store, value: store.wait(["k"], value), timeout)
         refused(ValueError, lambda store, value: store.wait([], value), timeout)
         refused(ValueError, lambda store, value: store.set_timeout(value), timeout)
         refused(ValueError, lambda store, value: store.barrier("b", 1, value), timeout)
 
     @pytest.mark.parametrize("timeout", ["1", b"1", True, [1]])
-    def test_timeout_of_a_wrong_type_is_a_type_error(self, refused: Callable[..., BaseException], timeout: Any) -> None:
+    def test_timeout_of_a_wrong_type_is_a_type_error(self, refused: Refused, timeout: Any) -> None:
         refused(TypeError, lambda store, value: store.wait(["k"], value), timeout)
         refused(TypeError, lambda store, value: store.set_timeout(value), timeout)
         refused(TypeError, lambda store, value: store.barrier("b", 1, value), timeout)
 
-    def test_set_timeout_refuses_none(self, refused: Callable[..., BaseException]) -> None:
+    def test_set_timeout_refuses_none(self, refused: Refused) -> None:
         refused(TypeError, lambda store, value: store.set_timeout(value), None)
 
     @pytest.mark.parametrize("size", [0, -1])
-    def test_barrier_of_world_size_below_one_is_refused(self, refused: Callable[..., BaseException], size: int) -> None:
+    def test_barrier_of_world_size_below_one_is_refused(self, refused: Refused, size: int) -> None:
         refused(ValueError, lambda store, value: store.barrier("b", value), size)
 
     @pytest.mark.parametrize("size", [None, 1.0, "1", True])
-    def test_world_size_that_is_no_int_is_refused(self, refused: Callable[..., BaseException], size: Any) -> None:
+    def test_world_size_that_is_no_int_is_refused(self, refused: Refused, size: Any) -> None:
         refused(TypeError, lambda store, value: store.barrier("b", value), size)
 
-    def test_argument_is_refused_even_when_the_answer_would_not_need_it(
-        self, refused: Callable[..., BaseException]
-    ) -> None:
+    def test_argument_is_refused_even_when_the_answer_would_not_need_it(self, refused: Refused) -> None:
         refused(TypeError, lambda store, value: store.compare_set("fresh", "no match", value), None)
         refused(TypeError, lambda store, keys: store.check(keys), ["missing", None])
 
-    def test_iterator_that_fails_changes_nothing(self, refused: Callable[..., BaseException]) -> None:
+    def test_iterator_that_fails_changes_nothing(self, refused: Refused) -> None:
         def values() -> Any:
             yield "1"
             raise ZeroDivisionError("from the caller")
 
         refused(ZeroDivisionError, lambda store, value: store.multi_set(["a", "b"], value), values())
 
-    def test_errors_of_the_store_are_of_one_tree(self, refused: Callable[..., BaseException]) -> None:
+    def test_errors_of_the_store_are_of_one_tree(self, refused: Refused) -> None:
         assert isinstance(refused(LimitExceededError, ON_KEY["set"], LONG), FscoordError)
