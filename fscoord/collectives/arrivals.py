@@ -262,7 +262,7 @@ class Arrivals:
         self._store.announce_rank(self._call.rank)
         slow_logger = SlowWaitLogger(__name__, self._progress)
         text = yield ArrivalRequest(
-            APPEND, self._arrivals, self._own, self._complete, self._is_last, self._call.left(), slow_logger
+            APPEND, key_bytes(self._arrivals), self._own, self._complete, self._is_last, self._call.left(), slow_logger
         )
         if text is not None and not self._arrive_among(self._events(text)):
             yield from self.wait()

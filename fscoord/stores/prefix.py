@@ -123,9 +123,13 @@ class PrefixStore(StoreView):
         return new_wait(self._open(), request._replace(keys=self._full_all(request.keys)), notifier)
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
+        if type(self) is not PrefixStore:  # a subclass may override the operations that an arrival consists of
+            return super()._arrive(request)
         return arrive(self._open(), self._full_request(request))
 
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: Any) -> Wait[Any] | None:
+        if type(self) is not PrefixStore:
+            return None
         return new_arrival_wait(self._open(), self._full_request(request), notifier)
 
     def _full_request(self, request: ArrivalRequest) -> ArrivalRequest:
