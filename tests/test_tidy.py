@@ -80,7 +80,18 @@ LAYERS = [
             "errors",
         ],
     ),
-    ("_log.liveness.*", ["_log.liveness.*", "_log.format.*", "_log.io.*", "_log.handle", "_runtime.*", "errors"]),
+    (
+        "_log.liveness.*",
+        [
+            "_log.liveness.*",
+            "_log.format.*",
+            "_log.recovery",
+            "_log.io.*",
+            "_log.handle",
+            "_runtime.*",
+            "errors",
+        ],
+    ),
     ("_log.access.mount", ["_runtime.*"]),
     ("_log.access.hang_watchdog", ["_runtime.*"]),
     (

@@ -195,6 +195,14 @@ def test_handle_that_is_closed_is_a_dead_session_of_a_living_process(path: str, 
     assert watcher.dead_ranks([1]) == [1]
 
 
+def test_probe_after_the_handle_was_closed_opens_no_file(path: str, watcher: FileStore) -> None:
+    """A thread may be about to probe while another thread closes the handle."""
+    with FileStore(path, rank=1) as closed:
+        log, number = log_of(closed), closed.register()
+    assert log.is_alive(number, None) is None
+    assert log.liveness.file is None
+
+
 def test_process_that_executes_another_program_is_dead(path: str, watcher: FileStore) -> None:
     def become_another(store: FileStore) -> None:
         store.announce_rank(1)

@@ -135,7 +135,8 @@ def judge(log: Written, data: bytes) -> str:
     left = len(data) - used
     is_promised = count < RECORDS and sound >= used + record.PREFIX_SIZE
     size = log.ends[count + 1] - used if is_promised else record.HEAD_SIZE
-    if 0 < left < (size if is_promised else record.PREFIX_SIZE):
+    has_no_writer = data[used + record.PREFIX_SIZE : used + record.PREFIX_SIZE + 4] == bytes(4)
+    if 0 < left < (size if is_promised else record.PREFIX_SIZE) and not has_no_writer:
         assert missing == size - left
         return "unfinished"
     assert missing == (-1 if left else 0)

@@ -137,7 +137,7 @@ def read_record(data: bytes, offset: int, chain: int) -> Any:
         return "bad"
     end = offset + length
     if end > len(data):
-        return "torn"
+        return "bad" if data[offset + 8 : offset + 12] == bytes(4) else "torn"
     writer, time, key_length, kind = struct.unpack_from("<IQHB", data, offset + 8)
     key_end = offset + 23 + key_length
     if not is_sound(data[offset:end], chain) or key_end > end - 6 or key_length > 1024 or kind in b"\0V":
@@ -159,8 +159,12 @@ def only_zeros(data: bytes, start: int, end: int) -> bool:
 def after_bad(data: bytes, offset: int, chain: int, durable: bool) -> tuple[str, int, int]:
     """What follows a bad record: ("void", where to go on, chain), ("torn", 0, 0) or ("damaged", 0, 0)."""
     length = sound_length(data[offset : offset + 8].ljust(8, b"\0"), chain)
+    if length and only_zeros(data, offset + 8, next_place(offset + 8)):
+        verdict = after_torn(data, offset, chain, next_place(offset + 8))
+        if verdict[0] == "void":
+            return verdict
     end = offset + (length or 8)
-    place = -(-(end + SECTOR) // SECTOR) * SECTOR
+    place = next_place(end)
     torn = data[end - 1 : end] in (b"", b"\0")
     if durable and length and not torn:
         starts = range((offset // SECTOR + 1) * SECTOR, min(end, len(data)), SECTOR)
@@ -171,6 +175,11 @@ def after_bad(data: bytes, offset: int, chain: int, durable: bool) -> tuple[str,
     if verdict[0] == "damaged" and durable and not length and prefix_is_lost(data, offset):
         verdict = after_lost(data, offset, chain, place)
     return verdict
+
+
+def next_place(end: int) -> int:
+    """Where the void goes after a record that ends at `end`."""
+    return -(-(end + SECTOR) // SECTOR) * SECTOR
 
 
 def is_void(data: bytes, start: int, offset: int, chain: int) -> bool:

@@ -21,7 +21,7 @@ records = st.tuples(
     st.sampled_from(KINDS),
     st.binary(max_size=40),
     st.binary(max_size=300),
-    st.integers(0, 2**32 - 1),
+    st.integers(1, 2**32 - 1),
     st.integers(0, 2**64 - 1),
 )
 

@@ -163,7 +163,8 @@ def decode(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, in
         chain = crc32(last, checksum)
     if missing > 0 and size - position >= 8:  # an unverified length counts only if its check is right
         length = record_length(data, chain, position)
-        missing = position + length - size if length > 0 else -1
+        is_bad = length < 0 or _has_no_writer(data, position)
+        missing = -1 if is_bad else position + length - size
     return records, others, position, chain, missing
 
 
@@ -178,7 +179,8 @@ def _decode_each(data: bytes, chain: int) -> tuple[list[Record], list[Record], i
             return records, others, position, chain, HEAD_SIZE - left if left else 0
         length = record_length(data, chain, position)
         if length > left:
-            return records, others, position, chain, length - left
+            missing = -1 if _has_no_writer(data, position) else length - left
+            return records, others, position, chain, missing
         found = _decode_one(data[position : position + length], chain) if length > 0 else None
         if found is None:
             return records, others, position, chain, -1
@@ -194,6 +196,15 @@ def _decode_one(data: bytes, chain: int) -> tuple[list[Record], list[Record], in
         return None
     found = decode(data, chain)
     return found if found[2] == len(data) else None
+
+
+def _has_no_writer(data: bytes, position: int) -> bool:
+    """Return whether the record at `position` in `data` names session 0, or zeros follow its prefix.
+
+    No reader meets such a record, except in a torn tail. There a single flipped bit may have made a prefix look sound
+    that was only partly written. The file then seems to end within that record, and a reader would wait for the rest.
+    """
+    return data[position + PREFIX_SIZE : position + PREFIX_SIZE + 4] == b"\0\0\0\0"
 
 
 def end_of_first(data: bytes, kind: int) -> int:

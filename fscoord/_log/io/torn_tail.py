@@ -126,6 +126,14 @@ def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) ->
     size = system.os.fstat(fd).st_size
     prefix = read_at(fd, offset, record.PREFIX_SIZE)
     length = record.record_length(prefix, chain)
+    if length > 0:
+        # The check of a partly written prefix ends in zeros, and a single flipped bit may have made it right. The VOID
+        # then stands where it was put for an unsound prefix, with zeros before it.
+        first = void_place(offset + record.PREFIX_SIZE)
+        if zeros.first_data(fd, offset + record.PREFIX_SIZE, min(first, size)) is None:
+            found = _follow(fd, offset, first, size, chain, zeros)
+            if isinstance(found, Skip):
+                return found
     end = offset + (length if length > 0 else record.PREFIX_SIZE)
     place = void_place(end)
     # A bad record is torn if its writer never wrote the end of it. Otherwise it was complete once, and is damaged. Two

@@ -17,6 +17,7 @@ from fscoord._log.handle import HandleState
 from fscoord._log.io import safe_files
 from fscoord._log.io.writer import LogWriter
 from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity, open_liveness_file
+from fscoord._log.recovery import CLOSED
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
@@ -85,11 +86,12 @@ class Liveness:
         return number
 
     def _open(self, *, create: bool) -> LivenessFile | None:
-        if self.file is None and self.is_supported:
+        handle = self._handle
+        if self.file is None and self.is_supported and not handle.recovery & CLOSED:  # `Log.close` came before
             self.lose()  # close a descriptor that an interrupted call has opened and not used
-            options = self._handle.options
+            options = handle.options
             self.file = open_liveness_file(
-                self._handle.path, options.mode, self._fds, create=create, read_only=options.read_only
+                handle.path, options.mode, self._fds, create=create, read_only=options.read_only
             )
         return self.file
 
