@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fscoord._arguments import MalformedText, check_int64, check_positive, key_text, parse_uint63
+from fscoord._arguments import MalformedText, check_int64, check_positive, key_bytes, key_text, parse_uint63
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
@@ -262,7 +262,13 @@ class Arrivals:
         self._store.announce_rank(self._call.rank)
         slow_logger = SlowWaitLogger(__name__, self._progress)
         text = yield ArrivalRequest(
-            APPEND, key_bytes(self._arrivals), self._own, self._complete, self._is_last, self._call.left(), slow_logger
+            APPEND,
+            key_bytes(self._arrivals),
+            self._own,
+            key_bytes(self._complete),
+            self._is_last,
+            self._call.left(),
+            slow_logger,
         )
         if text is not None and not self._arrive_among(self._events(text)):
             yield from self.wait()

@@ -26,7 +26,7 @@ from fscoord import (
 )
 from fscoord._runtime import system
 from fscoord.stores import file
-from fscoord.stores.file import lifecycle
+from fscoord.stores.file import lifecycle, waits
 
 
 def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -345,7 +345,7 @@ def test_handle_with_a_rank_or_label_registers_when_it_is_opened(tmp_path: Path,
 def test_append_up_to_the_value_limit_succeeds_and_beyond_it_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file, "VALUE_MAX", 10)
+    monkeypatch.setattr(waits, "VALUE_MAX", 10)
     with FileStore(tmp_path / "store") as store:
         store.append("k", "12345")
         store.append("k", "67890")

@@ -14,6 +14,7 @@ from support.logs import LIMIT_S, Handle, make, opened, put, steps, tear
 from support.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreTimeoutError, StoreUnavailableError
+from fscoord._log.access.mount import Mount
 from fscoord._log.format import record
 from fscoord._log.generations.compaction import Compactor
 from fscoord._log.io import safe_files, torn_tail
@@ -32,6 +33,8 @@ def path(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("most", [1, 13, 1000])
 def test_short_read_is_not_taken_for_the_end_of_the_log(most: int, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system that may return less than there is."""
+    monkeypatch.setattr(Mount, "reads_to_end", False)
     with opened(path) as handle, opened(path) as reader, opened(path) as other:
         for number in range(5):
             other.write(b"k", b"%d" % number)
@@ -41,6 +44,19 @@ def test_short_read_is_not_taken_for_the_end_of_the_log(most: int, path: str, mo
             handle.write(b"k", b"own")
         assert [found[2] for found in other.look()] == [b"0", b"1", b"2", b"3", b"4", b"own"]
     assert read_log(Path(path).read_bytes()).ends == "whole"
+
+
+def test_short_read_without_the_lock_is_the_end_where_the_kernel_reads_to_the_end(path: str) -> None:
+    """A writer reads again: the read may be short because of an error of the disk."""
+    with opened(path) as reader, opened(path) as other, faulty_os() as faulty:
+        for locked in (False, True):
+            other.write(b"k", b"value")
+            faulty.calls.clear()
+            if locked:
+                reader.write(b"k", b"own")
+            else:
+                reader.look()
+            assert [name for name, _ in faulty.calls].count("read") == 1 + locked
 
 
 def test_read_size_is_bounded_until_the_whole_record_is_in_the_file(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

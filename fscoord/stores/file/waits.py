@@ -110,8 +110,9 @@ class FileWait(Generic[T]):
         waiter = self._waiter
         if waiter is None:
             is_early = not self._has_looked
-            if system.time.monotonic() >= self._deadline or (is_early and not self._condition.arms_wait):
-                return  # there will be no sleep
+            is_over = self._notifier.is_closed or system.time.monotonic() >= self._deadline
+            if is_over or (is_early and not self._condition.arms_wait):
+                return  # there will be no sleep, or it is too early to say
             death_watch = self._condition.death_watch
             if death_watch is None:
                 waiter = self._notifier.new_waiter(self._deadline)

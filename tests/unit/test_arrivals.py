@@ -1,0 +1,134 @@
+"""The arrival at a barrier and the wait for the others, which a `FileStore` makes one operation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.faulty import faulty_os
+from support.internals import log_of
+
+from fscoord import BarrierError, FileStore, PrefixStore, StoreClosedError, StoreTimeoutError, barrier
+from fscoord._log.wakeup import waiter
+
+HANG_S = 20
+
+Meet = Callable[[FileStore, int], None]
+
+
+def meet_by_count(store: FileStore, _: int) -> None:
+    store.barrier("b", 2)
+
+
+def meet_by_rank(store: FileStore, rank: int) -> None:
+    barrier(store, 2, "b", rank=rank)
+
+
+def meet_on_a_view(store: FileStore, rank: int) -> None:
+    barrier(PrefixStore("view", store), 2, "b", rank=rank)
+
+
+every_way = pytest.mark.parametrize("meet", [meet_by_count, meet_by_rank, meet_on_a_view])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[FileStore]:
+    with FileStore(path, timeout=HANG_S) as store:
+        yield store
+
+
+def meet_in_child(path: Path, meet: Meet) -> None:
+    """Let a child process be rank 1, and return when it has passed."""
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            with FileStore(path, timeout=HANG_S) as store:
+                meet(store, 1)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@every_way
+def test_last_arrival_right_after_the_unlock_of_another_wakes_it(
+    meet: Meet, store: FileStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No look comes between the write and the sleep, so the wait must be armed before the unlock."""
+    monkeypatch.setattr(waiter, "SLOW_FIRST_S", 100.0)
+    store.set("registered", "1")
+    lock = log_of(store).handle.lock
+    unlock, unlocked = lock.unlock, []
+
+    def unlock_and_let_the_last_arrive() -> None:
+        unlock()
+        unlocked.append(log_of(store).handle.offset)
+        if b"b/" in path.read_bytes():
+            lock.unlock = unlock
+            meet_in_child(path, meet)
+
+    lock.unlock = unlock_and_let_the_last_arrive
+    meet(store, 0)
+    assert len(unlocked) <= 3, "the rank, the bell, and the arrival"
+
+
+@every_way
+def test_arrival_that_is_not_the_last_reads_once_before_its_sleep(
+    meet: Meet, store: FileStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StoreTimeoutError):
+        store.wait(["never"], 0.01)  # announces the bell
+    store.announce_rank(0)
+    with faulty_os() as faulty:
+        block = waiter.Waiter.block
+
+        def block_and_meet(self: waiter.Waiter, seconds: float) -> None:
+            monkeypatch.setattr(waiter.Waiter, "block", block)
+            before.extend(name for name, _ in faulty.calls)
+            meet_in_child(path, meet)
+            self.block(seconds)
+
+        monkeypatch.setattr(waiter.Waiter, "block", block_and_meet)
+        before: list[str] = []
+        faulty.calls.clear()
+        meet(store, 0)
+    assert before.count("read") == 1
+    assert before.count("write") == 1
+
+
+@pytest.mark.parametrize("meet", [meet_by_count, meet_by_rank])
+def test_key_of_the_end_that_is_there_already_ends_the_wait_at_once(meet: Meet, store: FileStore) -> None:
+    store.multi_set(["b/last_member", "b/complete"], ["1", "1"])
+    meet(store, 0)
+
+
+@every_way
+def test_arrival_on_a_closed_handle_opens_nothing(meet: Meet, store: FileStore) -> None:
+    store.close()
+    with pytest.raises(StoreClosedError):
+        meet(store, 0)
+
+
+def test_arrival_is_recorded_once_if_the_wait_ends_at_its_deadline(store: FileStore) -> None:
+    for _ in range(2):
+        with pytest.raises(StoreTimeoutError):
+            barrier(store, 2, "b", 0.01, rank=0)
+    assert store.get("b/arrivals") == b"0/2 -0/2 0/2 -0/2 "
+    with pytest.raises(StoreTimeoutError):
+        store.barrier("c", 3, 0.01)
+    assert store.get("c/num_members") == b"1"
+
+
+def test_arrival_beyond_the_world_size_counts_and_raises(store: FileStore) -> None:
+    store.barrier("b", 1)
+    with pytest.raises(BarrierError, match="got arrival 2 of 1"):
+        store.barrier("b", 1)
+    assert store.get("b/num_members") == b"2"
