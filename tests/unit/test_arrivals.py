@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -76,7 +77,9 @@ def test_last_arrival_right_after_the_unlock_of_another_wakes_it(
             meet_in_child(path, meet)
 
     lock.unlock = unlock_and_let_the_last_arrive
+    started = time.monotonic()
     meet(store, 0)
+    assert time.monotonic() - started < HANG_S / 2, "no ring ended the sleep, but its deadline"
     assert len(unlocked) <= 3, "the rank, the bell, and the arrival"
 
 
