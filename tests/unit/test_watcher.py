@@ -322,6 +322,7 @@ class Heard:
 
     def __init__(self, ended: int = 0, *, readable: bool = True) -> None:
         self._ended, self.is_pollable = ended, readable
+        self.processes = dict.fromkeys(range(ended), 0)
         self.interruptions = 0
 
     def interrupt(self) -> None:

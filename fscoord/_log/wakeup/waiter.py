@@ -60,7 +60,8 @@ class Waiter:
         self._poll_pause = POLL_FIRST_S
         self._heartbeats = -1
         self._last_own_poll = system.time.monotonic()
-        self._join_election()
+        if watcher.election is not None:
+            self._join_election()
 
     def _join_election(self) -> None:
         election = self.watcher.election

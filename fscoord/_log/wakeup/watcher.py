@@ -222,7 +222,8 @@ class ChangeWatcher:
     def end_sleep(self, sleeper: Sleeper) -> None:
         """End the sleep of `sleeper`, and wake another sleeper, which reads the events in its place."""
         self._sleeping.discard(sleeper)
-        self._pass_reader_role()
+        if self._sleeping:
+            self._pass_reader_role()
 
     def block(self, sleeper: Sleeper, seconds: float) -> None:
         """Sleep in this thread until `sleeper` is woken, or for `seconds`. Read the events if no other thread does."""
@@ -257,7 +258,8 @@ class ChangeWatcher:
     def _dispatch(self, events: Any, reader: Sleeper | None = None) -> None:
         """Wake, after an event, the sleepers whose keys were written. The `reader` itself is awake."""
         self.event_count += 1
-        self.deaths += events.reap_exited()
+        if events.processes:
+            self.deaths += events.reap_exited()
         for other in list(self._sleeping):
             if other is not reader and other.is_rung():
                 other.waker.set()

@@ -103,7 +103,9 @@ class ChangeNotifier:
 
     def after_look(self, waiter: Waiter) -> None:
         """Record which file the look of `waiter` has read, and pass the changes that it found on to the node."""
-        waiter.watcher.note_file(self._log.handle.file)
+        watcher = waiter.watcher
+        if watcher.bell is None:
+            watcher.note_file(self._log.handle.file)
         # On a mount of several hosts the poller of the node passes on the changes that it finds. A wait for any change
         # takes no changes. It leaves them to the other waits of the handle, one of which may be the poller.
         if isinstance(self._log, WatchedLog) and not self._watches_every_key:
