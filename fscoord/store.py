@@ -50,7 +50,6 @@ __all__ = [
     "Store",
     "StoreView",
     "arrival_steps",
-    "arrive",
     "barrier_steps",
     "new_arrival_wait",
     "new_wait",
@@ -566,11 +565,6 @@ def wait_on(store: Store, request: Request) -> Any:
 def barrier_steps(store: Store, request: BarrierRequest) -> WaitSteps[None]:
     """Return the steps of `Store.barrier`."""
     return store._barrier_steps(*request)
-
-
-def arrive(store: Store, request: ArrivalRequest) -> bytes | None:
-    """Carry out `request` in this thread, and return its answer; see `ArrivalRequest`."""
-    return store._arrive(request)
 
 
 def arrival_steps(store: Store, request: ArrivalRequest) -> WaitSteps[bytes | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, keys_bytes
 from fscoord._waiting.wait import ArrivalRequest, Wait, WaitBackend, WaitRequest
@@ -11,12 +11,12 @@ from fscoord.errors import StoreClosedError
 from fscoord.store import (
     Store,
     StoreView,
-    arrive,
     new_arrival_wait,
     new_wait,
     notifier_for,
     typical_call_s,
     wait_for_change,
+    wait_on,
 )
 
 __all__ = ["PrefixStore"]
@@ -125,7 +125,7 @@ class PrefixStore(StoreView):
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
         if type(self) is not PrefixStore:  # a subclass may override the operations that an arrival consists of
             return super()._arrive(request)
-        return arrive(self._open(), self._full_request(request))
+        return cast("bytes | None", wait_on(self._open(), self._full_request(request)))
 
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: Any) -> Wait[Any] | None:
         if type(self) is not PrefixStore:

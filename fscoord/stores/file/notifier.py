@@ -41,9 +41,6 @@ class ChangeNotifier:
         backend: the backend of the waits.
         watches_every_key: whether the waits are for a change of any key. Then the log itself is watched, because a bell
             only reports changes of single keys.
-
-    Attributes:
-        is_closed: whether the handle is closed, so that the next look of a wait raises an error.
     """
 
     def __init__(
@@ -64,7 +61,7 @@ class ChangeNotifier:
         self._announcements = 0
         self._watcher: ChangeWatcher | None = None
         self._waiters: set[Waiter] = set()
-        self._warned = self.is_closed = False
+        self._warned = self._is_closed = False
 
     def notify(self, names: Iterable[bytes]) -> None:
         """Wake the waiters for one of the keys `names`, which have just been written."""
@@ -149,7 +146,7 @@ class ChangeNotifier:
             session: the number of the handle's session, which ends; 0 if the handle had no session.
         """
         # Set before the watcher is removed: another thread may be making a watcher, and then removes it itself.
-        self.is_closed = True
+        self._is_closed = True
         if session:
             self._ring_end(session)
         watcher, self._watcher, self._bell = self._watcher, None, None
@@ -165,7 +162,7 @@ class ChangeNotifier:
         if watcher is None or watcher.is_closed or watcher.is_outdated:
             kind = self._mode + " for all" * self._watches_every_key
             watcher = self._watcher = shared_watcher(self._log.handle.root.key, kind, self._backend, self._make_watcher)
-            if self.is_closed:
+            if self._is_closed:
                 self._watcher = None  # the next look raises
         if not watcher.is_announced:
             self._announce(watcher, min(deadline - system.time.monotonic(), ANNOUNCE_S))

@@ -12,6 +12,7 @@ from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
 from fscoord._log.io.spill import Fetch
 from fscoord._log.log import SEVERAL, Log
+from fscoord._log.recovery import CLOSED
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
@@ -57,6 +58,11 @@ class Condition(ABC, Generic[T]):
         self._log = log
         self.missing: list[bytes] = []
         self.death_watch: DeathWatch | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the handle is closed, so that the next look raises an error."""
+        return bool(self._log.handle.recovery & CLOSED)
 
     @abstractmethod
     def look(self, timeout: float) -> T | NotYet:
@@ -110,7 +116,7 @@ class FileWait(Generic[T]):
         waiter = self._waiter
         if waiter is None:
             is_early = not self._has_looked
-            is_over = self._notifier.is_closed or system.time.monotonic() >= self._deadline
+            is_over = self._condition.is_closed or system.time.monotonic() >= self._deadline
             if is_over or (is_early and not self._condition.arms_wait):
                 return  # there will be no sleep, or it is too early to say
             death_watch = self._condition.death_watch
