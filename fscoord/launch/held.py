@@ -87,8 +87,8 @@ def run_held(
         environment: the command's environment.
         check: raises `~fscoord.LockLostError` when the hold is lost; called in a thread, once a second.
         grace: the time from SIGTERM to SIGKILL for all processes when the hold is lost, in seconds.
-        patience: the length of the hold's lease in seconds, after which other processes may acquire it; None if there
-            is no lease. If `check` does not return in that time, or this process is stopped, the processes of the
+        patience: the length of the hold's lease in seconds, after which other processes may acquire it; None if it
+            has no lease. If `check` does not return in that time, or this process is stopped, the processes of the
             command get SIGTERM after half of the time, and SIGKILL after three quarters.
         leaves_rest: whether to return when the command has ended, although its descendants still run. Otherwise this
             function waits for them as well.

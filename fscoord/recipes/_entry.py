@@ -108,7 +108,7 @@ def _check_lease(lease: str) -> None:
     """Raise `MalformedText` unless `lease` is the text of a lease."""
     seconds, _, count = lease.partition(":")
     if not _SECONDS.fullmatch(seconds) or not 0 < float(seconds) < math.inf:
-        raise MalformedText(f"{lease[:40]!r} is no lease")
+        raise MalformedText(f"{lease[:40]!r} is not a lease")
     parse_uint63(count)
 
 

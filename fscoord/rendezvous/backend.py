@@ -55,7 +55,7 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def get_state(self) -> tuple[bytes, Token] | None:
-        """Return the state and its token, or None if there is no state yet.
+        """Return the state and its token, or None if no state exists yet.
 
         Raises:
             RendezvousConnectionError: the store failed.
@@ -64,11 +64,11 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write `state` if the present state is that of `token`; without a token, if there is no state yet.
+        """Write `state` if the present state is that of `token`; without a token, if no state exists yet.
 
         Returns:
             The present state, its token, and whether this call wrote it. None means that this is not known, for example
-            because there is no state. `get_state` returns the present state then.
+            because no state exists. `get_state` returns the present state then.
 
         Raises:
             RendezvousConnectionError: the store failed, before or after the write.
@@ -105,14 +105,14 @@ class C10dRendezvousBackend(RendezvousBackend):
         return "c10d"
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """Return the state and its token, or None if there is no state yet."""
+        """Return the state and its token, or None if no state exists yet."""
         with store_errors_as_rendezvous():
             if not self._store.check([self._key]):  # `get` would wait for a key that no node writes any more
                 raise self._removed()
             return self._decode(self._store.get(self._key))
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write `state` if the present state is that of `token`; without a token, if there is no state yet.
+        """Write `state` if the present state is that of `token`; without a token, if no state exists yet.
 
         A token that is not ``bytes`` fits no state: nothing is written, and the present state is returned.
         """

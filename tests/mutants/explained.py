@@ -126,7 +126,7 @@ EXPLAINED: dict[str, str] = {
     "_decode_each: left = len(data) - position | *-> Add": STOPS_BEFORE,
     "_decode_each: if left < PREFIX_SIZE: |*": STOPS_BEFORE,
     "_decode_each: return records, others, position, chain, HEAD_SIZE - left if left else 0 |*": STOPS_BEFORE,
-    "_decode_each: missing = *": STOPS_BEFORE,
+    "_decode_each: return records, others, position, chain, length - left |*": STOPS_BEFORE,
     "is_torn_void: return * | 1 -> 2": "the byte before the last is the highest of an offset, and 0",
     "_RecordCopier.__init__: self.header = * | 16 -> 17": IN_THE_ID,
     "find_next: if bad.offset + record.RECORD_MIN <= end *-> Sub": "so short a record leads to no other",

@@ -70,19 +70,10 @@ PATH_CHECK_S: Final = 0.05
 
 
 class Access(Protocol):
-    """How the bytes of a log are read and written on one kind of mount. The caller holds the process mutex.
-
-    A method with a body here is that of a mount without temporary errors.
-
-    Attributes:
-        write: writes bytes at the end of the file. The caller holds the log's lock and has read to the end.
-    """
-
-    write: Callable[[bytes], None]
+    """How the bytes of a log are read and written on one kind of mount. The caller holds the process mutex."""
 
     def open(self, call: Callable[[], None]) -> None:
         """Open the log by calling `call`. Repeat the call after an error that is temporary on this kind of mount."""
-        call()
 
     def reopened(self) -> None:
         """Note that the handle has opened new descriptors of the same generation."""
@@ -98,11 +89,13 @@ class Access(Protocol):
     def catch_up(self) -> bool:
         """Apply every record to the end of the file, under the log's lock. Return whether a seal was read."""
 
-    def retries_read(self, error: OSError) -> bool:  # noqa: ARG002 - here no error is temporary
-        """Return whether to read again, under the lock, after `read` raised `error`."""
-        return False
+    def write(self, data: bytes) -> None:
+        """Write `data` at the end of the file. The caller holds the log's lock and has read to the end."""
 
-    def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:  # noqa: ARG002 - likewise
+    def retries_read(self, error: OSError) -> bool:
+        """Return whether to read again, under the lock, after `read` raised `error`."""
+
+    def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:
         """Return whether to begin the transaction again after `error` has ended it.
 
         `maybe_applied` is true if the transaction's record may have been written.
@@ -110,14 +103,12 @@ class Access(Protocol):
         Raises:
             StoreUnavailableError: the transaction was tried too often, or must not be tried again.
         """
-        return False
 
-    def retries_recovery(self, error: StoreUnavailableError) -> bool:  # noqa: ARG002 - likewise
+    def retries_recovery(self, error: StoreUnavailableError) -> bool:
         """Return whether to begin the transaction again after its first step, the recovery, has raised `error`."""
-        return False
 
 
-class LocalAccess(Access):
+class LocalAccess:
     """Reads and writes through the page cache of this host. A read needs no lock.
 
     The inode number shows whether the path still leads to the file. The size shows whether the file was truncated.
@@ -129,6 +120,10 @@ class LocalAccess(Access):
         handle.short_read_is_end = mount.reads_to_end
         self._liveness = liveness
         self.write = FileAppender(handle).write
+
+    def open(self, call: Callable[[], None]) -> None:
+        """See `Access.open`."""
+        call()
 
     def reopened(self) -> None:
         """See `Access.reopened`. The names of a local file system are always valid."""
@@ -176,3 +171,15 @@ class LocalAccess(Access):
         if session and session not in handle.table.sessions:  # it is dead, and a snapshot left it out
             raise handle.session_is_dead(session)
         self._liveness.check_byte(now)
+
+    def retries_read(self, error: OSError) -> bool:  # noqa: ARG002 - no error of a local file system is temporary
+        """See `Access.retries_read`."""
+        return False
+
+    def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:  # noqa: ARG002 - likewise
+        """See `Access.retries_transaction`."""
+        return False
+
+    def retries_recovery(self, error: StoreUnavailableError) -> bool:  # noqa: ARG002 - likewise
+        """See `Access.retries_recovery`."""
+        return False

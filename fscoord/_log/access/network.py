@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from fscoord._log.access.local import Access, FileAppender
+from fscoord._log.access.local import FileAppender
 from fscoord._log.access.mount import DIRECT, LOCKED, Mount
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import MalformedRecord
@@ -59,7 +59,7 @@ REVALIDATE_BYTE: Final = BASE - 1
 """The byte that no process locks exclusively. A shared lock on it never waits, and empties the cache."""
 
 
-class NetworkAccess(Access):
+class NetworkAccess:
     """Reads and writes of a log to which other hosts also write.
 
     Attributes:

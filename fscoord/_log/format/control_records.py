@@ -68,9 +68,18 @@ class Session(NamedTuple):
         if end + label_size > len(data):
             raise MalformedRecord("the name of a session's host, or its label, is cut short")
         host, label = data[_SESSION.size : end], data[end : end + label_size]
-        name, text = (part.decode("utf-8", "surrogateescape") for part in (host, label))
-        rank = None if rank < 0 else rank
-        return cls(name, pid, start_time, boot_id, alive_id, rank, text, pid_space, time_space, since_ns)
+        return cls(
+            host=host.decode("utf-8", "surrogateescape"),
+            pid=pid,
+            start_time=start_time,
+            boot_id=boot_id,
+            alive_id=alive_id,
+            rank=None if rank < 0 else rank,
+            label=label.decode("utf-8", "surrogateescape"),
+            pid_space=pid_space,
+            time_space=time_space,
+            since_ns=since_ns,
+        )
 
     def __str__(self) -> str:
         return f"{escape_word(self.host)}:{self.pid}"

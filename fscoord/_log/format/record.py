@@ -179,8 +179,7 @@ def _decode_each(data: bytes, chain: int) -> tuple[list[Record], list[Record], i
             return records, others, position, chain, HEAD_SIZE - left if left else 0
         length = record_length(data, chain, position)
         if length > left:
-            missing = -1 if _has_no_writer(data, position) else length - left
-            return records, others, position, chain, missing
+            return records, others, position, chain, length - left
         found = _decode_one(data[position : position + length], chain) if length > 0 else None
         if found is None:
             return records, others, position, chain, -1
