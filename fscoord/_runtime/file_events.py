@@ -9,6 +9,7 @@ bindings of inotify are not a documented API, so its version is bounded. If the 
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from itertools import starmap
@@ -47,7 +48,7 @@ def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
     return Inotify(path, mask) if system.has_inotify() else ObserverSource(path, wake)
 
 
-class PollableSource:
+class PollableSource(ABC):
     """The common part of the sources of events that the waiting threads read: interruptions and the ends of processes.
 
     Several threads use one source at the same time, without a lock. With a lock, a signal handler that waits would
@@ -79,9 +80,9 @@ class PollableSource:
         """The epoll(7) of the pidfds; None before the first process is watched."""
         return self._epolls.get("pidfds")
 
+    @abstractmethod
     def _include_pidfds(self) -> None:
         """Make `wait` wait for the epoll of the pidfds, too. Two threads may call this method at the same time."""
-        raise NotImplementedError
 
     def watch_process(self, pid: int) -> bool:
         """Watch process `pid`, so that its end also ends `wait`.
