@@ -671,8 +671,8 @@ class Log:
 
     def has_announced(self, rank: int) -> bool:
         """Return whether this handle's session is known to be `rank`. A write finds out if the session is dead."""
-        number = self.session_if_ready
-        return number > 0 and number in self.table.ranks.get(rank, ())
+        number = self.handle.lock.session
+        return bool(number in self.table.ranks.get(rank, ()) and system.fork_marker[0] and not self.handle.recovery)
 
     def register(self, limit: float, rank: int | None = None) -> int:
         """Register this handle as a session, with `rank` if given. Return its number. Errors as in `update`."""

@@ -127,9 +127,8 @@ class Waker(Protocol):
 class WaitBackend:
     """The way in which waits sleep and receive file events. This class is the backend for threads."""
 
-    def new_waker(self) -> Waker:
-        """Return the waker of a new wait."""
-        return system.AutoResetEvent()
+    new_waker: Callable[[], Waker] = system.AutoResetEvent
+    """Returns the waker of a new wait."""
 
     def subscribe(self, events: Any, on_readable: Callable[[], None]) -> bool:  # noqa: ARG002 - see there
         """Make an event loop call `on_readable` whenever `events` is readable.

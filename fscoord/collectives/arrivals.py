@@ -150,7 +150,7 @@ class Attempt(NamedTuple):
 
     def left(self) -> float:
         """Return for how many seconds the call may still wait."""
-        return max(0.0, self.timeout - self.waited())
+        return max(0.0, self.timeout - (system.time.monotonic() - self.start))
 
     def trace_left(self) -> float:
         """Return for how many seconds the call may still find and name the missing ranks."""

@@ -33,6 +33,19 @@ class Waiter:
         role_changed: whether the waiter must check if it has become the poller of its node.
     """
 
+    was_rung = False
+    is_over = False
+    role_changed = False
+    _bucket = 0
+    _mark = b""
+    _other_marks: Sequence[bytes] = ()
+    _wakes_at: float | None = None  # the end of the current sleep without a ring; None: no sleep
+    _is_beside_election = False
+    _is_poller = False
+    _poll_pause = POLL_FIRST_S
+    _heartbeats = -1
+    _last_own_poll = 0.0
+
     def __init__(
         self,
         watcher: ChangeWatcher,
@@ -41,26 +54,16 @@ class Waiter:
     ) -> None:
         self.watcher = watcher
         self.waker = watcher.backend.new_waker()
-        self.was_rung = False
-        self.is_over = False
-        self.role_changed = False
         self._longest_sleep = longest_sleep
         self._other_buckets = other_buckets
-        self._other_marks: list[bytes] = []
-        self._bucket = 0
-        self._mark = b""
         self._event_count = watcher.event_count
         self._deaths = watcher.deaths
         if not watcher.has_events:
             self._pause = POLL_FIRST_S
         else:
             self._pause = DEATH_WATCH_FIRST_S if longest_sleep else SLOW_FIRST_S
-        self._wakes_at: float | None = None  # the end of the current sleep without a ring; None: no sleep
-        self._is_beside_election = self._is_poller = False
-        self._poll_pause = POLL_FIRST_S
-        self._heartbeats = -1
-        self._last_own_poll = system.time.monotonic()
         if watcher.election is not None:
+            self._last_own_poll = system.time.monotonic()
             self._join_election()
 
     def _join_election(self) -> None:
@@ -114,7 +117,7 @@ class Waiter:
         if self.is_over or self.role_changed or (self._longest_sleep and self._deaths != watcher.deaths):
             return True
         bell, election = watcher.bell, watcher.election
-        if self._event_count == watcher.event_count and election is None and watcher.has_events:
+        if self._event_count == watcher.event_count and election is None:
             return False
         if bell is None:
             return self._event_count != watcher.event_count
@@ -146,6 +149,9 @@ class Waiter:
                     if seconds > 0:
                         return seconds
                 self._end_sleep()
+                if is_rung and self.watcher.election is None:
+                    self.was_rung = True
+                    return 0.0
                 if self._must_look(deadline, is_rung=is_rung):
                     return 0.0
         except OSError as error:  # only the election raises it
@@ -194,11 +200,10 @@ class Waiter:
         election = self.watcher.election
         if election is not None:
             return self._must_look_beside(election, deadline, is_rung=is_rung)
-        if not is_rung:
-            longest = SLOW_LAST_S if self.watcher.has_events else self.watcher.poll_last
-            if self._longest_sleep and self.watcher.has_events:
-                longest = self._longest_sleep()
-            self._pause = min(self._pause * 2, longest)
+        longest = SLOW_LAST_S if self.watcher.has_events else self.watcher.poll_last
+        if self._longest_sleep and self.watcher.has_events:
+            longest = self._longest_sleep()
+        self._pause = min(self._pause * 2, longest)
         return True
 
     def _must_look_beside(self, election: PollerElection, deadline: float, *, is_rung: bool) -> bool:

@@ -34,6 +34,9 @@ class ChangeNotifier:
     there can be no bell, the log itself is watched, or polled. In both cases a slow poll limits the delay that a lost
     ring causes.
 
+    Attributes:
+        passes_on_changes: whether `after_look` rings for the changes that a look has found.
+
     Args:
         log: the log of the handle.
         wanted: the options with which the log was opened.
@@ -62,6 +65,9 @@ class ChangeNotifier:
         self._watcher: ChangeWatcher | None = None
         self._waiters: set[Waiter] = set()
         self._warned = self._is_closed = False
+        # On a mount of several hosts the poller of the node passes on the changes that it finds. A wait for any change
+        # takes no changes. It leaves them to the other waits of the handle, one of which may be the poller.
+        self.passes_on_changes = isinstance(log, WatchedLog) and not watches_every_key
 
     def notify(self, names: Iterable[bytes]) -> None:
         """Wake the waiters for one of the keys `names`, which have just been written."""
@@ -92,7 +98,10 @@ class ChangeNotifier:
             longest_sleep: for a wait with a death watch: returns the longest sleep in seconds.
             sessions: the sessions whose end also ends a sleep of the waiter.
         """
-        return Waiter(self._watch(deadline), longest_sleep, list(map(session_end_bucket, sessions)))
+        watcher = self._watcher
+        if watcher is None or watcher.is_closed or watcher.is_outdated or not watcher.is_announced:
+            watcher = self._watch(deadline)
+        return Waiter(watcher, longest_sleep, list(map(session_end_bucket, sessions)) if sessions else ())
 
     def add_waiter(self, waiter: Waiter) -> None:
         """Add `waiter` to the waiters whose sleeps `close` ends."""
@@ -103,9 +112,7 @@ class ChangeNotifier:
         watcher = waiter.watcher
         if watcher.bell is None:
             watcher.note_file(self._log.handle.file)
-        # On a mount of several hosts the poller of the node passes on the changes that it finds. A wait for any change
-        # takes no changes. It leaves them to the other waits of the handle, one of which may be the poller.
-        if isinstance(self._log, WatchedLog) and not self._watches_every_key:
+        if self.passes_on_changes and isinstance(self._log, WatchedLog):
             waiter.notify_node(self._log.take_changed_keys())
 
     def remove_stale(self, waiter: Waiter) -> bool:

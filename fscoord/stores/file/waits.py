@@ -97,6 +97,11 @@ class FileWait(Generic[T]):
     lost wake-up delays the answer by at most one poll interval.
     """
 
+    _waiter: Waiter | None = None
+    _has_looked = False
+    _armed_for: bytes | None = None  # the key whose ring ends the next sleep
+    _was_rung = False
+
     def __init__(
         self,
         notifier: ChangeNotifier,
@@ -110,10 +115,6 @@ class FileWait(Generic[T]):
         self._deadline = now + timeout
         self._slow_logger = slow_logger
         self._warns_at = 0.0 if slow_logger is not None else now + FIRST_S
-        self._waiter: Waiter | None = None
-        self._has_looked = False
-        self._armed_for: bytes | None = None  # the key whose ring ends the next sleep
-        self._was_rung = False
 
     def arm(self) -> None:
         """See `Wait.arm`."""
@@ -154,8 +155,9 @@ class FileWait(Generic[T]):
         left = self._deadline - now
         found = self._condition.look(left if left > 0 else 0.0, self._arm)
         self._has_looked = True
-        if self._waiter is not None:
-            self._notifier.after_look(self._waiter)
+        waiter = self._waiter
+        if waiter is not None and (waiter.watcher.bell is None or self._notifier.passes_on_changes):
+            self._notifier.after_look(waiter)
         if not isinstance(found, NotYet):
             return found
         if left <= 0:
@@ -327,13 +329,15 @@ class Arrival(Condition["bytes | None"]):
 
     def _decide(self, name: bytes, piece: bytes) -> tuple[tuple[bytes | NotYet | None, bool], int, Any]:
         request, state = self._request, self._state
-        value = state.get(name, self._log.read_locked)
+        current = state.values.get(name, b"")
+        value = bytes(current) if current.__class__ is bytearray else state.get(name, self._log.read_locked)
         if request.kind == COUNT:
             value = content = b"%d" % counter_sum(value, 1, name)
             kind = record.ADD
         else:
             value, content, kind = (value or b"") + piece, piece, record.APPEND
-            check_value_size(name, len(value), self._log.path)
+            if len(value) > VALUE_MAX:
+                check_value_size(name, len(value), self._log.path)
         is_last = request.judge(value)
         if is_last:
             return (None, True), SEVERAL, [(kind, name, content), (record.SET, request.done, b"1")]
