@@ -360,7 +360,7 @@ MUTANTS = (
     Mutant(
         "a thread that stops reading the events does not pass that on",
         "ChangeWatcher.end_sleep",
-        "        self._sleeping.discard(sleeper)\n        self._pass_reader_role()",
+        "        self._sleeping.discard(sleeper)\n        if self._sleeping:\n            self._pass_reader_role()",
         "        self._sleeping.discard(sleeper)",
         ("tests/faults/test_bell_traps.py::test_listener_may_leave_and_another_takes_over",),
     ),
