@@ -328,11 +328,21 @@ class Log:
         if handle.offset + len(value) >= handle.compact_at and self.compactor.compact_if_due(len(value)):
             return MOVED
         if kind == SEVERAL:
-            for a_record in cast("list[tuple[int, bytes, bytes]]", value):
-                self._append(*a_record, session)
+            self._append_all(cast("list[tuple[int, bytes, bytes]]", value), session)
             return result
         self._append(kind, key, value, session)
         return result
+
+    def _append_all(self, records: list[tuple[int, bytes, bytes]], session: int) -> None:
+        """Append `records`. An error has ``maybe_applied`` set if an earlier one of them was written."""
+        is_first = True
+        try:
+            for kind, key, value in records:
+                self._append(kind, key, value, session)
+                is_first = False
+        except StoreUnavailableError as error:
+            error.maybe_applied = error.maybe_applied or not is_first
+            raise
 
     def inspect(self, answer: Callable[[], T]) -> T:
         """Call `answer` under the mutex, so that no thread or signal handler changes the state. Return its result."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from faults.holder import Holder
-from support.faulty import FaultyOs, faulty_os
+from support.faulty import faulty_os
 from support.internals import log_of, notifier_of, watcher_of
 from support.interrupts import At, interrupt
 from support.places import Thread, start_thread, wait_in_vain
@@ -127,8 +127,8 @@ def nothing_is_left(store: FileStore) -> None:
 class Disk:
     """Lets the `number`-th write to the log fail, after `part` of it."""
 
-    def __init__(self, faulty: FaultyOs, fd: int, number: int, error: int, part: float) -> None:
-        self._faulty, self._fd, self._left, self._error, self._part = faulty, fd, number, error, part
+    def __init__(self, fd: int, number: int, error: int, part: float) -> None:
+        self._fd, self._left, self._error, self._part = fd, number, error, part
 
     def __call__(self, name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         if name == "write" and arguments[0] == self._fd:
@@ -146,21 +146,23 @@ def test_last_arrival_whose_write_fails_says_whether_it_counts(
     way: Way, number: int, error: int, part: float, store: FileStore, other: FileStore
 ) -> None:
     other.announce_rank(1)
-    with sleep_in_thread(way, store, 0, 2) as thread, faulty_os() as faulty:
-        with faulty.instead(Disk(faulty, log_of(other).handle.lock.fd, number, error, part)):
-            with pytest.raises(StoreUnavailableError) as caught:
-                way.meet(other, 1, 2, HANG_S)
-        assert way.arrived(store) == 1 + number
-        assert not store.check([way.done])
-        assert caught.value.maybe_applied is (number == 1 or error == errno.EIO)
-        if number == 0:
+    thread = sleep_in_thread(way, store, 0, 2)
+    with (
+        faulty_os() as faulty,
+        faulty.instead(Disk(log_of(other).handle.lock.fd, number, error, part)),
+        pytest.raises(StoreUnavailableError) as caught,
+    ):
+        way.meet(other, 1, 2, HANG_S)
+    found = way.arrived(store), store.check([way.done]), caught.value.maybe_applied
+    if number == 0:
+        way.meet(other, 1, 2, HANG_S)
+    elif way.name == "count":
+        other.set(way.done, "1")
+    else:
+        with suppress(FscoordError):  # its first arrival counts
             way.meet(other, 1, 2, HANG_S)
-        elif way.name == "count":
-            other.set(way.done, "1")
-        else:
-            with suppress(FscoordError):  # its first arrival counts
-                way.meet(other, 1, 2, HANG_S)
-        passes_soon(thread)
+    passes_soon(thread)
+    assert found == (1 + number, False, number == 1 or error == errno.EIO)
     assert read_newest(Path(store.path)).ends == "whole"
     nothing_is_left(store)
 
@@ -170,9 +172,12 @@ def test_last_arrival_whose_write_fails_says_whether_it_counts(
 def test_arrival_that_fails_leaves_no_waiter(way: Way, error: int, store: FileStore) -> None:
     wait_in_vain(store)
     store.announce_rank(0)
-    with faulty_os() as faulty, faulty.instead(Disk(faulty, log_of(store).handle.lock.fd, 0, error, 0.5)):
-        with pytest.raises(StoreUnavailableError):
-            way.meet(store, 0, 2, HANG_S)
+    with (
+        faulty_os() as faulty,
+        faulty.instead(Disk(log_of(store).handle.lock.fd, 0, error, 0.5)),
+        pytest.raises(StoreUnavailableError),
+    ):
+        way.meet(store, 0, 2, HANG_S)
     nothing_is_left(store)
     assert way.arrived(store) == 0
 

@@ -9,6 +9,7 @@ FLIPS = "tests/faults/test_flips.py::test_bit_flipped_anywhere_in_a_log_is_damag
 MOVED = "tests/faults/test_moved_logs.py"
 MEETINGS = f"{SCHEDULES}::test_barrier_is_passed_on_any_schedule_when_all_have_come"
 ARRIVALS = "tests/unit/test_arrivals.py"
+ARRIVAL_FAULTS = "tests/faults/test_arrival_faults.py"
 
 
 class Mutant(NamedTuple):
@@ -577,10 +578,17 @@ MUTANTS = (
     ),
     Mutant(
         "the first of several records is taken for all",
-        "Log._update_locked",
-        'for a_record in cast("list[tuple[int, bytes, bytes]]", value):',
-        'for a_record in cast("list[tuple[int, bytes, bytes]]", value)[:1]:',
+        "Log._append_all",
+        "in records:",
+        "in records[:1]:",
         (ARRIVALS,),
+    ),
+    Mutant(
+        "an error after the first of several records says that none was written",
+        "Log._append_all",
+        "            error.maybe_applied = error.maybe_applied or not is_first\n",
+        "",
+        (f"{ARRIVAL_FAULTS}::test_last_arrival_whose_write_fails_says_whether_it_counts",),
     ),
     Mutant(
         "an event that another thread read before the sleep is not noticed",
