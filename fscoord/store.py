@@ -4,6 +4,9 @@
 
 The names and meanings are those of torch's c10d ``Store``. Where the stores of c10d disagree with each other, the
 docstring of the operation says which meaning holds here. This module does not depend on any particular store.
+
+The module is long, but one thing: the operations of one class, most of its lines being their documentation, and the
+functions by which the other modules of this package reach its private methods.
 """
 
 from __future__ import annotations

@@ -350,13 +350,23 @@ class Log:
             return MOVED
         if kind == SEVERAL:
             several: Any = value
-            for each_kind, each_key, each_value in several:
-                self._append(each_kind, each_key, each_value, session)
+            self._append_all(several, session)
             return result
         self._append(kind, key, value, session)
         if appended is not None:
             appended()
         return result
+
+    def _append_all(self, records: list[tuple[int, bytes, bytes]], session: int) -> None:
+        """Append `records`. An error has ``maybe_applied`` set if an earlier one of them was written."""
+        is_first = True
+        try:
+            for kind, key, value in records:
+                self._append(kind, key, value, session)
+                is_first = False
+        except StoreUnavailableError as error:
+            error.maybe_applied = error.maybe_applied or not is_first
+            raise
 
     def inspect(self, answer: Callable[[], T]) -> T:
         """Call `answer` under the mutex, so that no thread or signal handler changes the state. Return its result."""

@@ -658,6 +658,27 @@ def test_ring_that_another_takes_before_this_thread_listens_is_not_lost(path: st
         assert start_thread(store.get, "k").join() == b"1"
 
 
+def test_write_rings_while_another_thread_opens_the_bell_of_their_handle(
+    path: str, monkeypatch: pytest.MonkeyPatch, only_rings_wake: None
+) -> None:
+    with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
+        waiter = wait_in_thread(other, "k")
+        notifier, opened = notifier_of(store), list[bool]()
+        open_bell = notifier._open_bell
+
+        def open_and_let_another_write() -> Doorbell | None:
+            opened.append(True)
+            if len(opened) == 1:
+                start_thread(store.set, "k", "1").join()
+            return open_bell()
+
+        monkeypatch.setattr(notifier, "_open_bell", open_and_let_another_write)
+        store.set("another", "1")
+        started = time.monotonic()
+        assert waiter.join() == b"1"
+        assert time.monotonic() - started < HANG_S / 2, "its deadline ended the wait"
+
+
 # Ends
 
 

@@ -7,6 +7,9 @@ from typing import NamedTuple
 SCHEDULES = "tests/simulation/test_schedules.py"
 FLIPS = "tests/faults/test_flips.py::test_bit_flipped_anywhere_in_a_log_is_damage_or_changes_nothing"
 MOVED = "tests/faults/test_moved_logs.py"
+MEETINGS = f"{SCHEDULES}::test_barrier_is_passed_on_any_schedule_when_all_have_come"
+ARRIVALS = "tests/unit/test_arrivals.py"
+ARRIVAL_FAULTS = "tests/faults/test_arrival_faults.py"
 
 
 class Mutant(NamedTuple):
@@ -128,9 +131,8 @@ MUTANTS = (
     Mutant(
         "a deadline is set anew at each look",
         "FileWait.look",
-        "        left = self._deadline - system.time.monotonic()\n",
+        "        left = self._deadline - now\n",
         """\
-        now = system.time.monotonic()
         self._deadline, self._started = self._deadline + now - self._started, now
         left = self._deadline - now
 """,
@@ -360,7 +362,7 @@ MUTANTS = (
     Mutant(
         "a thread that stops reading the events does not pass that on",
         "ChangeWatcher.end_sleep",
-        "        self._sleeping.discard(sleeper)\n        self._pass_reader_role()",
+        "        self._sleeping.discard(sleeper)\n        if self._sleeping:\n            self._pass_reader_role()",
         "        self._sleeping.discard(sleeper)",
         ("tests/faults/test_bell_traps.py::test_listener_may_leave_and_another_takes_over",),
     ),
@@ -497,6 +499,138 @@ MUTANTS = (
         "        following._symlink_lock = self._symlink_lock\n",
         "",
         ("tests/faults/test_every_call.py::test_operation_under_other_locks_survives_the_failure_of_every_call",),
+    ),
+    Mutant(
+        "a rank is armed after its arrival was unlocked",
+        "FileWait.__init__",
+        "            condition.arm = self.arm_now\n",
+        "            look = condition.look\n"
+        "            condition.look = lambda timeout: (look(timeout), self.arm_now())[0]\n",
+        (MEETINGS, f"{ARRIVALS}::test_last_arrival_right_after_the_unlock_of_another_wakes_it"),
+    ),
+    Mutant(
+        "the key that ends a barrier is set before the last arrival",
+        "Arrival._decide",
+        '[(kind, name, content), (record.SET, request.done, b"1")]',
+        '[(record.SET, request.done, b"1"), (kind, name, content)]',
+        (MEETINGS,),
+    ),
+    Mutant(
+        "the last arrival sets no key",
+        "Arrival._decide",
+        '[(kind, name, content), (record.SET, request.done, b"1")]',
+        "[(kind, name, content)]",
+        (MEETINGS,),
+    ),
+    Mutant(
+        "the last arrival sets the key and is not recorded",
+        "Arrival._decide",
+        '[(kind, name, content), (record.SET, request.done, b"1")]',
+        '[(record.SET, request.done, b"1")]',
+        (MEETINGS,),
+    ),
+    Mutant(
+        "the last arrival rings before it is there",
+        "Arrival.look",
+        """\
+        answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout)
+        self._has_arrived = True
+        if log.handle.bell:
+            self._notify((request.key, request.done) if is_last else (request.key,))
+        return answer
+""",
+        """\
+        self._notify((request.key, request.done))
+        answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout)
+        self._has_arrived = True
+        return answer
+""",
+        (MEETINGS,),
+    ),
+    Mutant(
+        "the last arrival rings for its own key alone",
+        "Arrival.look",
+        "self._notify((request.key, request.done) if is_last else (request.key,))",
+        "self._notify((request.key,))",
+        (MEETINGS,),
+    ),
+    Mutant(
+        "a rank arrives again with each look",
+        "Arrival.look",
+        "        self._has_arrived = True\n",
+        "",
+        (ARRIVALS,),
+    ),
+    Mutant(
+        "the last arrival is judged by what was there before it",
+        "Arrival._decide",
+        "request.judge(value)",
+        'request.judge(state.get(name, self._log.read_locked) or b"0")',
+        (ARRIVALS,),
+    ),
+    Mutant(
+        "a rank sleeps though the key that ends its barrier is there",
+        "Arrival._decide",
+        "        if state.has(request.done):\n            return (None, False), kind, content\n",
+        "",
+        (f"{ARRIVALS}::test_key_of_the_end_that_is_there_already_ends_the_wait_at_once",),
+    ),
+    Mutant(
+        "the first of several records is taken for all",
+        "Log._append_all",
+        "in records:",
+        "in records[:1]:",
+        (ARRIVALS,),
+    ),
+    Mutant(
+        "an error after the first of several records says that none was written",
+        "Log._append_all",
+        "            error.maybe_applied = error.maybe_applied or not is_first\n",
+        "",
+        (f"{ARRIVAL_FAULTS}::test_last_arrival_whose_write_fails_says_whether_it_counts",),
+    ),
+    Mutant(
+        "an event that another thread read before the sleep is not noticed",
+        "Waiter.max_sleep",
+        "                    self._wakes_at = self._begin_sleep(deadline)\n",
+        "                    self._wakes_at = self._begin_sleep(deadline)\n"
+        "                    self._event_count = self.watcher.event_count\n",
+        (MEETINGS, "tests/faults/test_bell_traps.py"),
+    ),
+    Mutant(
+        "an event that was read is not counted",
+        "ChangeWatcher._dispatch",
+        "        self.event_count += 1\n",
+        "",
+        (MEETINGS,),
+    ),
+    Mutant(
+        "a short read under the lock is taken for the end",
+        "Cursor.advance",
+        "handle.short_read_is_end and (handle.may_lie or not locked)",
+        "handle.short_read_is_end",
+        ("tests/unit/test_recovery.py::test_short_read_without_the_lock_is_the_end_where_the_kernel_reads_to_the_end",),
+    ),
+    Mutant(
+        "a session that is recorded as dead still has its rank",
+        "Log.has_announced",
+        "        number = self.session_if_ready\n",
+        "        number = self.handle.lock.session\n",
+        ("tests/unit/test_own_session.py",),
+    ),
+    Mutant(
+        "the bell counts as open before it is",
+        "ChangeNotifier.notify",
+        """\
+            bell = self._bell = self._open_bell()
+            # After the bell is open: another thread that writes meanwhile would find no bell, and not ring.
+            self._announcements = count
+""",
+        """\
+            self._announcements = count
+            bell = self._bell = self._open_bell()
+""",
+        ("tests/faults/test_bell_traps.py::test_write_rings_while_another_thread_opens_the_bell_of_their_handle",),
     ),
 )
 """Each is what a reviewer might let pass. `tests/mutants/run.py` shows that the tests don't."""

@@ -3,6 +3,7 @@
 It is one directory. A write may be seen, or end with its process, after any byte; an inode number is given again as
 soon as it is free; the disk may be full for a while. The answer to a call that makes or removes a symbolic link may get
 lost: it is repeated then, as NFS does, or fails.
+An event may get lost, too.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Events:
         inode.events.append(self)
 
     def raise_event(self, mask: int) -> None:
-        if mask & self.mask:
+        files = self._files
+        if mask & self.mask and not (files.loses_events and files.rng.random() < files.loses_events):
             self._is_rung = True
 
     def wait(self, limit: float) -> bool:
@@ -95,7 +97,7 @@ class Files:
         self.kept: dict[str, Inode] = {}
         self.full_until = 0
         self.torn = self.lost = 0
-        self.loses = 0.0
+        self.loses = self.loses_events = 0.0
         self.tears = rng.choice([0.05, 0.3, 0.7])
         self._next = 1000
         self._inode_numbers = set(range(2, 40))

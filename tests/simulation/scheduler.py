@@ -11,6 +11,7 @@ import functools
 import math
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -366,6 +367,8 @@ class _Starter:
 
 class Time:
     """`time`, as far as fscoord uses it."""
+
+    gmtime, strftime = staticmethod(time.gmtime), staticmethod(time.strftime)
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from simulation import runs, waits, workload
+from simulation import arrivals, runs, waits, workload
 from simulation.workload import Run
 
 pytestmark = pytest.mark.exhaustive
@@ -66,6 +66,16 @@ def test_wait_ends_on_any_schedule_when_its_condition_is_met(rng: random.Random,
     killed or stopped.
     """
     each(schedules("waits", rng, scale(300)), waits.run)
+
+
+def test_barrier_is_passed_on_any_schedule_when_all_have_come(rng: random.Random, scale: Callable[[int], int]) -> None:
+    """And not before; by a ring, unless an event was lost or somebody stopped. Where the last rank dies in its call,
+    those who know the ranks pass: at once if it comes again, or at their time-outs if its arrival was recorded.
+    """
+    ran: list[arrivals.Meetings] = each(schedules("arrivals", rng, scale(300)), arrivals.run)
+    if len(ran) >= 100:
+        assert sum(run.between for run in ran) > len(ran) // 100, "hardly any between the two records"
+        assert sum(run.world.kills for run in ran) > len(ran) // 10, "hardly any kills"
 
 
 def test_runs_never_mix_on_any_schedule(rng: random.Random, scale: Callable[[int], int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import weakref
 from collections.abc import Callable, Iterator
@@ -101,6 +102,22 @@ class World:
         self._plan.sort()
         self.scheduler.meddle = self._meddle
         self._set_alarm()
+
+    def doom(self, victim: Process, steps: int) -> None:
+        """Kill `victim` when it has made so many steps from now on. Nothing else is planned."""
+        left = [steps]
+
+        def meddle() -> None:
+            left[0] -= self.scheduler.process is victim
+            if left[0] < 0:
+                self.spare()
+                self._kill(victim)
+
+        self.scheduler.meddle, self.scheduler.meddle_at = meddle, 0
+
+    def spare(self) -> None:
+        """Take back the last `doom`."""
+        self.scheduler.meddle_at = math.inf
 
     def _set_alarm(self) -> None:
         self.scheduler.meddle_at = self._plan[0][0] if self._plan else float("inf")

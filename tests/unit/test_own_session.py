@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.faulty import faulty_os
 from support.internals import log_of, notifier_of
 
-from fscoord import FileStore, SessionDeadError
+from fscoord import FileStore, SessionDeadError, barrier
+from fscoord._log.format import record
+from fscoord._log.format.control_records import encode_death
 from fscoord._log.liveness.liveness_file import LivenessFile
 from fscoord._log.liveness.own_session import CHECK_S
 from fscoord._log.recovery import POSITION
@@ -137,6 +140,35 @@ def test_session_that_reads_its_own_death_record_stays_dead(path: str) -> None:
             raise log_of(store).handle.session_is_dead(1)
         with pytest.raises(SessionDeadError, match="session 1 is dead"):
             store.get("k")
+
+
+def test_rank_that_is_announced_again_is_recorded_again_only_by_another_session(path: str) -> None:
+    with FileStore(path) as store:
+        for rank in (3, 4, 3):
+            store.announce_rank(rank)
+        log, size = log_of(store), os.path.getsize(path)
+        assert [log.has_announced(rank) for rank in (3, 4, 5)] == [True, True, False]
+        with faulty_os() as faulty:
+            store.announce_rank(3)
+            assert not faulty.calls
+        assert os.path.getsize(path) == size
+        log.handle.lock.session = 0  # as when its byte is lost
+        assert not log.has_announced(3)
+        store.announce_rank(3)
+        assert log.table.ranks[3] == {1, 2}
+
+
+def test_rank_of_a_session_that_is_dead_can_not_be_announced_again(path: str) -> None:
+    with FileStore(path) as store, FileStore(path) as other:
+        store.announce_rank(3)
+        other.set("k", "1")
+        log_of(other).update(record.DEATH, b"", encode_death(1, bytes(16)), None, LIMIT_S)
+        store.announce_rank(3)  # it does not know
+        with pytest.raises(SessionDeadError):
+            barrier(store, 4, "b", 1, rank=3)
+        assert not other.check(["b/arrivals"])
+        with pytest.raises(SessionDeadError):
+            store.announce_rank(3)
 
 
 @pytest.mark.parametrize(("home", "lives"), [(None, None), (Home(sees_die=False), None), (Home(sees_die=True), False)])

@@ -71,10 +71,11 @@ class ChangeNotifier:
 
     def notify(self, names: Iterable[bytes]) -> None:
         """Wake the waiters for one of the keys `names`, which have just been written."""
-        bell = self._bell
-        if self._announcements != self._log.handle.bell or (bell is not None and bell.fd < 0):
-            self._announcements = self._log.handle.bell
+        bell, count = self._bell, self._log.handle.bell
+        if self._announcements != count or (bell is not None and bell.fd < 0):
             bell = self._bell = self._open_bell()
+            # After the bell is open: another thread that writes meanwhile would find no bell, and not ring.
+            self._announcements = count
         if bell is not None:
             try:
                 for name in names:

@@ -1,0 +1,525 @@
+"""Arrivals at a barrier on a full or failing disk, in a compaction, beside a held lock, a close, a signal or a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.holder import Holder
+from support.faulty import faulty_os
+from support.internals import log_of, notifier_of, watcher_of
+from support.interrupts import At, interrupt
+from support.places import Thread, start_thread, wait_in_vain
+from support.plain_reader import read_newest
+
+from fscoord import (
+    FileStore,
+    FscoordError,
+    PrefixStore,
+    StoreClosedError,
+    StoreError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+    barrier,
+)
+from fscoord._log.wakeup import waiter
+from fscoord.aio import AsyncStore
+from fscoord.collectives import steps
+from fscoord.stores.file import notifier
+
+HANG_S = 60
+SOON_S = HANG_S / 3
+
+Meet = Callable[[FileStore, int, int, float], None]
+
+
+class Way:
+    """A way to meet: the call of a rank, and the keys that it changes."""
+
+    def __init__(self, name: str, meet: Callable[[FileStore, int, int, float | None], None], prefix: str) -> None:
+        self.name, self.meet = name, meet
+        words = ("num_members", "last_member") if name == "count" else ("arrivals", "complete")
+        self.arrivals, self.done = (f"{prefix}b/{word}" for word in words)
+
+    def arrived(self, store: FileStore) -> int:
+        """Return how many arrivals are recorded."""
+        if not store.check([self.arrivals]):
+            return 0
+        text = store.get(self.arrivals)
+        return int(text) if self.name == "count" else len(text.split())
+
+
+WAYS = [
+    Way("count", lambda store, _, size, limit: store.barrier("b", size, limit), ""),
+    Way("rank", lambda store, rank, size, limit: barrier(store, size, "b", limit, rank=rank), ""),
+    Way("view", lambda store, rank, size, limit: barrier(PrefixStore("p", store), size, "b", limit, rank=rank), "p/"),
+]
+every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: str(way.name))
+
+
+@pytest.fixture
+def path(memory: Path, mounts_stay: None) -> Path:
+    return memory / "store"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[FileStore]:
+    with FileStore(path, timeout=HANG_S) as store:
+        yield store
+
+
+@pytest.fixture
+def other(path: Path, store: FileStore) -> Iterator[FileStore]:
+    with FileStore(path, timeout=HANG_S) as other:
+        yield other
+
+
+@pytest.fixture(autouse=True)
+def _only_rings_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
+        monkeypatch.setattr(waiter, name, 3.0 * HANG_S)
+    monkeypatch.setattr(notifier, "ANNOUNCE_S", 3.0 * HANG_S)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < deadline, "that never came"
+        time.sleep(0.001)
+
+
+def asleep(store: FileStore) -> int:
+    """Count the threads of this process that sleep on what `store` watches."""
+    watch = watcher_of(store)
+    return 0 if watch is None else len(watch._sleeping)
+
+
+def sleep_in_thread(way: Way, store: FileStore, rank: int, size: int, others: int = 0) -> Thread:
+    """Start a thread that arrives, and return when it sleeps beside so many others."""
+    thread = start_thread(way.meet, store, rank, size, None)
+    until(lambda: asleep(store) > others or not thread.is_alive())
+    return thread
+
+
+def passes_soon(thread: Thread) -> None:
+    started = time.monotonic()
+    thread.join()
+    assert time.monotonic() - started < SOON_S, "its deadline ended the sleep, not a ring"
+
+
+def nothing_is_left(store: FileStore) -> None:
+    assert not notifier_of(store)._waiters
+    assert not asleep(store)
+
+
+# The disk
+
+
+class Disk:
+    """Lets the `number`-th write to the log fail, after `part` of it."""
+
+    def __init__(self, fd: int, number: int, error: int, part: float) -> None:
+        self._fd, self._left, self._error, self._part = fd, number, error, part
+
+    def __call__(self, name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if name == "write" and arguments[0] == self._fd:
+            self._left -= 1
+            if self._left == -1:
+                real(self._fd, arguments[1][: int(len(arguments[1]) * self._part)])
+                raise OSError(self._error, os.strerror(self._error))
+
+
+@every_way
+@pytest.mark.parametrize("part", [0.0, 0.5], ids=["nothing", "half"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("number", [0, 1], ids=["the arrival", "the key"])
+def test_last_arrival_whose_write_fails_says_whether_it_counts(
+    way: Way, number: int, error: int, part: float, store: FileStore, other: FileStore
+) -> None:
+    other.announce_rank(1)
+    thread = sleep_in_thread(way, store, 0, 2)
+    with (
+        faulty_os() as faulty,
+        faulty.instead(Disk(log_of(other).handle.lock.fd, number, error, part)),
+        pytest.raises(StoreUnavailableError) as caught,
+    ):
+        way.meet(other, 1, 2, HANG_S)
+    found = way.arrived(store), store.check([way.done]), caught.value.maybe_applied
+    if number == 0:
+        way.meet(other, 1, 2, HANG_S)
+    elif way.name == "count":
+        other.set(way.done, "1")
+    else:
+        with suppress(FscoordError):  # its first arrival counts
+            way.meet(other, 1, 2, HANG_S)
+    passes_soon(thread)
+    assert found == (1 + number, False, number == 1 or error == errno.EIO)
+    assert read_newest(Path(store.path)).ends == "whole"
+    nothing_is_left(store)
+
+
+@every_way
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_arrival_that_fails_leaves_no_waiter(way: Way, error: int, store: FileStore) -> None:
+    wait_in_vain(store)
+    store.announce_rank(0)
+    with (
+        faulty_os() as faulty,
+        faulty.instead(Disk(log_of(store).handle.lock.fd, 0, error, 0.5)),
+        pytest.raises(StoreUnavailableError),
+    ):
+        way.meet(store, 0, 2, HANG_S)
+    nothing_is_left(store)
+    assert way.arrived(store) == 0
+
+
+@every_way
+def test_arrival_is_written_after_the_void_of_a_torn_record(way: Way, store: FileStore, other: FileStore) -> None:
+    store.announce_rank(0)
+    other.announce_rank(1)
+    with FileStore(store.path, timeout=HANG_S) as third:
+        for handle, rank in ((store, 0), (other, 1)):
+            wait_in_vain(handle)
+            third.set("torn", "x" * 100)
+            os.truncate(store.path, os.path.getsize(store.path) - 50)
+            if rank == 0:
+                thread = sleep_in_thread(way, handle, rank, 2)
+            else:
+                way.meet(handle, rank, 2, HANG_S)
+    passes_soon(thread)
+    log = read_newest(Path(store.path))
+    assert log.ends == "whole"
+    assert [kind for _, kind, *_ in log.records].count(b"V") == 2
+
+
+# Compactions, long values, and what else comes in between
+
+
+@every_way
+@pytest.mark.parametrize("spill", [None, 1], ids=["in memory", "spilled"])
+def test_arrival_at_which_a_compaction_is_due_is_recorded_once(way: Way, spill: int | None, path: Path) -> None:
+    with FileStore(path, timeout=HANG_S, compact_bytes=1, spill_bytes=spill) as store, store.clone() as other:
+        for number in range(20):
+            store.set("garbage", "x" * number)
+        threads = []
+        for rank in range(3):
+            handle = (store, other)[rank % 2]
+            handle.announce_rank(rank)
+            handle.check(["k"])
+            log_of(handle).handle.compact_at = 0
+            before = log_of(handle).handle.header.generation
+            if rank < 2:
+                threads.append(sleep_in_thread(way, handle, rank, 3, others=rank))
+            else:
+                way.meet(handle, rank, 3, HANG_S)
+            assert log_of(handle).handle.header.generation > before or rank, "there was no compaction"
+        for thread in threads:
+            passes_soon(thread)
+        assert way.arrived(store) == 3
+        nothing_is_left(store)
+        nothing_is_left(other)
+
+
+@every_way
+def test_arrival_of_a_handle_that_must_follow_a_compaction_is_recorded_once(
+    way: Way, store: FileStore, other: FileStore
+) -> None:
+    thread = sleep_in_thread(way, store, 0, 2)
+    other.check(["k"])
+    with FileStore(store.path, timeout=HANG_S) as third:
+        third.compact()
+        third.compact()
+    way.meet(other, 1, 2, HANG_S)
+    passes_soon(thread)
+    assert way.arrived(store) == 2
+
+
+@every_way
+def test_handle_that_is_not_registered_registers_with_its_arrival(way: Way, store: FileStore, other: FileStore) -> None:
+    assert (log_of(store).session, log_of(other).session) == (0, 0)
+    thread = sleep_in_thread(way, store, 0, 2)
+    way.meet(other, 1, 2, HANG_S)
+    passes_soon(thread)
+    assert sorted((log_of(store).session, log_of(other).session)) == [1, 2]
+    if way.name != "count":
+        assert [member.rank for member in store.members([0, 1])] == [0, 1]
+
+
+# Limits of time
+
+
+@every_way
+def test_held_lock_ends_an_arrival_at_the_timeout_of_the_store(way: Way, path: Path, store: FileStore) -> None:
+    """It limits the write; that of the barrier limits the wait for others."""
+    store.set_timeout(0.05)
+    store.announce_rank(0)
+    wait_in_vain(store)
+    with Holder(str(path)), pytest.raises(StoreTimeoutError):
+        way.meet(store, 0, 2, HANG_S)
+    nothing_is_left(store)
+    assert way.arrived(store) == 0
+
+
+@every_way
+def test_arrival_waits_for_the_lock_longer_than_its_barrier_lasts(way: Way, store: FileStore, other: FileStore) -> None:
+    store.announce_rank(0)
+    wait_in_vain(store)
+    lock = log_of(other).handle.lock
+    lock.try_lock()
+    thread = start_thread(way.meet, store, 0, 2, 0.01)
+    time.sleep(0.05)
+    assert thread.is_alive()
+    lock.unlock()
+    with pytest.raises(StoreTimeoutError):
+        thread.join()
+    assert way.arrived(store) == (1 if way.name == "count" else 2), "an arrival, and a time-out token"
+    nothing_is_left(store)
+
+
+@every_way
+def test_timeout_of_zero_counts_an_arrival_and_does_not_wait(way: Way, store: FileStore, other: FileStore) -> None:
+    with pytest.raises(StoreTimeoutError):
+        way.meet(store, 0, 2, 0.0)
+    nothing_is_left(store)
+    assert way.arrived(store) >= 1
+    way.meet(other, 1, 2, 0.0)
+    assert store.check([way.done])
+
+
+@every_way
+def test_barrier_of_one_passes_at_once(way: Way, store: FileStore) -> None:
+    way.meet(store, 0, 1, 0.0)
+    assert store.check([way.done])
+    nothing_is_left(store)
+
+
+@every_way
+def test_read_only_handle_arrives_nowhere(way: Way, path: Path, store: FileStore) -> None:
+    store.set("k", "1")
+    before = path.read_bytes(), sorted(os.listdir(path.parent))
+    with FileStore(path, read_only=True, timeout=HANG_S) as reader:
+        with pytest.raises(StoreError, match="read_only"):
+            way.meet(reader, 0, 2, HANG_S)
+        nothing_is_left(reader)
+    assert (path.read_bytes(), sorted(os.listdir(path.parent))) == before
+
+
+# Threads
+
+
+@every_way
+def test_close_by_another_thread_ends_the_sleep(way: Way, store: FileStore) -> None:
+    thread = sleep_in_thread(way, store, 0, 2)
+    started = time.monotonic()
+    store.close()
+    with pytest.raises(StoreClosedError):
+        thread.join()
+    assert time.monotonic() - started < SOON_S
+
+
+@every_way
+@pytest.mark.parametrize("handles", [1, 2, 4])
+def test_threads_that_are_ranks_wake_each_other(way: Way, handles: int, path: Path) -> None:
+    """One of them reads the events for the others of its handle, and it may be the first to pass."""
+    size, rounds = 4, 25
+    stores = [FileStore(path, timeout=HANG_S) for _ in range(handles)]
+    late: list[str] = []
+
+    def take_part(rank: int) -> None:
+        for number in range(rounds):
+            view = PrefixStore(f"round{number}", stores[rank % handles])
+            started = time.monotonic()
+            way.meet(view, rank, size, None)  # type: ignore[arg-type]
+            if time.monotonic() - started > SOON_S:
+                late.append(f"rank {rank} in round {number}")
+
+    threads = [start_thread(take_part, rank) for rank in range(size)]
+    for thread in threads:
+        thread.join()
+    assert not late
+    for store in stores:
+        nothing_is_left(store)
+        store.close()
+
+
+@pytest.mark.parametrize("coherence", ["locked", "direct"])
+@every_way
+def test_ranks_on_a_shared_mount_wake_each_other(
+    way: Way, coherence: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There one process of the node asks for all of them."""
+    monkeypatch.undo()  # slow polls are what finds the changes of other hosts
+    with FileStore(path, timeout=HANG_S, coherence=coherence) as store, store.clone() as other:
+        thread = start_thread(way.meet, store, 0, 2, None)
+        until(lambda: way.arrived(other))
+        way.meet(other, 1, 2, HANG_S)
+        passes_soon(thread)
+        assert way.arrived(other) == 2
+
+
+# Signals, forks, tasks
+
+
+@pytest.mark.usefixtures("no_ctrl_c_is_lost")
+@every_way
+def test_arrival_that_is_interrupted_at_any_point_leaves_nothing_behind(
+    way: Way, path: Path, store: FileStore, other: FileStore
+) -> None:
+    """Neither a waiter nor a lock; and it counts once, or not at all."""
+    wait_in_vain(store)
+    store.announce_rank(0)
+    opened, number, reached = len(os.listdir("/proc/self/fd")), 0, True
+    while reached:
+        number += 1
+        at = At(number, interrupt)
+        with suppress(KeyboardInterrupt, StoreTimeoutError), at:
+            way.meet(store, 0, 2, 0.003)
+        reached = at.reached
+        nothing_is_left(store)
+        assert other.add("others", 1) == number, at.where
+        assert (other.get(way.arrivals) if other.check([way.arrivals]) else b"") in (
+            b"",
+            b"1",
+            b"0/2 ",
+            b"0/2 -0/2 ",
+        ), at.where
+        other.delete_key(way.arrivals)
+    assert len(os.listdir("/proc/self/fd")) == opened
+    assert number > 30
+
+
+@every_way
+def test_last_arrival_that_is_interrupted_at_any_point_is_whole_or_can_be_completed(
+    way: Way, path: Path, store: FileStore, other: FileStore
+) -> None:
+    store.announce_rank(1)
+    number, reached = 0, True
+    while reached:
+        number += 1
+        with suppress(StoreTimeoutError):
+            way.meet(other, 0, 2, 0.0)
+        if way.name != "count":
+            other.set(way.arrivals, "0/2 ")
+        at = At(number, interrupt)
+        with suppress(KeyboardInterrupt), at:
+            way.meet(store, 1, 2, HANG_S)
+        reached = at.reached
+        arrived, done = way.arrived(other), other.check([way.done])
+        assert arrived == 2 or not done, at.where
+        if not reached:
+            assert done
+        elif way.name != "count":
+            with suppress(FscoordError):
+                way.meet(store, 1, 2, 0.0)
+            assert other.check([way.done]), at.where
+        for key in (way.arrivals, way.done):
+            other.delete_key(key)
+    nothing_is_left(store)
+    assert number > 30
+
+
+@every_way
+def test_fork_beside_a_thread_that_sleeps_leaves_both_usable(way: Way, path: Path, store: FileStore) -> None:
+    thread = sleep_in_thread(way, store, 0, 2)
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            signal.alarm(HANG_S)
+            way.meet(store, 1, 2, HANG_S)
+            status = 0
+        finally:
+            os._exit(status)
+    passes_soon(thread)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert way.arrived(store) == 2
+
+
+def meet_in_task(way: Way, store: FileStore, rank: int, limit: float) -> Any:
+    place = PrefixStore("p", store) if way.name == "view" else store
+    tasks = AsyncStore(place)
+    if way.name == "count":
+        return tasks.barrier("b", 2, limit)
+    from fscoord import aio
+
+    return aio.barrier(tasks, 2, "b", limit, rank=rank)
+
+
+@every_way
+def test_task_that_is_cancelled_at_a_barrier_has_arrived_and_leaves_no_waiter(
+    way: Way, store: FileStore, other: FileStore
+) -> None:
+    async def come_and_leave() -> None:
+        task = asyncio.ensure_future(meet_in_task(way, store, 0, HANG_S))
+        while not way.arrived(other):
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(come_and_leave())
+    way.meet(other, 1, 2, 0.0)
+    assert other.check([way.done])
+    assert not [waiter for each in store._notifiers for waiter in each._waiters]
+
+
+@every_way
+def test_task_is_woken_by_the_last_arrival(way: Way, store: FileStore, other: FileStore) -> None:
+    async def come() -> float:
+        task = asyncio.ensure_future(meet_in_task(way, store, 0, HANG_S))
+        while not way.arrived(other):
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(way.meet, other, 1, 2, HANG_S)
+        started = time.monotonic()
+        await task
+        return time.monotonic() - started
+
+    assert asyncio.run(come()) < SOON_S
+
+
+# Who reads the events
+
+
+def test_event_that_is_read_by_a_thread_that_is_interrupted_is_not_lost(
+    store: FileStore, other: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler may raise after the read of the event, and before anybody was woken by it."""
+    first = sleep_in_thread(WAYS[0], store, 0, 2)
+    watch: Any = watcher_of(store)
+    events, raised = watch._events, threading.Event()
+    wait = events.wait
+
+    def wait_and_be_interrupted(seconds: float) -> bool:
+        found = bool(wait(seconds))
+        if found and not raised.is_set():
+            raised.set()
+            raise KeyboardInterrupt
+        return found
+
+    events.wait = wait_and_be_interrupted
+    events.interrupt()  # so that the thread that reads now reads anew
+    with pytest.raises(KeyboardInterrupt):
+        first.join()
+    raised.clear()
+    store.delete_key("b/num_members")
+    threads = [start_thread(WAYS[1].meet, store, rank, 3, None) for rank in (0, 1)]
+    until(lambda: asleep(store) == 2)
+    barrier(other, 3, "b", HANG_S, rank=2)
+    started, interrupted = time.monotonic(), 0
+    for thread in threads:
+        try:
+            thread.join()
+        except KeyboardInterrupt:
+            interrupted += 1
+    assert interrupted == 1
+    assert time.monotonic() - started < SOON_S, "the event was lost"
+    assert steps.barrier
