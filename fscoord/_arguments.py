@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from functools import lru_cache
 
 from fscoord.errors import LimitExceededError, StoreTimeoutError
 
@@ -301,6 +302,7 @@ def to_seconds(timeout: object) -> float:
     return value
 
 
+@lru_cache(maxsize=64)
 def to_timedelta(value: float) -> timedelta:
     """Return `value` seconds as a `timedelta`, or ``timedelta.max`` if a `timedelta` can't hold so many seconds."""
     try:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
@@ -422,7 +422,9 @@ class Store(ABC):
         if is_last:
             self.set(request.done, b"1")
         else:
-            yield WaitRequest(KEYS, [request.done], request.timeout, slow_logger=request.slow_logger)
+            make = request.new_slow_logger
+            slow_logger = None if make is None else make(system.time.monotonic())
+            yield WaitRequest(KEYS, [request.done], request.timeout, slow_logger=slow_logger)
         return None
 
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: Any) -> Wait[Any] | None:  # noqa: ARG002 - see there
@@ -545,7 +547,8 @@ def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
             else:
                 request = steps.send(answer)
     except StopIteration as end:
-        return cast(T, end.value)
+        result: T = end.value
+        return result
     finally:
         # Closed here, and not when it is collected: its `finally` blocks release what the generator has acquired. An
         # exception that the caller keeps also keeps this frame, and the frame keeps the generator.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from fscoord._log.access.local import PATH_CHECK_S, Access, LocalAccess
 from fscoord._log.access.mount import DIRECT, LOCAL, Mount, find_mount
@@ -164,10 +164,17 @@ class Log:
 
     # -- a read, and a transaction ---------------------------------------------------------------------------------
 
-    def refresh(self, limit: float) -> None:
+    def refresh(self, limit: float, answer: Callable[[], Any] | None = None) -> Any:
         """Apply every record that is complete by now, without the log's lock if the mount allows that.
 
         The read is repeated under the lock if the bytes look damaged, or if the mount has no other coherent read.
+
+        Args:
+            limit: how long to wait for the log's lock if it is needed, in seconds.
+            answer: called after the read under the same hold of the mutex, as by `inspect`. It makes no system call.
+
+        Returns:
+            The result of `answer`, or None.
 
         Raises:
             StoreGoneError: the file was deleted, replaced or truncated.
@@ -194,7 +201,7 @@ class Log:
                 while self._read():
                     self.follower.follow()
                 handle.recovery = 0
-                return
+                return None if answer is None else answer()
             except NeedsLock:
                 pass
             except FscoordError:
@@ -206,6 +213,7 @@ class Log:
             finally:
                 shared.is_inside = False
         self.refresh_locked(limit)
+        return None if answer is None else self.inspect(answer)
 
     def refresh_locked(self, limit: float) -> None:
         """Do what `refresh` does, under the lock, so that a verdict of damage is final."""
@@ -328,8 +336,9 @@ class Log:
         if handle.offset + len(value) >= handle.compact_at and self.compactor.compact_if_due(len(value)):
             return MOVED
         if kind == SEVERAL:
-            for a_record in cast("list[tuple[int, bytes, bytes]]", value):
-                self._append(*a_record, session)
+            several: Any = value
+            for each_kind, each_key, each_value in several:
+                self._append(each_kind, each_key, each_value, session)
             return result
         self._append(kind, key, value, session)
         return result

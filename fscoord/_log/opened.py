@@ -50,10 +50,10 @@ class WatchedLog(Log):
         super().__init__(path, *arguments)
         self._call = KernelCall(path)
 
-    def refresh(self, limit: float) -> None:
+    def refresh(self, limit: float, answer: Callable[[], Any] | None = None) -> Any:
         """See `Log.refresh`."""
         with self._call:
-            super().refresh(limit)
+            return super().refresh(limit, answer)
 
     def update(self, kind: int, key: bytes, value: bytes, decide: Decide | None, limit: float) -> Any:
         """See `Log.update`."""

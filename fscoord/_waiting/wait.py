@@ -85,7 +85,8 @@ class ArrivalRequest(NamedTuple):
         judge: returns, for the new value of `key`, whether this arrival is the last, which sets `done`; None if the
             caller must decide. It is called under the lock of the store, so it must not use the store.
         timeout: the longest wait for `done`, in seconds. The timeout of the store limits the write.
-        slow_logger: logs warnings if the wait is long. None: the store logs its own warnings.
+        new_slow_logger: returns the logger of the warnings about a long wait, given the time when the wait began. None:
+            the store logs its own warnings.
 
     The answer is the new value of `key` if `judge` returned None. Otherwise the answer is None, when `done` is set.
     """
@@ -96,7 +97,7 @@ class ArrivalRequest(NamedTuple):
     done: bytes
     judge: Callable[[bytes], bool | None]
     timeout: float
-    slow_logger: SlowWaitLogger | None = None
+    new_slow_logger: Callable[[float], SlowWaitLogger] | None = None
 
 
 Request = WaitRequest | BarrierRequest | ArrivalRequest

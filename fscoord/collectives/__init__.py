@@ -113,9 +113,11 @@ def barrier(
             about `world_size`, or `rank` is not below it.
         ValueError: a decoder or `fail_fast` is given without `rank`.
     """
-    prefix = key_given(key, "key_prefix", key_prefix)
-    limit = timeout_given(timeout, "barrier_timeout", barrier_timeout)
-    arguments = (world_size, prefix, limit, rank, rank_tracing_decoder, trace_timeout)
+    if key is not None or key_prefix is None:
+        key_prefix = key_given(key, "key_prefix", key_prefix)
+    if timeout is not None:
+        barrier_timeout = timeout_given(timeout, "barrier_timeout", barrier_timeout)
+    arguments = (world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
     run_blocking(store, steps.barrier(store, *arguments, fail_fast=fail_fast))
 
 

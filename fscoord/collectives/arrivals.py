@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fscoord._arguments import MalformedText, check_int64, check_positive, key_bytes, key_text, parse_uint63
+from fscoord._arguments import INT64_MAX, MalformedText, check_int64, check_positive, key_bytes, key_text, parse_uint63
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
@@ -220,6 +220,8 @@ class Attempt(NamedTuple):
 
 def check_rank(rank: int, world_size: int) -> None:
     """Raise `BarrierError` unless `rank` is between 0 and `world_size` - 1."""
+    if rank.__class__ is int and world_size.__class__ is int and 0 <= rank < world_size <= INT64_MAX:
+        return  # the usual case, without a call
     check_positive("world_size", world_size)
     if not 0 <= check_int64("rank", rank) < world_size:
         raise BarrierError(f"rank {rank} is not one of {world_size}: ranks go from 0 to world_size - 1")
@@ -260,16 +262,9 @@ class Arrivals:
     def arrive_and_wait(self) -> WaitSteps[None]:
         """Append this rank's arrival, and wait until all ranks have arrived. Errors as in `arrive`."""
         self._store.announce_rank(self._call.rank)
-        slow_logger = SlowWaitLogger(__name__, self._progress)
-        text = yield ArrivalRequest(
-            APPEND,
-            key_bytes(self._arrivals),
-            self._own,
-            key_bytes(self._complete),
-            self._is_last,
-            self._call.left(),
-            slow_logger,
-        )
+        arrivals, complete = key_bytes(self._arrivals), self._complete
+        left = self._call.left()
+        text = yield ArrivalRequest(APPEND, arrivals, self._own, complete, self._is_last, left, self._new_slow_logger)
         if text is not None and not self._arrive_among(self._events(text)):
             yield from self.wait()
 
@@ -305,6 +300,9 @@ class Arrivals:
         """Wait until all ranks have arrived."""
         slow_logger = SlowWaitLogger(__name__, self._progress)
         yield WaitRequest(KEYS, [self._complete], self._call.left(), slow_logger=slow_logger)
+
+    def _new_slow_logger(self, started: float) -> SlowWaitLogger:
+        return SlowWaitLogger(__name__, self._progress, started)
 
     def _progress(self) -> str:
         missing, size = self.missing(), self._call.world_size

@@ -42,7 +42,7 @@ def barrier(
     check_rank(rank, world_size)
     prefix, trace_s = key_bytes(key_prefix), to_seconds(trace_timeout)
     call = Attempt(prefix, rank, world_size, limit, start, trace_s, rank_tracing_decoder)
-    arrivals = Arrivals(store, call.prefix, call)
+    arrivals = Arrivals(store, prefix, call)
     try:
         if fail_fast:
             arrivals.arrive()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from fscoord._log.locking.process_mutex import LogKey
 from fscoord._log.wakeup.doorbell import Doorbell
@@ -228,38 +228,30 @@ class ChangeWatcher:
     def block(self, sleeper: Sleeper, seconds: float) -> None:
         """Sleep in this thread until `sleeper` is woken, or for `seconds`. Read the events if no other thread does."""
         events = self._events
-        if (
-            events is None
-            or not events.is_pollable
-            or self._is_loop_driven
-            or not self._read_events(events, sleeper, seconds)
-        ):
-            cast(system.AutoResetEvent, sleeper.waker).wait(seconds)
-
-    def _read_events(self, events: Any, sleeper: Sleeper, seconds: float) -> bool:
-        """Wait for an event. Return False if another thread reads the events.
-
-        That thread then wakes this thread, or leaves the reading to this thread.
-        """
-        try:
-            if not self._reader_mutex.acquire(blocking=False):
-                return False
-            # The thread that was the reader until now may have read the event for this sleeper. Without a check after
-            # the mutex is taken, the sleeper would sleep through to its next poll.
-            if not sleeper.is_rung() and events.wait(seconds):
-                self._dispatch(events, sleeper)
-            return True
-        finally:
+        if events is not None and events.is_pollable and not self._is_loop_driven:
             try:
-                self._reader_mutex.release()
-            except RuntimeError as error:  # another thread holds it
-                raise_if_foreign(error)
+                if self._reader_mutex.acquire(blocking=False):
+                    # The thread that was the reader until now may have read the event for this sleeper. Without a
+                    # check after the mutex is taken, the sleeper would sleep through to its next poll.
+                    if not sleeper.is_rung() and events.wait(seconds):
+                        self._dispatch(events, sleeper)
+                    return
+            finally:
+                try:
+                    self._reader_mutex.release()
+                except RuntimeError as error:  # another thread holds it
+                    raise_if_foreign(error)
+        # The thread that reads the events wakes this thread, or leaves the reading to this thread.
+        waker: Any = sleeper.waker
+        waker.wait(seconds)
 
     def _dispatch(self, events: Any, reader: Sleeper | None = None) -> None:
         """Wake, after an event, the sleepers whose keys were written. The `reader` itself is awake."""
         self.event_count += 1
         if events.processes:
             self.deaths += events.reap_exited()
+        if reader is not None and len(self._sleeping) == 1:
+            return
         for other in list(self._sleeping):
             if other is not reader and other.is_rung():
                 other.waker.set()

@@ -312,5 +312,5 @@ class FileStore(Sessions):
 
     def _look(self, limit: float, answer: Callable[[], T]) -> T:
         """Read what is new in the log, and return the result of `answer` on the state of the store at one moment."""
-        self._log.refresh(limit)
-        return self._log.inspect(answer)
+        result: T = self._log.refresh(limit, answer)
+        return result

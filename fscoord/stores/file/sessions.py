@@ -55,7 +55,10 @@ class Sessions(Store):
     def announce_rank(self, rank: int) -> None:
         """See `Store.announce_rank`. The call writes a record, unless the rank is recorded already."""
         log = self._log
-        if not log.read_only and not log.has_announced(check_int64("rank", rank)):
+        if rank.__class__ is int and log.has_announced(rank):
+            return
+        check_int64("rank", rank)
+        if not log.read_only:
             log.refresh(self._timeout)
             log.register(self._timeout, rank)
 
@@ -139,7 +142,7 @@ class Sessions(Store):
 
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: ChangeNotifier) -> Wait[Any]:
         condition = Arrival(self._log, self._state, request, self._timeout, self._notifier.notify)
-        return FileWait(notifier, condition, request.timeout, request.slow_logger)
+        return FileWait(notifier, condition, request.timeout)
 
     def _wait_for_change(self, known: object, timeout: float) -> object:
         """See `Store._wait_for_change`. `known` is a position in the log, and each later record is a change."""

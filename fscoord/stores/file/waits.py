@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
@@ -16,7 +16,7 @@ from fscoord._log.recovery import CLOSED
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
-from fscoord._waiting.timing import SlowWaitLogger
+from fscoord._waiting.timing import FIRST_S, SlowWaitLogger
 from fscoord._waiting.wait import COUNT, ITEM, NOT_YET, VALUES, ArrivalRequest, NotYet, WaitRequest, Waker
 from fscoord.errors import LimitExceededError
 from fscoord.stores.file.death_watch import DeathWatch
@@ -54,14 +54,12 @@ class Condition(ABC, Generic[T]):
     arms_wait = False
     """Whether the first look changes the store, and arms the wait itself, under the log's lock; see `Arrival`."""
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self.missing: list[bytes] = []
-        self.death_watch: DeathWatch | None = None
+    death_watch: DeathWatch | None = None
+    missing: Sequence[bytes] = ()
+    _log: Log
 
-    @property
     def is_closed(self) -> bool:
-        """Whether the handle is closed, so that the next look raises an error."""
+        """Return whether the handle is closed, so that the next look raises an error."""
         return bool(self._log.handle.recovery & CLOSED)
 
     @abstractmethod
@@ -72,7 +70,11 @@ class Condition(ABC, Generic[T]):
         """End the wait at its deadline, after `waited` seconds: raise `StoreTimeoutError`, or return an answer."""
         raise missing_error(self._log.path, self.what, self.missing, waited)
 
-    def describe(self) -> str:
+    def new_slow_logger(self, started: float) -> SlowWaitLogger:
+        """Return the logger of the warnings about a wait that began at `started`, by the monotonic clock."""
+        return SlowWaitLogger(__name__, self._describe, started)
+
+    def _describe(self) -> str:
         """Return the text that names the missing keys in warnings."""
         return f"{self.what} {key_names(self.missing)} in {self._log.path}"
 
@@ -99,9 +101,10 @@ class FileWait(Generic[T]):
     ) -> None:
         self._notifier = notifier
         self._condition = condition
-        self._started = system.time.monotonic()
-        self._deadline = self._started + timeout
+        self._started = now = system.time.monotonic()
+        self._deadline = now + timeout
         self._slow_logger = slow_logger
+        self._warns_at = 0.0 if slow_logger is not None else now + FIRST_S
         self._waiter: Waiter | None = None
         self._has_looked = False
         self._armed_for: bytes | None = None  # the key whose ring ends the next sleep
@@ -116,9 +119,10 @@ class FileWait(Generic[T]):
         waiter = self._waiter
         if waiter is None:
             is_early = not self._has_looked
-            is_over = self._condition.is_closed or system.time.monotonic() >= self._deadline
-            if is_over or (is_early and not self._condition.arms_wait):
-                return  # there will be no sleep, or it is too early to say
+            if is_early and not self._condition.arms_wait:
+                return  # too early to say whether there will be a sleep
+            if system.time.monotonic() >= self._deadline or (is_early and self._condition.is_closed()):
+                return  # there will be no sleep
             death_watch = self._condition.death_watch
             if death_watch is None:
                 waiter = self._notifier.new_waiter(self._deadline)
@@ -143,8 +147,9 @@ class FileWait(Generic[T]):
 
     def look(self) -> T | NotYet:
         """See `Wait.look`."""
-        left = self._deadline - system.time.monotonic()
-        found = self._condition.look(max(left, 0.0))
+        now = system.time.monotonic()
+        left = self._deadline - now
+        found = self._condition.look(left if left > 0 else 0.0)
         self._has_looked = True
         if self._waiter is not None:
             self._notifier.after_look(self._waiter)
@@ -155,9 +160,9 @@ class FileWait(Generic[T]):
             # would keep the waiter.
             self.close()
             return self._condition.give_up(system.time.monotonic() - self._started)
-        if self._slow_logger is None and self._condition.is_logged:
-            self._slow_logger = SlowWaitLogger(__name__, self._condition.describe, self._started)
-        if self._slow_logger is not None:
+        if now >= self._warns_at and self._condition.is_logged:
+            if self._slow_logger is None:
+                self._slow_logger = self._condition.new_slow_logger(self._started)
             self._slow_logger.warn_if_due()
         return NOT_YET
 
@@ -225,7 +230,7 @@ class _KeyCondition(Condition[T]):
     """A condition on several keys."""
 
     def __init__(self, log: Log, state: KeyValueState, keys: list[bytes]) -> None:
-        super().__init__(log)
+        self._log = log
         self._state = state
         self._keys = keys
 
@@ -237,8 +242,7 @@ class _Keys(_KeyCondition["list[int]"]):
     """
 
     def look(self, timeout: float) -> list[int] | NotYet:
-        self._log.refresh(timeout)
-        self.missing = self._log.inspect(lambda: self._state.missing(self._keys))
+        self.missing = self._log.refresh(timeout, lambda: self._state.missing(self._keys))
         if not self.missing:
             return []
         death_watch = self.death_watch
@@ -261,7 +265,7 @@ class _Item(Condition[bytes]):
     what = "a value in queue"
 
     def __init__(self, log: Log, state: KeyValueState, name: bytes) -> None:
-        super().__init__(log)
+        self._log = log
         self._state = state
         self.missing = [name]
 
@@ -297,7 +301,7 @@ class Arrival(Condition["bytes | None"]):
         write_timeout: float,
         notify: Callable[[Iterable[bytes]], None],
     ) -> None:
-        super().__init__(log)
+        self._log = log
         self._state = state
         self._request = request
         self._write_timeout = write_timeout
@@ -306,11 +310,14 @@ class Arrival(Condition["bytes | None"]):
         self.missing = [request.done]
         self.arm: Callable[[], None] = _nothing
 
+    def new_slow_logger(self, started: float) -> SlowWaitLogger:
+        make = self._request.new_slow_logger or super().new_slow_logger
+        return make(started)
+
     def look(self, timeout: float) -> bytes | NotYet | None:
         request, log = self._request, self._log
         if self._has_arrived:
-            log.refresh(timeout)
-            return None if log.inspect(lambda: self._state.has(request.done)) else NOT_YET
+            return None if log.refresh(timeout, lambda: self._state.has(request.done)) else NOT_YET
         kind = record.ADD if request.kind == COUNT else record.APPEND
         answer: bytes | NotYet | None
         answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout)
@@ -348,7 +355,7 @@ class AnyChange(Condition["tuple[int, int]"]):
     is_logged = False
 
     def __init__(self, log: Log, known: object) -> None:
-        super().__init__(log)
+        self._log = log
         self._known = known
         self._position = (0, 0)
         self.missing = [b""]
