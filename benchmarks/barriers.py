@@ -70,7 +70,7 @@ def measure(settings: Settings) -> Iterator[Row]:
         rounds = settings.rounds(5 if size <= 32 else 3)
         found, missing = take_turns(
             settings,
-            [kind for kind in KINDS if size <= PEERS_MAX or KINDS[kind] == OURS and kind != FLOOR],
+            [kind for kind in KINDS if size <= PEERS_MAX or (KINDS[kind] == OURS and kind != FLOOR)],
             rounds,
             lambda kind, size=size: once(kind, size, settings),
             f"barrier of {size} processes",
