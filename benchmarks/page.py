@@ -131,26 +131,29 @@ def budgets(run: Run) -> str:
     """Return the table of budgets."""
     return table(
         ("work", "fscoord", "peer", "ratio", "budget", "met?"),
-        [_budget(line, [run.rows[work] for work in line.works if work in run.rows]) for line in LINES],
+        [_budget(line, run) for line in LINES],
     )
 
 
-def _budget(line: Line, rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+def _budget(line: Line, run: Run) -> tuple[str, ...]:
     ours, theirs, ratios, verdicts = [], [], [], []
-    for row in rows:
-        mine = row["values"].get(line.of)
+    unit = ""
+    for work in line.works:
+        row = run.rows.get(work, {"values": {}, "budgets": []})
         found = [each for each in row["budgets"] if each["of"] == line.of and each["peer"] == line.peer]
-        if mine is None or not found or found[0]["met"] is None:
+        if line.of not in row["values"] or not found or found[0]["met"] is None:
+            for cell in (ours, theirs, ratios):
+                cell.append("-")
             continue
+        unit = row["unit"]
+        mine = row["values"][line.of]
         other = row["values"][line.peer] if line.peer else found[0]["limit"]
         ours.append(figure(mine))
         theirs.append(figure(other))
         ratios.append(figure(mine / other if line.longer or row["more_is_better"] else other / mine))
         verdicts.append(found[0]["met"])
-    if not ours:
-        return (line.title, "", line.peer, "", line.budget, "not measured")
-    unit = rows[0]["unit"]
     met = "yes" if all(verdicts) else "**no**" if not any(verdicts) else f"{sum(verdicts)} of {len(verdicts)}"
+    met = met if verdicts else "not measured"
     if not line.peer:
         limits = " / ".join(dict.fromkeys(theirs))
         return (line.title, f"{' / '.join(ours)} {unit}", "", "", f"{line.budget} {limits} {unit}", met)
