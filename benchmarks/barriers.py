@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -72,7 +73,7 @@ def measure(settings: Settings) -> Iterator[Row]:
             settings,
             [kind for kind in KINDS if size <= PEERS_MAX or (KINDS[kind] == OURS and kind != FLOOR)],
             rounds,
-            lambda kind, size=size: once(kind, size, settings),
+            partial(once, size=size, settings=settings),
             f"barrier of {size} processes",
             {FLOOR: bell.lacks(size)},
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from benchmarks import crew
@@ -43,7 +44,7 @@ def measure(settings: Settings) -> Iterator[Row]:
             settings,
             (OURS, TORCH_FILE, TORCH_TCP),
             rounds,
-            lambda store, size=size: once(store, size, settings),
+            partial(once, size=size, settings=settings),
             f"contended add, {size} processes",
         )
         work = f"add, {size} processes at once"

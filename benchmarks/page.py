@@ -24,7 +24,7 @@ from benchmarks.wakeup import BARE
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "performance.md"
-PICTURE = DOCS / "drawings" / "cost_per_rank.svg"
+PICTURE = DOCS / "pictures" / "cost_per_rank.svg"
 MARKED = re.compile(r"(<!-- (\w+): from the results -->\n).*?(<!-- end -->)", re.DOTALL)
 
 BARRIER_RANKS = 128
@@ -136,7 +136,10 @@ def budgets(run: Run) -> str:
 
 
 def _budget(line: Line, run: Run) -> tuple[str, ...]:
-    ours, theirs, ratios, verdicts = [], [], [], []
+    ours: list[str] = []
+    theirs: list[str] = []
+    ratios: list[str] = []
+    verdicts: list[bool] = []
     unit = ""
     for work in line.works:
         row = run.rows.get(work, {"values": {}, "budgets": []})
