@@ -219,7 +219,15 @@ class Log:
         """Do what `refresh` does, under the lock, so that a verdict of damage is final."""
         self.update(0, b"", b"", None, limit)
 
-    def update(self, kind: int, key: bytes, value: bytes, decide: Decide | None, limit: float) -> Any:
+    def update(
+        self,
+        kind: int,
+        key: bytes,
+        value: bytes,
+        decide: Decide | None,
+        limit: float,
+        appended: Callable[[], None] | None = None,
+    ) -> Any:
         """Run one transaction: lock, read to the end, decide, append one record, unlock.
 
         Args:
@@ -229,6 +237,7 @@ class Log:
             decide: called after the handle has read to the end; returns the record to append in place of the given one.
                 None: the given record is appended.
             limit: how long to wait for the lock, in seconds.
+            appended: called after the append, while the lock is still held, so that no process can append meanwhile.
 
         Returns:
             The result of `decide`, or None.
@@ -250,7 +259,9 @@ class Log:
                 system.recover_from_fork()
             shared = handle.shared
             mutex = shared.mutex
-            first: BaseException | None = None  # the exception of the transaction, in case the unlock fails too
+            # The exception of the transaction, in case the unlock fails too; and the error that ended the attempt.
+            first: BaseException | None = None
+            cause: OSError | None = None
             with mutex:
                 if shared.is_inside:
                     raise self._entered_twice()
@@ -271,7 +282,7 @@ class Log:
                             handover.release()
                         # Set before the first read of this pass, as in `refresh`.
                         handle.recovery = POSITION
-                        result = self._update_locked(kind, key, value, decide)
+                        result = self._update_locked(kind, key, value, decide, appended)
                         if result is MOVED:
                             handle.recovery = POSITION
                             continue
@@ -302,14 +313,16 @@ class Log:
                     raise
                 finally:
                     shared.is_inside = False
-                    first = None  # break the reference cycle of the error's traceback and this frame
+                    first = cause = None  # break the reference cycle of the error's traceback and this frame
             if not attempt:
                 started = system.time.monotonic()
             attempt += 1
             self._wait_for_lock(attempt, started, max(limit, LOCK_GRACE_S))
             left = limit - (system.time.monotonic() - started)
 
-    def _update_locked(self, kind: int, key: bytes, value: bytes, decide: Decide | None) -> Any:
+    def _update_locked(
+        self, kind: int, key: bytes, value: bytes, decide: Decide | None, appended: Callable[[], None] | None
+    ) -> Any:
         """Catch up, decide and append, under the lock. Return `MOVED` if the log continues in another file."""
         if self._catch_up():
             self.follower.follow()
@@ -341,6 +354,8 @@ class Log:
                 self._append(each_kind, each_key, each_value, session)
             return result
         self._append(kind, key, value, session)
+        if appended is not None:
+            appended()
         return result
 
     def inspect(self, answer: Callable[[], T]) -> T:

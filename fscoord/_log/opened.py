@@ -55,10 +55,18 @@ class WatchedLog(Log):
         with self._call:
             return super().refresh(limit, answer)
 
-    def update(self, kind: int, key: bytes, value: bytes, decide: Decide | None, limit: float) -> Any:
+    def update(
+        self,
+        kind: int,
+        key: bytes,
+        value: bytes,
+        decide: Decide | None,
+        limit: float,
+        appended: Callable[[], None] | None = None,
+    ) -> Any:
         """See `Log.update`."""
         with self._call:
-            return super().update(kind, key, value, decide, limit)
+            return super().update(kind, key, value, decide, limit, appended)
 
     def _wait_for_lock(self, attempt: int, started: float, limit: float) -> None:
         self._call.end()  # the wait below has a deadline, so it can't hang

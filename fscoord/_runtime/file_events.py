@@ -1,12 +1,15 @@
 """Events of the file system, from inotify(7) or, on platforms without it, from an `Observer` of watchdog.
 
-The waiting thread itself reads the events of inotify. No other module imports watchdog. watchdog's bindings of inotify
-are not a documented API, so its version is bounded. If the bindings fail, waiters poll.
+A process that gets no inotify instance can read a FIFO, if the writers of the file signal that FIFO.
+
+The waiting thread itself reads the events of inotify and of a FIFO. No other module imports watchdog. watchdog's
+bindings of inotify are not a documented API, so its version is bounded. If the bindings fail, waiters poll.
 """
 
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from itertools import starmap
@@ -18,6 +21,8 @@ from fscoord._runtime.interrupts import raise_if_foreign
 LOG_CHANGED = 0x0002 | 0x0004 | 0x0400 | 0x0800  # IN_MODIFY, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF: inotify(7)
 BELL_RUNG = 0x0004 | 0x0400 | 0x0800
 
+EXHAUSTED = frozenset((system.errno.EMFILE, system.errno.ENOSPC))
+"""The errors of a user or process that has used up its inotify instances, watches or descriptors (inotify(7))."""
 PROCESSES_MAX = 256
 """The most processes that one instance watches. Each process needs a descriptor."""
 
@@ -43,10 +48,10 @@ def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
     return Inotify(path, mask) if system.has_inotify() else ObserverSource(path, wake)
 
 
-class Inotify:
-    """An inotify instance with one watch, read by the waiting threads.
+class PollableSource(ABC):
+    """The common part of the sources of events that the waiting threads read: interruptions and the ends of processes.
 
-    Several threads use one instance at the same time, without a lock. With a lock, a signal handler that waits would
+    Several threads use one source at the same time, without a lock. With a lock, a signal handler that waits would
     deadlock if it interrupted a wait that holds the lock. So every change of shared data is one operation on a dict or
     a set.
 
@@ -56,73 +61,28 @@ class Inotify:
 
     is_pollable = True
 
-    def __init__(self, path: str, mask: int) -> None:
-        inotify_c = system.import_uninterrupted("watchdog.observers.inotify_c")
-        ctypes = system.import_uninterrupted("ctypes")
-        if not (hasattr(inotify_c, "inotify_init") and hasattr(inotify_c, "inotify_add_watch")):
-            raise OSError(system.errno.ENOSYS, "this watchdog has no bindings of inotify")
+    def __init__(self) -> None:
         if not hasattr(system.os, "eventfd"):
             raise OSError(system.errno.ENOSYS, "this Python has no eventfd(2)")
-
         self._descriptors = descriptors = system.Descriptors()
         self._close = weakref.finalize(self, system.close_all, system.os.close, descriptors)
         self._close.atexit = False
         self.processes: dict[int, int] = {}
         self._epolls: dict[str, Any] = {}
-        self._is_complete = False  # whether `_poll` includes the epoll
+        self._is_complete = False  # whether `wait` also waits for the epoll of the pidfds
         _instances.add(self)
         # One chain of C calls opens and records each descriptor: rule 1 in `interrupts`.
         descriptors.update(map(system.os.eventfd, (0,), (system.os.EFD_CLOEXEC | system.os.EFD_NONBLOCK,)))
         (self._interruptions,) = descriptors
-        descriptors.update(starmap(inotify_c.inotify_init, ((),)))
-        fd = next(iter(descriptors - {self._interruptions}))  # no other thread uses the instance yet
-        if fd < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_instances")
-        system.os.set_inheritable(fd, False)
-        system.os.set_blocking(fd, False)
-        if inotify_c.inotify_add_watch(fd, system.os.fsencode(path), mask) < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_watches")
-        self._sources = (fd, self._interruptions)
-        self._poll = self._make_poll()
 
     @property
     def _pidfds(self) -> Any:
         """The epoll(7) of the pidfds; None before the first process is watched."""
         return self._epolls.get("pidfds")
 
-    def _make_poll(self) -> Any:
-        poll = system.select.poll()
-        for fd in self._sources:
-            poll.register(fd, system.select.POLLIN)
-        if self._pidfds is not None:
-            poll.register(self._pidfds.fileno(), system.select.POLLIN)
-        return poll
-
-    def wait(self, limit: float) -> bool:
-        """Wait for an event or a call of `interrupt`, at most `limit` seconds; return whether one came."""
-        try:
-            ready = self._poll.poll(limit * 1000)
-        except RuntimeError as error:  # a signal handler waits, and has interrupted its thread in this call
-            raise_if_foreign(error)
-            ready = self._make_poll().poll(limit * 1000)
-        for fd, _ in ready:
-            if fd in self._sources:
-                try:
-                    system.os.read(fd, 4096)
-                except BlockingIOError as error:  # another thread has read it
-                    raise_if_foreign(error)
-        return bool(ready)
-
-    def descriptors(self) -> list[int]:
-        """Return the descriptors for which `wait` waits. It returns at once while one of them is readable.
-
-        After `close` the list is empty.
-        """
-        if not self._close.alive:
-            return []
-        return [*self._sources, *([self._pidfds.fileno()] if self._pidfds is not None else [])]
+    @abstractmethod
+    def _include_pidfds(self) -> None:
+        """Make `wait` wait for the epoll of the pidfds, too. Two threads may call this method at the same time."""
 
     def watch_process(self, pid: int) -> bool:
         """Watch process `pid`, so that its end also ends `wait`.
@@ -141,9 +101,8 @@ class Inotify:
         try:
             pidfds = self._epolls.get("pidfds") or self._epolls.setdefault("pidfds", system.select.epoll())
             if not self._is_complete:
-                self._poll = self._make_poll()
+                self._include_pidfds()
                 self._is_complete = True
-                self.interrupt()  # threads that wait now wait without the epoll
             fd = self._open_process(pid)
         except OSError as error:
             raise_if_foreign(error)
@@ -198,13 +157,122 @@ class Inotify:
     def close(self) -> None:
         """Close all descriptors."""
         self._close()
-        if self._pidfds is not None:
-            self._pidfds.close()
+        self.after_fork()
 
     def after_fork(self) -> None:
-        """Close the epoll in a forked child. Another step closes the descriptors (`system.Descriptors`)."""
+        """Close the epolls in a forked child. Another step closes the descriptors (`system.Descriptors`)."""
+        for epoll in list(self._epolls.values()):
+            epoll.close()
+
+
+class Inotify(PollableSource):
+    """An inotify instance with one watch, read by the waiting threads."""
+
+    def __init__(self, path: str, mask: int) -> None:
+        inotify_c = system.import_uninterrupted("watchdog.observers.inotify_c")
+        ctypes = system.import_uninterrupted("ctypes")
+        if not (hasattr(inotify_c, "inotify_init") and hasattr(inotify_c, "inotify_add_watch")):
+            raise OSError(system.errno.ENOSYS, "this watchdog has no bindings of inotify")
+        super().__init__()
+        try:
+            descriptors = self._descriptors
+            descriptors.update(starmap(inotify_c.inotify_init, ((),)))
+            fd = next(iter(descriptors - {self._interruptions}))  # no other thread uses the instance yet
+            if fd < 0:
+                number = ctypes.get_errno()
+                raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_instances")
+            system.os.set_inheritable(fd, False)
+            system.os.set_blocking(fd, False)
+            if inotify_c.inotify_add_watch(fd, system.os.fsencode(path), mask) < 0:
+                number = ctypes.get_errno()
+                raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_watches")
+        except OSError:  # the error keeps the object alive while the caller looks for another source
+            self._close()
+            raise
+        self._sources = (fd, self._interruptions)
+        self._poll = self._make_poll()
+
+    def _make_poll(self) -> Any:
+        poll = system.select.poll()
+        for fd in self._sources:
+            poll.register(fd, system.select.POLLIN)
         if self._pidfds is not None:
-            self._pidfds.close()
+            poll.register(self._pidfds.fileno(), system.select.POLLIN)
+        return poll
+
+    def _include_pidfds(self) -> None:
+        self._poll = self._make_poll()
+        self.interrupt()  # threads that wait now wait without the epoll
+
+    def wait(self, limit: float) -> bool:
+        """Wait for an event or a call of `interrupt`, at most `limit` seconds; return whether one came."""
+        try:
+            ready = self._poll.poll(limit * 1000)
+        except RuntimeError as error:  # a signal handler waits, and has interrupted its thread in this call
+            raise_if_foreign(error)
+            ready = self._make_poll().poll(limit * 1000)
+        for fd, _ in ready:
+            if fd in self._sources:
+                try:
+                    system.os.read(fd, 4096)
+                except BlockingIOError as error:  # another thread has read it
+                    raise_if_foreign(error)
+        return bool(ready)
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors for which `wait` waits. It returns at once while one of them is readable.
+
+        After `close` the list is empty.
+        """
+        if not self._close.alive:
+            return []
+        return [*self._sources, *([self._pidfds.fileno()] if self._pidfds is not None else [])]
+
+
+class FifoSource(PollableSource):
+    """The events of a FIFO: each hang-up of its last writer is one event. It takes the place of an inotify instance.
+
+    After the first event the FIFO stays hung up, so the epoll reports edges (EPOLLET): the kernel reports the state
+    again at each later hang-up, and `wait` takes the report. The epoll does not wait for data in the FIFO. If any
+    process writes data, nothing happens.
+
+    Args:
+        fifo: a descriptor of the FIFO, open for reading. The caller closes it.
+    """
+
+    def __init__(self, fifo: int) -> None:
+        super().__init__()
+        self._epoll = self._epolls.setdefault("all", system.select.epoll())
+        self._epoll.register(self._interruptions, system.select.EPOLLIN)
+        self._epoll.register(fifo, system.select.EPOLLET)  # epoll always reports EPOLLHUP
+
+    def _include_pidfds(self) -> None:
+        try:
+            self._epoll.register(self._pidfds.fileno(), system.select.EPOLLIN)  # also for threads that wait now
+        except FileExistsError as error:  # another thread was first
+            raise_if_foreign(error)
+
+    def wait(self, limit: float) -> bool:
+        """Wait for an event or a call of `interrupt`, at most `limit` seconds; return whether one came."""
+        try:
+            ready = self._epoll.poll(limit, 8)
+        except ValueError:
+            if not self._epoll.closed:
+                raise
+            return True
+        if self._interruptions in dict(ready):
+            try:
+                system.os.read(self._interruptions, 8)
+            except BlockingIOError as error:  # another thread has read it
+                raise_if_foreign(error)
+        return bool(ready)
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptor for which `wait` waits. It returns at once while the descriptor is readable.
+
+        After `close` the list is empty.
+        """
+        return [self._epoll.fileno()] if self._close.alive else []
 
 
 class ObserverSource:
@@ -233,4 +301,4 @@ class ObserverSource:
             self._observer.stop()
 
 
-_instances = system.reset_in_child("events", Inotify.after_fork)
+_instances = system.reset_in_child("events", PollableSource.after_fork)

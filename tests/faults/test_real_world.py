@@ -172,7 +172,8 @@ with FileStore(sys.argv[1], timeout=60) as store, FileStore(sys.argv[1], timeout
 
 
 def test_wait_goes_on_by_polling_if_the_kernel_gives_no_inotify_instance(needs_root: None, path: Path) -> None:
-    """In a user namespace, whose limit can be lowered without anybody else's."""
+    """In a user namespace, whose limit can be lowered without anybody else's. Nor is there a FIFO in its place."""
+    path.with_name(path.name + ".bell.fifo").mkdir()
     root = str(Path(fscoord.__file__).parent.parent)
     command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", WITHOUT_EVENTS, str(path)]
     environment = os.environ | {"PYTHONPATH": root}

@@ -29,6 +29,7 @@ EVERY = (
     "close",
     "lseek",
     "mkdir",
+    "mkfifo",
     "rmdir",
     "rename",
     "truncate",

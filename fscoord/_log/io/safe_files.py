@@ -107,16 +107,19 @@ def close_owned(fd: int, owned_fds: set[int]) -> None:
         raise_if_foreign(error)
 
 
-def check(path: str, fd: int, mode: int, *, read_only: bool) -> None:
+def check(path: str, fd: int, mode: int, *, read_only: bool, is_fifo: bool = False) -> None:
     """Refuse the open file `fd` unless it is a regular file that only the users whom `mode` allows can write.
 
-    A file that is only read may belong to any user, because its bytes are verified.
+    A file that is only read may belong to any user, because its bytes are verified. With `is_fifo`, only a FIFO is
+    accepted, and no regular file.
 
     Raises:
         InsecurePathError: the text says what is wrong, and what to do.
     """
     found = system.os.fstat(fd)
-    if not system.stat.S_ISREG(found.st_mode):
+    if is_fifo and not system.stat.S_ISFIFO(found.st_mode):
+        raise InsecurePathError(f"{path} is not a FIFO; remove it", path=path)
+    if not is_fifo and not system.stat.S_ISREG(found.st_mode):
         raise InsecurePathError(f"{path} is not a regular file; pass the path of a file", path=path)
     if read_only:
         return
@@ -290,15 +293,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
             except OSError as error:
                 raise_if_foreign(error)
         try:
-            system.os.link(temporary, path)
-        except FileExistsError as error:
-            raise_if_foreign(error)
-        except FileNotFoundError as error:
-            # If a signal handler forked above, the child may have linked the file, too. The next process that opened
-            # it then removed the temporary name, see `check`.
-            raise_if_foreign(error)
-            if not system.os.path.lexists(path):
-                raise
+            _link(temporary, path)
         except OSError as error:
             raise_if_foreign(error)
             if error.errno not in _NO_LINKS:
@@ -316,6 +311,48 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
                     list(map(system.os.close, starmap(opened.pop, _ONCE)))  # removed before it is closed
             except OSError as error:
                 raise_if_foreign(error)
+
+
+def _link(temporary: str, path: str) -> None:
+    """Link the complete file `temporary` to `path`, unless a file exists there already."""
+    try:
+        system.os.link(temporary, path)
+    except FileExistsError as error:
+        raise_if_foreign(error)
+    except FileNotFoundError as error:
+        # If a signal handler forked in the caller, the child may have linked the file, too. The next process that
+        # opened it then removed the temporary name, see `check`.
+        raise_if_foreign(error)
+        if not system.os.path.lexists(path):
+            raise
+
+
+def create_fifo(path: str, mode: int, *, like: str | None = None) -> None:
+    """Create the FIFO `path`, with its final permissions from the start, unless a file exists there already.
+
+    Args:
+        path: the path of the FIFO.
+        mode: the permissions of the FIFO, whatever the umask.
+        like: a file whose group and access control list the FIFO gets, as far as this process may set them.
+
+    Raises:
+        OSError: the file system has no FIFOs or no hard links, or this process may not create one.
+    """
+    epoch, temporary = system.process_epoch(), temporary_name(path)
+    try:
+        try:
+            system.os.mkfifo(temporary, mode)
+        except FileExistsError as error:  # a signal handler forked above, and the child has created its FIFO
+            raise_if_foreign(error)
+            temporary = temporary_name(path)
+            system.os.mkfifo(temporary, mode)
+        if system.stat.S_IMODE(system.os.stat(temporary).st_mode) != mode:
+            system.os.chmod(temporary, mode)
+        if like is not None:
+            inherit_permissions(like, temporary)
+        _link(temporary, path)
+    finally:
+        unlink_quietly(temporary, epoch)
 
 
 def _create_empty(path: str, mode: int) -> None:

@@ -16,11 +16,21 @@ A waiter that depends on a session also arms a byte for the end of the session, 
 closes the session.
 
 The bell is only a hint: a byte that was lost costs one slow poll. So no lock guards it.
+
+The kernel limits the inotify instances of a user (128 by default). A process that gets no instance opens a FIFO beside
+the bell for reading, and sets a byte of the bell. A writer that rings and finds this byte set opens the FIFO for
+writing and closes it at once. This hang-up wakes all readers of the FIFO (pipe(7), poll(2)). No process writes data
+into the FIFO.
+
+No ring is lost. The reader opens the FIFO and sets the byte before it arms, and the writer reads the byte after it has
+read an armed byte. If a writer is stopped while it has the FIFO open, rings reach the readers only after the writer has
+closed it. Until then each waiter makes a slow poll.
 """
 
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import Final
 from zlib import crc32
 
@@ -29,6 +39,9 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
 SIZE: Final = 4096
+FIFO_BYTE: Final = SIZE + 3
+"""The byte that is 1 once a process has opened the FIFO. `node_poller` uses the three bytes before it."""
+FIFO_SUFFIX: Final = ".fifo"
 
 
 def bucket(key: bytes) -> int:
@@ -58,7 +71,9 @@ class Doorbell:
     def __init__(self, path: str, mode: int, *, create: bool = True, like: str | None = None) -> None:
         self.path = path
         self.is_new = False
-        descriptors = system.Descriptors()
+        self._mode, self._like = mode, like
+        self._fifo = -1
+        self._descriptors = descriptors = system.Descriptors()
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, descriptors)
         self._finalizer.atexit = False
         self.fd = -1
@@ -80,13 +95,13 @@ class Doorbell:
         self.fd = fd
 
     def close(self) -> None:
-        """Close the descriptor."""
-        self.fd = -1
+        """Close the descriptors."""
+        self.fd = self._fifo = -1
         self._finalizer()
 
     def after_fork(self) -> None:
-        """Forget the descriptor, which the fork has closed."""
-        self.fd = -1
+        """Forget the descriptors, which the fork has closed."""
+        self.fd = self._fifo = -1
 
     def arm(self, number: int) -> bytes:
         """Make byte `number` odd, so that a write to that bucket rings. Return the new byte, which `is_rung` takes."""
@@ -105,13 +120,63 @@ class Doorbell:
         seen = system.os.pread(self.fd, 1, number)  # the only call if the write has no waiter
         if seen and seen[0] & 1:
             system.os.pwrite(self.fd, bytes([(seen[0] + 1) & 0xFF]), number)
-            system.os.utime(self.fd)
+            self.signal()
+
+    def signal(self) -> None:
+        """End the sleep of every process that watches the bell."""
+        system.os.utime(self.fd)
+        if system.os.pread(self.fd, 1, FIFO_BYTE) == b"\1":
+            self._signal_fifo()
+
+    def _signal_fifo(self) -> None:
+        flags = system.os.O_WRONLY | system.O_NONBLOCK | system.O_CLOEXEC | system.O_NOFOLLOW
+        opened: list[int] = []
+        # One chain opens, records and closes the descriptor (rule 1 in `interrupts`). As long as any process has it
+        # open, also a forked child, no ring wakes a reader.
+        opening = partial(opened.extend, map(system.os.open, (self.path + FIFO_SUFFIX,), (flags,)))
+        recording, forgetting = partial(system.loose.update, opened), partial(system.loose.difference_update, opened)
+        try:
+            system.in_one_chain(opening, recording, forgetting, partial(list, map(system.os.close, opened)))
+        except OSError as error:  # ENXIO: no process reads it. After any other error the readers poll
+            raise_if_foreign(error)
+
+    def open_fifo(self) -> int:
+        """Open the FIFO beside the bell for reading, and make writers signal it. If there is no FIFO, create one.
+
+        Return the descriptor, which is closed with the bell.
+
+        Raises:
+            OSError: the FIFO can't be opened or created, or the bell can't be written.
+            InsecurePathError: the file is not a FIFO, or users whom the mode of the bell does not allow can write it.
+        """
+        path, reading, owned_fds = self.path + FIFO_SUFFIX, system.os.O_RDONLY, self._descriptors
+        try:
+            fd = safe_files.open_descriptor(path, reading, owned_fds=owned_fds)
+        except FileNotFoundError as error:
+            raise_if_foreign(error)
+            safe_files.create_fifo(path, self._mode, like=self._like)
+            fd = safe_files.open_descriptor(path, reading, owned_fds=owned_fds)
+        try:
+            safe_files.check(path, fd, self._mode, read_only=False, is_fifo=True)
+            system.os.pwrite(self.fd, b"\1", FIFO_BYTE)
+        except BaseException:
+            safe_files.close_owned(fd, owned_fds)
+            raise
+        self._fifo = fd
+        return fd
 
     @property
     def is_lost(self) -> bool:
-        """Whether the file has no name any more, or is not open, so that writers can't ring it."""
+        """Whether the file has no name any more, or is not open, so that writers can't ring it.
+
+        If the FIFO is open, it must have a name, too, and the bell must still say so.
+        """
         try:
-            return self.fd < 0 or system.os.fstat(self.fd).st_nlink == 0
+            if self.fd < 0 or system.os.fstat(self.fd).st_nlink == 0:
+                return True
+            return self._fifo >= 0 and (
+                system.os.fstat(self._fifo).st_nlink == 0 or system.os.pread(self.fd, 1, FIFO_BYTE) != b"\1"
+            )
         except OSError as error:
             raise_if_foreign(error)
             return True

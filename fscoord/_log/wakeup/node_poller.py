@@ -112,7 +112,7 @@ class PollerElection:
         self._waiting.add(waiter)
         if self._byte(INTERVAL_BYTE) > SLOW_INTERVAL_MS:
             self._put(HURRY_BYTE, self._byte(HURRY_BYTE) + 1)
-            system.os.utime(self._bell.fd)
+            self._bell.signal()
 
     def remove(self, waiter: Any) -> None:
         """Remove `waiter`. If it is the poller, another waiter or another process becomes the poller."""
@@ -239,7 +239,7 @@ class PollerElection:
         for number in armed:
             system.os.pwrite(fd, bytes([(counters[number] + 1) & 0xFF]), number)
         if armed:
-            system.os.utime(fd)
+            self._bell.signal()
         return bool(armed)
 
     def _byte(self, offset: int) -> int:

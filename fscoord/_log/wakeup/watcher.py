@@ -26,7 +26,7 @@ from fscoord._runtime import file_events as events, system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
 from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend, Waker
-from fscoord.errors import UnsupportedFilesystemError
+from fscoord.errors import InsecurePathError, UnsupportedFilesystemError
 
 MODES: Final = ("auto", "inotify", "poll")
 POLL_LAST_S = 0.1
@@ -54,7 +54,8 @@ class ChangeWatcher:
     Args:
         log_path: the path of the log. If there is no bell, the log itself is watched.
         bell: the bell that is watched, or None.
-        mode: ``"auto"``, ``"poll"``, or ``"inotify"``, which is an error if there is no inotify.
+        mode: ``"auto"``, ``"poll"``, or ``"inotify"``, which is an error if there is no inotify. In a process that gets
+            no inotify instance, the FIFO beside the bell takes its place.
         is_local: whether every writer is on this host, so that inotify reports all changes.
         is_node: whether the bell belongs to a node, on which one process polls for all processes.
         backend: how the waiters sleep.
@@ -118,7 +119,7 @@ class ChangeWatcher:
         try:
             if mode == "inotify" and not system.has_inotify():
                 raise OSError(system.errno.ENOSYS, "this platform has none")
-            self._events = events.watch_file(target, mask, on_event)
+            self._events = self._open_events(target, mask, on_event)
         except FileNotFoundError as error:
             raise_if_foreign(error)
             self.is_outdated = True  # the next look at the log finds the reason, or the file to watch instead
@@ -136,6 +137,20 @@ class ChangeWatcher:
             self._subscribe_loop(self._events)
             if is_node and self.bell is not None:
                 self.election = PollerElection(self.bell, on_vacancy)
+
+    def _open_events(self, target: str, mask: int, on_event: Callable[[], None]) -> Any:
+        """Return a source of events of `target`. If no inotify instance is left, that source is the bell's FIFO."""
+        try:
+            return events.watch_file(target, mask, on_event)
+        except OSError as error:
+            raise_if_foreign(error)
+            if self.bell is None or error.errno not in events.EXHAUSTED:
+                raise
+            try:
+                return events.FifoSource(self.bell.open_fifo())
+            except (OSError, InsecurePathError) as reason:
+                raise_if_foreign(reason)
+                raise OSError(error.errno, f"{error.strerror}; its FIFO can't be used: {reason}") from error
 
     def _subscribe_loop(self, events: Any) -> None:
         """Make the event loop read `events`, if it can. Then no waiting thread reads them."""

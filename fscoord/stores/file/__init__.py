@@ -69,7 +69,8 @@ class FileStore(Sessions):
             advisory locks; the marker of a process that died on another host must be removed by hand). All participants
             must give the same kind.
         watch: how a wait detects writes: ``"auto"`` (by file-system events if the system has them, otherwise by polls),
-            ``"inotify"`` (by events, or raise an error) or ``"poll"``.
+            ``"inotify"`` (by events, or raise an error) or ``"poll"``. If the user has no inotify instance left, a FIFO
+            beside the file reports the events.
         durable: sync the log before each operation returns, so that acknowledged writes survive a power failure. An
             existing log that is not durable is refused. On a durable log every handle is durable.
         read_only: never write, so that no write permission is needed. Writing operations raise `~fscoord.StoreError`.

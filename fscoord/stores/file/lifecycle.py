@@ -16,6 +16,7 @@ from fscoord._log.io.opening import COMPACT_BYTES, SPILL_BYTES, LogOptions
 from fscoord._log.liveness.liveness_file import LIVENESS_SUFFIX, ProcessIdentity
 from fscoord._log.locking.log_lock import KINDS
 from fscoord._log.log import Log
+from fscoord._log.wakeup.doorbell import FIFO_SUFFIX
 from fscoord._runtime import system
 from fscoord.errors import FscoordError, StoreGoneError, UnsupportedFilesystemError
 from fscoord.stores.file.notifier import BELL_SUFFIX
@@ -38,7 +39,7 @@ __all__ = [
     "unregister",
 ]
 
-SIDE_CARS: Final = (BELL_SUFFIX, LIVENESS_SUFFIX)
+SIDE_CARS: Final = (BELL_SUFFIX, BELL_SUFFIX + FIFO_SUFFIX, LIVENESS_SUFFIX)
 ATTEMPTS: Final = 20
 """The most attempts to open a log. An attempt fails if the log is removed meanwhile, or has lost a generation."""
 

@@ -63,8 +63,13 @@ class Condition(ABC, Generic[T]):
         return bool(self._log.handle.recovery & CLOSED)
 
     @abstractmethod
-    def look(self, timeout: float) -> T | NotYet:
-        """Return the answer, or `NOT_YET`. `timeout` is the longest wait for the log's lock, in seconds."""
+    def look(self, timeout: float, arm: Callable[[], None]) -> T | NotYet:
+        """Return the answer, or `NOT_YET`.
+
+        Args:
+            timeout: the longest wait for the log's lock, in seconds.
+            arm: arms the wait. Only a look that changes the store calls it; see `arms_wait`.
+        """
 
     def give_up(self, waited: float) -> T:
         """End the wait at its deadline, after `waited` seconds: raise `StoreTimeoutError`, or return an answer."""
@@ -109,8 +114,6 @@ class FileWait(Generic[T]):
         self._has_looked = False
         self._armed_for: bytes | None = None  # the key whose ring ends the next sleep
         self._was_rung = False
-        if isinstance(condition, Arrival):
-            condition.arm = self.arm_now
 
     def arm(self) -> None:
         """See `Wait.arm`."""
@@ -134,9 +137,9 @@ class FileWait(Generic[T]):
             self._notifier.add_waiter(waiter)
             if is_early:
                 return
-        self.arm_now()
+        self._arm()
 
-    def arm_now(self) -> None:
+    def _arm(self) -> None:
         """Arm the waiter, if there is one."""
         waiter = self._waiter
         if waiter is None:
@@ -149,7 +152,7 @@ class FileWait(Generic[T]):
         """See `Wait.look`."""
         now = system.time.monotonic()
         left = self._deadline - now
-        found = self._condition.look(left if left > 0 else 0.0)
+        found = self._condition.look(left if left > 0 else 0.0, self._arm)
         self._has_looked = True
         if self._waiter is not None:
             self._notifier.after_look(self._waiter)
@@ -241,7 +244,7 @@ class _Keys(_KeyCondition["list[int]"]):
     The answer is the list of the dead.
     """
 
-    def look(self, timeout: float) -> list[int] | NotYet:
+    def look(self, timeout: float, arm: Callable[[], None]) -> list[int] | NotYet:  # noqa: ARG002 - see there
         self.missing = self._log.refresh(timeout, lambda: self._state.missing(self._keys))
         if not self.missing:
             return []
@@ -254,7 +257,7 @@ class _Values(_KeyCondition["list[bytes]"]):
 
     what = "the value of key"
 
-    def look(self, timeout: float) -> list[bytes] | NotYet:
+    def look(self, timeout: float, arm: Callable[[], None]) -> list[bytes] | NotYet:  # noqa: ARG002 - see there
         self.missing, found = read_consistent(self._log, timeout, partial(self._state.values_of, self._keys))
         return NOT_YET if self.missing else found
 
@@ -269,7 +272,7 @@ class _Item(Condition[bytes]):
         self._state = state
         self.missing = [name]
 
-    def look(self, timeout: float) -> bytes | NotYet:
+    def look(self, timeout: float, arm: Callable[[], None]) -> bytes | NotYet:  # noqa: ARG002 - see there
         return pop_item(self._log, self._state, self.missing[0], timeout)
 
 
@@ -286,9 +289,6 @@ class Arrival(Condition["bytes | None"]):
         request: the request.
         write_timeout: the longest wait for the log's lock, in seconds.
         notify: wakes the waiters for keys that were written.
-
-    Attributes:
-        arm: arms the wait. The wait itself sets this attribute.
     """
 
     arms_wait = True
@@ -308,19 +308,18 @@ class Arrival(Condition["bytes | None"]):
         self._notify = notify
         self._has_arrived = False
         self.missing = [request.done]
-        self.arm: Callable[[], None] = _nothing
 
     def new_slow_logger(self, started: float) -> SlowWaitLogger:
         make = self._request.new_slow_logger or super().new_slow_logger
         return make(started)
 
-    def look(self, timeout: float) -> bytes | NotYet | None:
+    def look(self, timeout: float, arm: Callable[[], None]) -> bytes | NotYet | None:
         request, log = self._request, self._log
         if self._has_arrived:
             return None if log.refresh(timeout, lambda: self._state.has(request.done)) else NOT_YET
         kind = record.ADD if request.kind == COUNT else record.APPEND
         answer: bytes | NotYet | None
-        answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout)
+        answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout, arm)
         self._has_arrived = True
         if log.handle.bell:
             self._notify((request.key, request.done) if is_last else (request.key,))
@@ -342,7 +341,6 @@ class Arrival(Condition["bytes | None"]):
             return (value, False), kind, content
         if state.has(request.done):
             return (None, False), kind, content
-        self.arm()
         return (NOT_YET, False), kind, content
 
 
@@ -360,7 +358,7 @@ class AnyChange(Condition["tuple[int, int]"]):
         self._position = (0, 0)
         self.missing = [b""]
 
-    def look(self, timeout: float) -> tuple[int, int] | NotYet:
+    def look(self, timeout: float, arm: Callable[[], None]) -> tuple[int, int] | NotYet:  # noqa: ARG002 - see there
         self._log.refresh(timeout)
         self._position = self._log.position()
         return NOT_YET if self._position == self._known else self._position
@@ -375,10 +373,6 @@ def check_value_size(name: bytes, size: int, path: str) -> None:
         raise LimitExceededError(
             f"key {key_text(name)!r}: {size} bytes would be over the limit of {VALUE_MAX}; nothing was added", path=path
         )
-
-
-def _nothing() -> None:
-    """Do nothing, in place of `Arrival.arm`."""
 
 
 def pop_item(log: Log, state: KeyValueState, name: bytes, timeout: float) -> bytes | NotYet:
