@@ -195,7 +195,7 @@ def records(run: Run) -> str:
         )
         + f"\nFor {BARRIER_RANKS} ranks on {BARRIER_RANKS} cores: each rank decodes {BARRIER_RANKS} records in"
         f" {figure(per_rank)} µs, all ranks at the same time. The\narrivals are appended one after another, each under"
-        f" the log lock. An arrival takes no longer than an `add`, so that\nall of them take at most"
+        f" the log lock. An arrival holds it for about as long as an `add`\ntakes, all of them for some"
         f" {figure(serial / 1e3)} ms. The wake-up after a pause adds"
         f" {figure(run.rows[AFTER_A_PAUSE]['values'][OURS])} µs.\n"
     )
