@@ -10,7 +10,7 @@ import importlib.util
 import multiprocessing
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -54,6 +54,10 @@ def run(
             process.start()
             there.close()
         deadline = time.monotonic() + LIMIT_S
+        for pipe in pipes:  # 200 processes may take a minute to be there, which no store's time-out should see
+            _receive(pipe, deadline)
+        for pipe in pipes:
+            pipe.send("go")
         for pipe in pipes:
             _receive(pipe, deadline)
         with during or nullcontext():
@@ -80,11 +84,12 @@ def run(
 
 
 def _member(task: Callable[..., Any], member: Member, args: tuple[Any, ...]) -> None:
-    try:
-        member.pipe.send(task(member, *args))
-    except BaseException as error:
-        member.pipe.send(RuntimeError(f"rank {member.rank}: {error!r}"))
-        raise
+    with suppress(OSError):  # the other end is gone when somebody else has failed
+        try:
+            member.start()
+            member.pipe.send(task(member, *args))
+        except BaseException as error:
+            member.pipe.send(RuntimeError(f"rank {member.rank}: {error!r}"))
 
 
 def _receive(pipe: Connection, deadline: float) -> Any:
