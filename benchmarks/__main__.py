@@ -70,15 +70,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"load when it begins: {found['load_1_min']}", file=sys.stderr)
     asked = {"quick": options.quick, "repeat": options.repeat, "only": options.only}
     rows: list[Row] = []
+
+    def save() -> None:
+        found["load_1_min_at_the_end"] = machine.load()
+        if options.json:
+            report.write_json(options.json, found, asked, rows)
+
     with report.progress() as show:
         settings = Settings(options.quick, options.repeat, options.directory, show)
         asked_for = [part for name in options.only or () for part in GROUPS.get(name, (name,))]
         for name in asked_for or [name for name in BENCHMARKS if name not in ON_REQUEST]:
             for row in BENCHMARKS[name](settings):
                 rows.append(row)
-                found["load_1_min_at_the_end"] = machine.load()
-                if options.json:  # each time, so that what was found is there if the next benchmark fails
-                    report.write_json(options.json, found, asked, rows)
+                save()  # each time, so that it is there if the next benchmark fails
+        save()
     print("; ".join(f"{name.replace('_', ' ')}: {fact}" for name, fact in found.items()), end="\n\n")
     print(report.table(rows))
 

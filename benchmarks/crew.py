@@ -88,7 +88,7 @@ def _member(task: Callable[..., Any], member: Member, args: tuple[Any, ...]) -> 
         try:
             member.start()
             member.pipe.send(task(member, *args))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the process that measures raises it
             member.pipe.send(RuntimeError(f"rank {member.rank}: {error!r}"))
 
 
