@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,6 +17,7 @@ from benchmarks import (
     locks,
     machine,
     process_groups,
+    reading,
     rendezvous,
     report,
     start,
@@ -30,6 +32,8 @@ BENCHMARKS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "deadline": deadline.measure,
     "contended": contended.measure,
     "barrier": barriers.measure,
+    "reading": reading.measure,
+    "handover": locks.measure_ours,
     "deaths": deaths.measure,
     "locks": locks.measure,
     "rendezvous": rendezvous.measure,
@@ -38,8 +42,11 @@ BENCHMARKS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "start": start.measure,
     "etcd": etcd.measure,
 }
-ON_REQUEST = {"etcd"}
-"""What needs a server, and is measured only when it is asked for."""
+ON_REQUEST = {"etcd", "handover"}
+"""What needs a server, or is a part of another one, and is measured only when it is asked for."""
+
+GROUPS = {"meet": ("barrier", "contended", "wakeup", "handover", "reading", "uncontended")}
+"""Several by one name. ``meet`` is all that docs/performance.md has a budget for where processes meet."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -50,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         " that whatever else the machine does hits them alike; only ratios are comparable between machines. Without"
         " torch only fscoord is measured, and no process groups, which are torch's.",
     )
-    parser.add_argument("--only", action="append", choices=BENCHMARKS, metavar="NAME", help=", ".join(BENCHMARKS))
+    known = ", ".join([*BENCHMARKS, *(f"{name} ({', '.join(parts)})" for name, parts in GROUPS.items())])
+    parser.add_argument("--only", action="append", choices=[*GROUPS, *BENCHMARKS], metavar="NAME", help=known)
     parser.add_argument("--json", metavar="FILE", help="write everything that was found there as well")
     parser.add_argument("--quick", action="store_true", help="only see that everything runs; the figures mean nothing")
     parser.add_argument("--repeat", type=int, metavar="N", help="rounds of each benchmark (default: its own number)")
@@ -59,18 +67,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.repeat is not None and options.repeat < 1:
         parser.error("--repeat must be at least 1")
     found = machine.facts(options.directory)
+    print(f"load when it begins: {found['load_1_min']}", file=sys.stderr)
+    asked = {"quick": options.quick, "repeat": options.repeat, "only": options.only}
     rows: list[Row] = []
+
+    def save() -> None:
+        found["load_1_min_at_the_end"] = machine.load()
+        if options.json:
+            report.write_json(options.json, found, asked, rows)
+
     with report.progress() as show:
         settings = Settings(options.quick, options.repeat, options.directory, show)
-        for name in options.only or [name for name in BENCHMARKS if name not in ON_REQUEST]:
-            rows += BENCHMARKS[name](settings)
-    found["load_1_min_at_the_end"] = machine.load()
+        asked_for = [part for name in options.only or () for part in GROUPS.get(name, (name,))]
+        for name in asked_for or [name for name in BENCHMARKS if name not in ON_REQUEST]:
+            for row in BENCHMARKS[name](settings):
+                rows.append(row)
+                save()  # each time, so that it is there if the next benchmark fails
+        save()
     print("; ".join(f"{name.replace('_', ' ')}: {fact}" for name, fact in found.items()), end="\n\n")
     print(report.table(rows))
-    if options.json:
-        asked = {"quick": options.quick, "repeat": options.repeat, "only": options.only}
-        report.write_json(options.json, found, asked, rows)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

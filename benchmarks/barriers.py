@@ -1,64 +1,171 @@
-"""All processes meet at a barrier of the store, again and again, each time with another key."""
+"""All processes meet at a barrier, again and again, each time with another key: how long it takes, and what it costs.
+
+The cost is processor time per rank, with all processes and TCPStore's server counted. It stays true on a machine with a
+core for each rank, where the time on the clock does not. The floor is the prototype in `barrier_floor.py`: the same
+record format, locks and wake-ups, without recovery, deadlines, liveness and threads.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-from benchmarks import crew
-from benchmarks.measure import Budget, Row, Settings, median, percentile, take_turns
+import fscoord
+from benchmarks import barrier_floor, bell, crew
+from benchmarks.measure import Budget, Row, ServerTime, Settings, median, percentile, take_turns
 from benchmarks.stores import OURS, TORCH_FILE, TORCH_TCP, Place, fresh
 
-PROCESSES = (2, 8, 16, 32, 64)
+PROCESSES = (2, 8, 16, 32, 64, 128, 200)
 PROCESSES_QUICK = (2, 8)
-BY_KEYS = f"{TORCH_TCP}, by keys"
-"""The barrier of torch's elastic utilities on a TCPStore: add, the last one sets, all wait. Its own is one request."""
+PEERS_MAX = 128
+"""So many processes at most meet in other stores than ours."""
+
+RANKS = "fscoord.barrier, ranks"
+STORE = "Store.barrier"
+KEYS = "fscoord FileStore, by keys"
+TCP_KEYS = "torch TCPStore, by keys"
+"""The barrier of torch's elastic utilities: all add, the last one sets, all wait."""
+TCP_OWN = "torch TCPStore, its own"
+"""A single request, which the server holds back until all have come."""
+FILE_KEYS = "torch FileStore, by keys"
+FLOOR = "bare floor"
+KINDS = {
+    RANKS: OURS,
+    STORE: OURS,
+    KEYS: OURS,
+    TCP_KEYS: TORCH_TCP,
+    TCP_OWN: TORCH_TCP,
+    FILE_KEYS: TORCH_FILE,
+    FLOOR: OURS,
+}
+
+FLOOR_NAP_S = 0.0001
+WARM_UP = 5
+SPENT = "processor time per rank"
+
+
+class Meetings(NamedTuple):
+    """What a process found: begin and end, its processor time, and what each barrier took, all in seconds."""
+
+    begin: float
+    end: float
+    spent: float
+    taken: list[float]
+
+
+class Found(NamedTuple):
+    """A round: ms per barrier, µs of processor time per rank and barrier, and what each barrier took, in ms."""
+
+    wall: float
+    spent: float
+    taken: list[float]
 
 
 def measure(settings: Settings) -> Iterator[Row]:
-    """Yield a row per number of processes."""
-    rounds = settings.rounds(5)
+    """Yield two rows per number of processes: the time on the clock, and the processor time."""
+    before: dict[int, tuple[float, float]] = {}
     for size in PROCESSES_QUICK if settings.quick else PROCESSES:
-
-        def once(store: str, size: int = size) -> list[float]:
-            count = 3 if settings.quick else 40 if store == TORCH_FILE else max(100, 1600 // size)
-            with fresh(TORCH_TCP if store == BY_KEYS else store, settings.directory) as place:
-                lists = crew.run(meetings, size, place, count, store == BY_KEYS)
-                return [taken for times in lists for taken in times]
-
+        rounds = settings.rounds(5 if size <= 32 else 3)
         found, missing = take_turns(
-            settings, (OURS, TORCH_FILE, TORCH_TCP, BY_KEYS), rounds, once, f"barrier of {size} processes"
-        )
-        yield Row(
+            settings,
+            [kind for kind in KINDS if size <= PEERS_MAX or (KINDS[kind] == OURS and kind != FLOOR)],
+            rounds,
+            partial(once, size=size, settings=settings),
             f"barrier of {size} processes",
-            "ms",
-            f"p50, median of {rounds} rounds",
-            {store: median(percentile(times, 0.5) for times in lists) for store, lists in found.items()},
-            missing,
-            {
-                store: {
-                    "p99": median(percentile(times, 0.99) for times in lists),
-                    "worst": max(max(times) for times in lists),
-                }
-                for store, lists in found.items()
-            },
-            [Budget("faster", TORCH_TCP, 1.0)],
+            {FLOOR: bell.lacks(size)},
         )
+        wall = {kind: median(each.wall for each in lists) for kind, lists in found.items()}
+        spent = {kind: median(each.spent for each in lists) for kind, lists in found.items()}
+        statistic = f"mean, median of {rounds} rounds"
+        details = {
+            kind: {
+                **_ratios(wall, kind),
+                "p50": median(percentile(each.taken, 0.5) for each in lists),
+                "worst": max(max(each.taken) for each in lists),
+            }
+            for kind, lists in found.items()
+        }
+        of_wall, of_spent = _budgets(size, before)
+        yield Row(f"barrier of {size} processes", "ms", statistic, wall, missing, details, of_wall)
+        details = {kind: _ratios(spent, kind) for kind in spent}
+        yield Row(f"barrier of {size} processes, {SPENT}", "µs", statistic, spent, missing, details, of_spent)
+        before[size] = wall[RANKS], spent[RANKS]
 
 
-def meetings(member: crew.Member, place: Place, count: int, by_keys: bool) -> list[float]:
-    """Meet `count` times and return what each took, in ms. The first, for which all must first come, does not count."""
-    store = place.open()
-    meet = barrier_by_keys if by_keys else type(store).barrier
-    taken = []
+def _ratios(values: dict[str, float], kind: str) -> dict[str, float]:
+    names = {"times the floor": FLOOR, "times TCPStore": TCP_KEYS}
+    return {name: values[kind] / values[peer] for name, peer in names.items() if peer in values}
+
+
+def _budgets(size: int, before: dict[int, tuple[float, float]]) -> tuple[list[Budget], list[Budget]]:
+    if size <= 64:
+        text, factor = ("as fast", 1.0) if size <= 32 else ("0.65 times as fast", 0.65)
+        wall = [Budget(text, TCP_KEYS, factor), Budget(f"{STORE} {text}", TCP_KEYS, factor, of=STORE)]
+        return wall, [Budget("at most 1.5 times", FLOOR, 1 / 1.5)] if size >= 8 else []
+    if size <= PEERS_MAX:
+        return [], []
+    wall_ms, spent_us = before[PEERS_MAX]
+    grown = size / PEERS_MAX
+    return (
+        [Budget(f"{PEERS_MAX} processes, times {grown:.4g} squared", limit=wall_ms * grown**2)],
+        [Budget(f"{PEERS_MAX} processes, times {grown:.4g}", limit=spent_us * grown)],
+    )
+
+
+def once(kind: str, size: int, settings: Settings) -> Found:
+    """Let `size` processes meet in one way, in one round."""
+    count = 3 if settings.quick else max(20, 60 - size) if kind == FILE_KEYS else max(30, 3000 // size)
+    with fresh(KINDS[kind], settings.directory) as place:
+        if kind == FLOOR:
+            crew.run(make_floor, 1, place)
+        server = ServerTime()
+        found = crew.run(meet, size, place, kind, count, during=server)
+    spent = sum(each.spent for each in found) + (server.spent if KINDS[kind] == TORCH_TCP else 0.0)
+    wall = max(each.end for each in found) - min(each.begin for each in found)
+    return Found(
+        wall / count * 1e3, spent / size / count * 1e6, [taken * 1e3 for each in found for taken in each.taken]
+    )
+
+
+def make_floor(member: crew.Member, place: Place) -> None:
+    """Make the files of the floor, and no descriptor of them in the process that measures."""
+    barrier_floor.S(place.address)
     member.start()
-    meet(store, "first", member.size)
+
+
+def meet(member: crew.Member, place: Place, kind: str, count: int) -> Meetings:
+    """Meet `count` times. Before that, some meetings do not count, and all begin together."""
+    barrier = way_to_meet(member, place, kind)
+    for number in range(WARM_UP):
+        barrier(f"warm.{number}")
+    member.start()
+    clock = time.perf_counter
+    spent = time.process_time()
+    moments = [clock()]
     for number in range(count):
-        before = time.perf_counter()
-        meet(store, f"barrier.{number}", member.size)
-        taken.append((time.perf_counter() - before) * 1e3)
-    return taken
+        barrier(f"barrier.{number}")
+        moments.append(clock())
+    spent = time.process_time() - spent
+    taken = [after - before for before, after in pairwise(moments)]
+    return Meetings(moments[0], moments[-1], spent, taken)
+
+
+def way_to_meet(member: crew.Member, place: Place, kind: str) -> Callable[[str], object]:
+    """Return what a process calls with the key of a barrier."""
+    size, rank = member.size, member.rank
+    if kind == FLOOR:
+        barrier_floor.STRAT_LOCK, barrier_floor.NAP = "n", FLOOR_NAP_S
+        floor = barrier_floor.S(place.address)
+        return lambda key: floor.barrier(key.encode(), size)
+    store = place.open()
+    if kind == RANKS:
+        return lambda key: fscoord.barrier(store, size, key, rank=rank)
+    if kind in (STORE, TCP_OWN):
+        return lambda key: store.barrier(key, size)
+    return lambda key: barrier_by_keys(store, key, size)
 
 
 def barrier_by_keys(store: Any, key: str, world_size: int) -> None:

@@ -10,6 +10,7 @@ import importlib.util
 import multiprocessing
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -31,11 +32,15 @@ class Member:
         self.pipe.recv()
 
 
-def run(task: Callable[..., Any], size: int, *args: Any) -> list[Any]:
+def run(
+    task: Callable[..., Any], size: int, *args: Any, during: AbstractContextManager[object] | None = None
+) -> list[Any]:
     """Call ``task(member, *args)`` in `size` processes and return what they return, by rank.
 
+    `during` is entered when all processes are ready, and left when all results are there.
+
     Raises:
-        RuntimeError: one of them failed, or did not end in time. None is left behind.
+        RuntimeError: a process failed, or did not end in time. No process is left behind.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([name for name in ("torch.distributed", "fscoord") if _is_there(name)])
@@ -49,13 +54,27 @@ def run(task: Callable[..., Any], size: int, *args: Any) -> list[Any]:
             process.start()
             there.close()
         deadline = time.monotonic() + LIMIT_S
-        for pipe in pipes:
+        for pipe in pipes:  # 200 processes may take a minute to be there, which no store's time-out should see
             _receive(pipe, deadline)
         for pipe in pipes:
             pipe.send("go")
-        return [_receive(pipe, deadline) for pipe in pipes]
+        for pipe in pipes:
+            _receive(pipe, deadline)
+        with during or nullcontext():
+            for pipe in pipes:
+                pipe.send("go")
+            results = [_receive(pipe, deadline) for pipe in pipes]
+    except BaseException:
+        for process in processes:
+            if process.pid is not None:
+                process.kill()
+        raise
+    else:
+        return results
     finally:
         for process in processes:
+            if process.pid is None:
+                continue
             process.join(timeout=5)
             if process.is_alive():
                 process.kill()
@@ -65,11 +84,12 @@ def run(task: Callable[..., Any], size: int, *args: Any) -> list[Any]:
 
 
 def _member(task: Callable[..., Any], member: Member, args: tuple[Any, ...]) -> None:
-    try:
-        member.pipe.send(task(member, *args))
-    except BaseException as error:
-        member.pipe.send(RuntimeError(f"rank {member.rank}: {error!r}"))
-        raise
+    with suppress(OSError):  # the other end is gone when somebody else has failed
+        try:
+            member.start()
+            member.pipe.send(task(member, *args))
+        except BaseException as error:  # noqa: BLE001 - the process that measures raises it
+            member.pipe.send(RuntimeError(f"rank {member.rank}: {error!r}"))
 
 
 def _receive(pipe: Connection, deadline: float) -> Any:

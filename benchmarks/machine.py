@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import fscoord
 def facts(directory: str) -> dict[str, str | int | float]:
     """Return what may matter: processor, kernel, Python, versions, file system, and how busy it was."""
     found: dict[str, str | int | float] = {
+        "date": time.strftime("%Y-%m-%d"),
         "processor": _processor(),
         "cores": os.cpu_count() or 0,
         "system": f"{platform.system()} {platform.release()}",

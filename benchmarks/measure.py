@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 from benchmarks.stores import is_missing
@@ -33,13 +35,17 @@ class Settings:
 
 @dataclass(frozen=True)
 class Budget:
-    """What was promised: to be `factor` times better than `peer`, or to reach `limit` (in the row's unit)."""
+    """What is to be reached: to be `factor` times as good as `peer`, or `limit`, in the row's unit.
+
+    Attributes:
+        of: whose figure counts; our first, unless another is named.
+    """
 
     text: str
     peer: str = ""
     factor: float = 0.0
     limit: float = 0.0
-    not_due: str = ""
+    of: str = ""
 
 
 @dataclass
@@ -67,33 +73,40 @@ class Row:
         """Our own figure."""
         return next(iter(self.values.values()))
 
-    def ratio(self, store: str) -> float:
-        """Return how many times better we are than `store`."""
-        ours, theirs = self.ours, self.values[store]
+    def ratio(self, store: str, of: str = "") -> float:
+        """Return how many times as good as `store` we are, or the store `of` is."""
+        ours, theirs = self.values[of] if of else self.ours, self.values[store]
         return ours / theirs if self.more_is_better else theirs / ours
 
     def is_met(self, budget: Budget) -> bool | None:
         """Return whether `budget` is met, or None when that can't be said here."""
         if budget.peer:
-            return None if budget.peer not in self.values else self.ratio(budget.peer) >= budget.factor
-        return self.ours >= budget.limit if self.more_is_better else self.ours <= budget.limit
+            return None if budget.peer not in self.values else self.ratio(budget.peer, budget.of) >= budget.factor
+        value = self.values[budget.of] if budget.of else self.ours
+        return value >= budget.limit if self.more_is_better else value <= budget.limit
 
     def verdict(self, budget: Budget) -> str:
         """Return whether `budget` is met, in a word or two."""
         met = self.is_met(budget)
         if met is None:
             return "unknown"
-        return "yes" if met else budget.not_due or "NO"
+        return "yes" if met else "NO"
 
 
 def take_turns(
-    settings: Settings, stores: Iterable[str], rounds: int, measure: Callable[[str], Any], what: str
+    settings: Settings,
+    stores: Iterable[str],
+    rounds: int,
+    measure: Callable[[str], Any],
+    what: str,
+    absent: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, list[Any]], dict[str, str]]:
     """Return what `measure` finds for each store in each round, and why some were not measured.
 
     All stores are measured once before any is measured again, so that whatever else the machine does hits them alike.
+    `absent` says why a store can't be measured this time.
     """
-    missing = {store: is_missing(store) for store in stores}
+    missing = {store: (absent or {}).get(store, "") or is_missing(store) for store in stores}
     present = [store for store, reason in missing.items() if not reason]
     found: dict[str, list[Any]] = {store: [] for store in present}
     for number in range(rounds):
@@ -101,6 +114,25 @@ def take_turns(
         for store in present:
             found[store].append(measure(store))
     return found, {store: reason for store, reason in missing.items() if reason}
+
+
+class ServerTime:
+    """The processor time of all threads of this process but the caller's: that of TCPStore's server, in seconds."""
+
+    spent = 0.0
+
+    def __enter__(self) -> ServerTime:
+        self.spent = self._now()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.spent = self._now() - self.spent
+
+    @staticmethod
+    def _now() -> float:
+        return time.process_time() - time.thread_time()
 
 
 def median(values: Iterable[float]) -> float:

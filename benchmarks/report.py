@@ -26,7 +26,7 @@ def progress() -> Iterator[Callable[[str], None]]:
     if console is None or not console.is_terminal:
         yield lambda text: print(text, file=sys.stderr, flush=True)
         return
-    with console.status("starting") as status:
+    with console.status("starting", refresh_per_second=1) as status:  # its thread counts as TCPStore's server
         yield lambda text: status.update(text)
 
 
@@ -92,7 +92,15 @@ def _as_json(row: Row) -> dict[str, Any]:
         },
         "missing": row.missing,
         "budgets": [
-            {"text": budget.text, "peer": budget.peer, "met": row.is_met(budget), "verdict": row.verdict(budget)}
+            {
+                "text": budget.text,
+                "of": budget.of or next(iter(row.values)),
+                "peer": budget.peer,
+                "factor": budget.factor,
+                "limit": budget.limit,
+                "met": row.is_met(budget),
+                "verdict": row.verdict(budget),
+            }
             for budget in row.budgets
         ],
     }

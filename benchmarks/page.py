@@ -1,0 +1,291 @@
+"""`python -m benchmarks.page RESULTS`: put what `--only meet --json RESULTS` found into docs/performance.md.
+
+The page has marks, between which its tables are; the picture beside it is drawn anew. With `--check` nothing is
+written, and the exit status says whether the page is what the results make of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import barriers, contended
+from benchmarks.locks import OURS as OUR_LOCK, WRITES
+from benchmarks.picture import draw
+from benchmarks.reading import BATCH
+from benchmarks.stores import OURS, TORCH_FILE, TORCH_TCP
+from benchmarks.uncontended import OPERATIONS
+from benchmarks.wakeup import BARE
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = DOCS / "performance.md"
+PICTURE = DOCS / "pictures" / "cost_per_rank.svg"
+MARKED = re.compile(r"(<!-- (\w+): from the results -->\n).*?(<!-- end -->)", re.DOTALL)
+
+BARRIER_RANKS = 128
+"""For how many ranks, with a core for each, a barrier is computed."""
+
+AFTER_A_PAUSE = "wake-up, one way, after a pause of 5 ms"
+LOCKED = "lock and unlock, one process"
+HANDED_OVER = "lock, from a release to the next of 2 processes"
+RECORD = "a record of another process"
+SINGLE = [f"{operation}, one process" for operation in OPERATIONS]
+
+
+class Run(NamedTuple):
+    """What was found: facts of the machine, and the rows by their work."""
+
+    machine: dict[str, Any]
+    rows: dict[str, dict[str, Any]]
+
+
+class Line(NamedTuple):
+    """A line of the table of budgets: what was to be reached in one or several rows of a run.
+
+    Attributes:
+        of: whose figures.
+        peer: beside whose; empty for a fixed limit.
+        longer: whether the ratio says how much more it takes us, and not how much better we are.
+    """
+
+    title: str
+    works: Sequence[str]
+    of: str
+    peer: str
+    budget: str
+    longer: bool = False
+
+
+def _barriers(*sizes: int, spent: bool = False) -> list[str]:
+    return [f"barrier of {size} processes" + (f", {barriers.SPENT}" if spent else "") for size in sizes]
+
+
+def _added(of_what: str = "") -> list[str]:
+    return [f"add, {size} processes at once{of_what}" for size in (8, 16)]
+
+
+LINES = [
+    Line(
+        "processor time per rank, `fscoord.barrier` with ranks, N = 8 / 16 / 32 / 64",
+        _barriers(8, 16, 32, 64, spent=True),
+        barriers.RANKS,
+        barriers.FLOOR,
+        "at most 1.5 times the floor",
+        longer=True,
+    ),
+    *(
+        Line(f"barrier, {name}, N = {sizes}", works, kind, barriers.TCP_KEYS, budget)
+        for name, kind in (("`fscoord.barrier` with ranks", barriers.RANKS), ("`Store.barrier`", barriers.STORE))
+        for sizes, works, budget in (
+            ("2 / 8 / 16 / 32", _barriers(2, 8, 16, 32), "as fast"),
+            ("64", _barriers(64), "0.65 times as fast"),
+        )
+    ),
+    Line(
+        "processor time per rank, 200 ranks",
+        _barriers(200, spent=True),
+        barriers.RANKS,
+        "",
+        "at most 1.56 times that of 128 ranks:",
+    ),
+    Line("barrier, 200 ranks", _barriers(200), barriers.RANKS, "", "at most 1.56 squared times that of 128 ranks:"),
+    Line("wake-up after a pause of 5 ms, p50", [AFTER_A_PAUSE], OURS, TORCH_TCP, "1.3 times as fast"),
+    Line("`add` by 8 / 16 processes at once", _added(), OURS, TORCH_FILE, "2 times as many"),
+    Line("the same", _added(), OURS, TORCH_TCP, "1.2 times as many"),
+    Line("the same: the longest wait", _added(", longest wait"), OURS, "", "at most"),
+    Line("the same: waits of at most 50 ms", _added(", waits of at most 50 ms"), OURS, "", "at least"),
+    Line("lock and unlock, no other process", [LOCKED], OUR_LOCK, WRITES, "at most 1.15 times", longer=True),
+    Line("lock handed over between 2 processes, p50", [HANDED_OVER], OUR_LOCK, BARE, "at most 1.3 times", longer=True),
+    Line("`set`", SINGLE[:1], OURS, TORCH_FILE, "1.2 times as fast"),
+    Line(f"`{'` / `'.join(list(OPERATIONS)[1:])}`", SINGLE[1:], OURS, TORCH_FILE, "as fast"),
+]
+
+
+def figure(value: float) -> str:
+    """Return a figure with three digits that count."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a table of Markdown."""
+    rows = [head, ["---"] * len(head), *lines]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+def machine(run: Run) -> str:
+    """Return where and when it was measured."""
+    on = run.machine
+    return (
+        f"Measured on {on['date']}: {on['cores']} cores of an {on['processor']}, {on['system']}, {on['file_system']},"
+        f" {on['python']}, torch {on['torch']},\nwatchdog {on['watchdog']}; load {on['load_1_min']} before the run and"
+        f" {on['load_1_min_at_the_end']} at its end, its own processes among it.\n"
+    )
+
+
+def budgets(run: Run) -> str:
+    """Return the table of budgets."""
+    return table(
+        ("work", "fscoord", "peer", "ratio", "budget", "met?"),
+        [_budget(line, run) for line in LINES],
+    )
+
+
+def _budget(line: Line, run: Run) -> tuple[str, ...]:
+    ours: list[str] = []
+    theirs: list[str] = []
+    ratios: list[str] = []
+    verdicts: list[bool] = []
+    unit = ""
+    for work in line.works:
+        row = run.rows.get(work, {"values": {}, "budgets": []})
+        found = [each for each in row["budgets"] if each["of"] == line.of and each["peer"] == line.peer]
+        if line.of not in row["values"] or not found or found[0]["met"] is None:
+            for cell in (ours, theirs, ratios):
+                cell.append("-")
+            continue
+        unit = row["unit"]
+        mine = row["values"][line.of]
+        other = row["values"][line.peer] if line.peer else found[0]["limit"]
+        ours.append(figure(mine))
+        theirs.append(figure(other))
+        ratios.append(figure(mine / other if line.longer or row["more_is_better"] else other / mine))
+        verdicts.append(found[0]["met"])
+    met = "yes" if all(verdicts) else "**no**" if not any(verdicts) else f"{sum(verdicts)} of {len(verdicts)}"
+    met = met if verdicts else "not measured"
+    if not line.peer:
+        limits = " / ".join(dict.fromkeys(theirs))
+        return (line.title, f"{' / '.join(ours)} {unit}", "", "", f"{line.budget} {limits} {unit}", met)
+    peer = f"{line.peer}: {' / '.join(theirs)}"
+    return (line.title, f"{' / '.join(ours)} {unit}", peer, " / ".join(ratios), line.budget, met)
+
+
+def costs(run: Run) -> str:
+    """Return what each barrier costs, for each number of processes."""
+
+    def cell(size: int, kind: str) -> str:
+        rows = [run.rows.get(work, {"values": {}}) for work in (*_barriers(size, spent=True), *_barriers(size))]
+        return ", ".join(figure(row["values"][kind]) for row in rows if kind in row["values"])
+
+    sizes = [size for size in barriers.PROCESSES if _barriers(size)[0] in run.rows]
+    return table(
+        ("N", *barriers.KINDS), [(str(size), *(cell(size, kind) for kind in barriers.KINDS)) for size in sizes]
+    )
+
+
+def records(run: Run) -> str:
+    """Return what it costs to read what others wrote, for each number of processes."""
+    each = run.rows[RECORD]["values"][OURS]
+    sizes = [size for size in barriers.PROCESSES if _barriers(size)[0] in run.rows]
+    least = run.rows[_barriers(sizes[0], spent=True)[0]]["values"][barriers.RANKS]
+    lines = []
+    for size in sizes:
+        whole = run.rows[_barriers(size, spent=True)[0]]["values"][barriers.RANKS]
+        lines.append((str(size), figure(whole), figure(size * each), figure(max(0.0, whole - least - size * each))))
+    per_rank, serial = BARRIER_RANKS * each, BARRIER_RANKS * run.rows["add, one process"]["values"][OURS]
+    return (
+        f"A record of another process costs a reader **{figure(each)} µs**, measured with {BATCH} records per read"
+        f" (torch's\nFileStore: {_peer(run, RECORD)} µs).\n\n"
+        + table(
+            ("N", "processor time per rank, µs", "of it N records, µs", f"beyond that and N = {sizes[0]}, µs"), lines
+        )
+        + f"\nFor {BARRIER_RANKS} ranks on {BARRIER_RANKS} cores: each rank decodes {BARRIER_RANKS} records in"
+        f" {figure(per_rank)} µs, all ranks at the same time. The\narrivals are appended one after another, each under"
+        f" the log lock. An arrival holds it for about as long as an `add`\ntakes, all of them for some"
+        f" {figure(serial / 1e3)} ms. The wake-up after a pause adds"
+        f" {figure(run.rows[AFTER_A_PAUSE]['values'][OURS])} µs.\n"
+    )
+
+
+def _peer(run: Run, work: str) -> str:
+    value = run.rows[work]["values"].get(TORCH_FILE)
+    return "not measured" if value is None else figure(value)
+
+
+def adds(run: Run) -> str:
+    """Return what was found where several processes add."""
+    parts = ("", ", processor time", ", longest wait")
+
+    def cell(size: int, store: str) -> str:
+        rows = [run.rows[f"add, {size} processes at once{part}"]["values"] for part in parts]
+        return ", ".join(figure(values[store]) for values in rows if store in values)
+
+    stores = (OURS, TORCH_FILE, TORCH_TCP)
+    return table(
+        ("processes", *stores), [(str(size), *(cell(size, store) for store in stores)) for size in contended.PROCESSES]
+    )
+
+
+def wakes(run: Run) -> str:
+    """Return how long wake-ups take."""
+    kinds = (OURS, TORCH_TCP, TORCH_FILE, BARE)
+    works = ("wake-up, one way, ping-pong", AFTER_A_PAUSE)
+    return table(
+        ("one way, p50, µs", *kinds),
+        [
+            (work.partition("way, ")[2], *(figure(run.rows[work]["values"].get(kind, float("nan"))) for kind in kinds))
+            for work in works
+        ],
+    )
+
+
+def single(run: Run) -> str:
+    """Return what operations of one process take."""
+    kinds = (OURS, TORCH_FILE, TORCH_TCP)
+    return table(
+        ("one process, µs", *kinds),
+        [
+            (f"`{name}`", *(figure(run.rows[work]["values"].get(kind, float("nan"))) for kind in kinds))
+            for name, work in zip(OPERATIONS, SINGLE, strict=True)
+        ],
+    )
+
+
+PARTS: dict[str, Callable[[Run], str]] = {
+    each.__name__: each for each in (machine, budgets, costs, records, adds, wakes, single)
+}
+
+
+def picture(run: Run) -> str:
+    """Return the drawing of the cost per rank."""
+    names = {
+        barriers.RANKS: "fscoord.barrier, ranks",
+        barriers.KEYS: "fscoord, by keys",
+        barriers.FILE_KEYS: "torch FileStore",
+        barriers.TCP_KEYS: "torch TCPStore",
+        barriers.FLOOR: "bare floor",
+    }
+    lines: dict[str, dict[int, float]] = {}
+    for kind, name in names.items():
+        for size in barriers.PROCESSES:
+            values = run.rows.get(_barriers(size, spent=True)[0], {"values": {}})["values"]
+            if kind in values:
+                lines.setdefault(name, {})[size] = values[kind]
+    return draw("A barrier: processor time per rank, µs", "processes that meet, on one machine", lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the page and the picture, or compare them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description=__doc__)
+    parser.add_argument("results", help="a file that `python -m benchmarks --only meet --json` wrote")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page has something else")
+    options = parser.parse_args(arguments)
+    found = json.loads(Path(options.results).read_text(encoding="utf-8"))
+    run = Run(found["machine"], {row["work"]: row for row in found["results"]})
+    before = PAGE.read_text(encoding="utf-8")
+    after = MARKED.sub(lambda match: f"{match[1]}\n{PARTS[match[2]](run)}\n{match[3]}", before)
+    new = {PAGE: after, PICTURE: picture(run)}
+    for path, text in new.items():
+        if options.check:
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                sys.exit(f"{path} is not what {options.results} makes of it: run python -m benchmarks.page on it")
+        else:
+            path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
