@@ -12,6 +12,7 @@ log.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Final
@@ -183,9 +184,10 @@ def find_root(path: str, header: Header, log_id: bytes) -> str | None:
     directory names other files.
     """
     directory = system.os.path.dirname(path)
-    with system.os.scandir(directory) as entries:
-        names = [entry.name for entry in entries if entry.inode() == header.root_inode]
-    for name in names:
+    # One chain of C calls opens, reads and closes the directory (rule 1 in `interrupts`). The child of a fork in
+    # another thread would otherwise keep the descriptor of a search that it does not finish.
+    entries = list(itertools.chain.from_iterable(map(system.os.scandir, (directory,))))
+    for name in [entry.name for entry in entries if entry.inode() == header.root_inode]:
         file = system.os.path.join(directory, name)
         fd = -1
         try:
