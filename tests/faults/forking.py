@@ -103,9 +103,13 @@ def until(condition: Callable[[], object]) -> None:
 
 
 class Moment:
-    """The moment to fork: the `number`-th point of whatever threads other than the main one do."""
+    """The moment to fork: the `number`-th point of whatever threads other than the main one do.
 
-    def __init__(self, number: int) -> None:
+    `skipped` is the path of a module whose lines are no points.
+    """
+
+    def __init__(self, number: int, skipped: str = "") -> None:
+        self._skipped = {__file__, skipped}
         self._left = self._number = number
         self._mutex = threading.Lock()
         self.reached, self.gate = threading.Event(), Gate()
@@ -149,7 +153,7 @@ class Moment:
             sys.setprofile(None)
 
     def _event(self, frame: FrameType, event: str, _: Any) -> None:
-        if self.reached.is_set() or event not in ("call", "c_return") or frame.f_code.co_filename == __file__:
+        if self.reached.is_set() or event not in ("call", "c_return") or frame.f_code.co_filename in self._skipped:
             return
         self._left -= 1
         if self._left == 0:
@@ -434,7 +438,9 @@ def fork_at(case: Case, number: int) -> int:
     near_child, far_child = pipes()
     pid = os.fork()
     if not pid:
-        be_parent(case, Moment(number), far_parent, far_child)
+        # A thread that starts another holds a lock of `threading`, which Python renews in a child unless C has forked.
+        skipped = threading.__file__ if case.fork is fork_in_c else ""
+        be_parent(case, Moment(number, skipped), far_parent, far_child)
     for end in (*far_parent, *far_child):
         os.close(end)
     child = 0
