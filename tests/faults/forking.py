@@ -427,7 +427,7 @@ def open_files(directory: Path) -> list[str]:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue
-        if target.startswith(str(directory)) or "inotify" in target:
+        if target.startswith(str(directory)) or target.endswith(":inotify"):
             found.append(target)
     return found
 
