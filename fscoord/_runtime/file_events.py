@@ -174,21 +174,17 @@ class Inotify(PollableSource):
         if not (hasattr(inotify_c, "inotify_init") and hasattr(inotify_c, "inotify_add_watch")):
             raise OSError(system.errno.ENOSYS, "this watchdog has no bindings of inotify")
         super().__init__()
-        try:
-            descriptors = self._descriptors
-            descriptors.update(starmap(inotify_c.inotify_init, ((),)))
-            fd = next(iter(descriptors - {self._interruptions}))  # no other thread uses the instance yet
-            if fd < 0:
-                number = ctypes.get_errno()
-                raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_instances")
-            system.os.set_inheritable(fd, False)
-            system.os.set_blocking(fd, False)
-            if inotify_c.inotify_add_watch(fd, system.os.fsencode(path), mask) < 0:
-                number = ctypes.get_errno()
-                raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_watches")
-        except OSError:  # the error keeps the object alive while the caller looks for another source
-            self._close()
-            raise
+        descriptors = self._descriptors
+        descriptors.update(starmap(inotify_c.inotify_init, ((),)))
+        fd = next(iter(descriptors - {self._interruptions}))  # no other thread uses the instance yet
+        if fd < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_instances")
+        system.os.set_inheritable(fd, False)
+        system.os.set_blocking(fd, False)
+        if inotify_c.inotify_add_watch(fd, system.os.fsencode(path), mask) < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_watches")
         self._sources = (fd, self._interruptions)
         self._poll = self._make_poll()
 
