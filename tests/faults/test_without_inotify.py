@@ -436,7 +436,7 @@ for child in children:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the limit of a user namespace")
-def test_no_process_polls_when_the_instances_are_used_up(path: str) -> None:
+def test_waiters_beyond_the_limit_of_instances_do_not_poll(path: str) -> None:
     """In a user namespace, whose limit can be lowered without anybody else's."""
     root = str(Path(fscoord.__file__).parent.parent)
     command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", CROWD, path]
