@@ -71,9 +71,12 @@ class PollableSource(ABC):
         self._epolls: dict[str, Any] = {}
         self._is_complete = False  # whether `wait` also waits for the epoll of the pidfds
         _instances.add(self)
-        # One chain of C calls opens and records each descriptor: rule 1 in `interrupts`.
-        descriptors.update(map(system.os.eventfd, (0,), (system.os.EFD_CLOEXEC | system.os.EFD_NONBLOCK,)))
-        (self._interruptions,) = descriptors
+
+    def _open_interruptions(self) -> None:
+        """Open the eventfd. One chain of C calls opens and records each descriptor: rule 1 in `interrupts`."""
+        before = set(self._descriptors)  # no other thread uses the source yet
+        self._descriptors.update(map(system.os.eventfd, (0,), (system.os.EFD_CLOEXEC | system.os.EFD_NONBLOCK,)))
+        (self._interruptions,) = self._descriptors - before
 
     @property
     def _pidfds(self) -> Any:
@@ -174,21 +177,17 @@ class Inotify(PollableSource):
         if not (hasattr(inotify_c, "inotify_init") and hasattr(inotify_c, "inotify_add_watch")):
             raise OSError(system.errno.ENOSYS, "this watchdog has no bindings of inotify")
         super().__init__()
-        try:
-            descriptors = self._descriptors
-            descriptors.update(starmap(inotify_c.inotify_init, ((),)))
-            fd = next(iter(descriptors - {self._interruptions}))  # no other thread uses the instance yet
-            if fd < 0:
-                number = ctypes.get_errno()
-                raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_instances")
-            system.os.set_inheritable(fd, False)
-            system.os.set_blocking(fd, False)
-            if inotify_c.inotify_add_watch(fd, system.os.fsencode(path), mask) < 0:
-                number = ctypes.get_errno()
-                raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_watches")
-        except OSError:  # the error keeps the object alive while the caller looks for another source
-            self._close()
-            raise
+        self._descriptors.update(starmap(inotify_c.inotify_init, ((),)))
+        (fd,) = self._descriptors  # no other descriptor yet: a refused instance has nothing to close
+        if fd < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_instances")
+        system.os.set_inheritable(fd, False)
+        system.os.set_blocking(fd, False)
+        if inotify_c.inotify_add_watch(fd, system.os.fsencode(path), mask) < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_watches")
+        self._open_interruptions()
         self._sources = (fd, self._interruptions)
         self._poll = self._make_poll()
 
@@ -242,6 +241,7 @@ class FifoSource(PollableSource):
 
     def __init__(self, fifo: int) -> None:
         super().__init__()
+        self._open_interruptions()
         self._epoll = self._epolls.setdefault("all", system.select.epoll())
         self._epoll.register(self._interruptions, system.select.EPOLLIN)
         self._epoll.register(fifo, system.select.EPOLLET)  # epoll always reports EPOLLHUP

@@ -26,7 +26,7 @@ EXPLAINED: dict[str, str] = {
     "LivenessFile.close: self._fd = -1 | 1 -> 2": NEGATIVE,
     "LogWriter.append: if size <= handle.spill_at and *| size <= handle.spill_at -> Lt": "`Cursor.apply` asks again",
     "LogWriter.void_tail: if system.os.fstat(fd).st_size < verdict.place: *-> LtE": AS_LONG,
-    "Doorbell.close: self.fd = -1 | 1 -> 2": NEGATIVE,
+    "Doorbell.close: self.fd = self._fifo = -1 | 1 -> 2": NEGATIVE,
     "Doorbell.ring: seen = * | 1 -> 2": "only the first of the bytes that were read is looked at",
     "Doorbell.is_lost: return self.fd < 0 or * | self.fd < 0 -> LtE": STANDARD_INPUT,
     "Doorbell.is_lost: return self.fd < 0 or * | 0 -> 1": STANDARD_INPUT,

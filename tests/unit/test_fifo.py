@@ -22,6 +22,7 @@ from support.places import start_thread
 
 from fscoord._log.io import safe_files
 from fscoord._log.wakeup.doorbell import FIFO_BYTE, SIZE, Doorbell
+from fscoord._log.wakeup.node_poller import PollerElection
 from fscoord._runtime import system
 from fscoord._runtime.file_events import FifoSource
 from fscoord.errors import InsecurePathError
@@ -111,6 +112,19 @@ def test_data_in_the_fifo_wakes_nobody(source: FifoSource, ringer: Doorbell, fif
         assert source.wait(0)
         assert not source.wait(0)
         ring(ringer)
+
+
+def test_poller_of_a_node_rings_and_is_hurried_through_the_fifo(source: FifoSource, ringer: Doorbell) -> None:
+    election = PollerElection(ringer, list)
+    ringer.arm(7)
+    assert election.notify([7])
+    assert source.wait(0)
+    assert not election.notify([7])
+    assert not source.wait(0)
+    election.heartbeat(0.1)
+    election.add(threading.current_thread())  # stands for a waiter
+    assert source.wait(0)
+    election.close()
 
 
 def test_fifo_source_is_interrupted(source: FifoSource) -> None:

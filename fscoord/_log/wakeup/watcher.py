@@ -146,11 +146,13 @@ class ChangeWatcher:
             raise_if_foreign(error)
             if self.bell is None or error.errno not in events.EXHAUSTED:
                 raise
-            try:
-                return events.FifoSource(self.bell.open_fifo())
-            except (OSError, InsecurePathError) as reason:
-                raise_if_foreign(reason)
-                raise OSError(error.errno, f"{error.strerror}; its FIFO can't be used: {reason}") from error
+            number, refusal = error.errno, error.strerror
+        # After the clause: its error keeps the descriptors of the refused instance open.
+        try:
+            return events.FifoSource(self.bell.open_fifo())
+        except (OSError, InsecurePathError) as error:
+            raise_if_foreign(error)
+            raise OSError(number, f"{refusal}; its FIFO can't be used: {error}") from error
 
     def _subscribe_loop(self, events: Any) -> None:
         """Make the event loop read `events`, if it can. Then no waiting thread reads them."""
