@@ -33,6 +33,7 @@ from fscoord import (
 from fscoord._log.wakeup import waiter
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord.aio import AsyncStore
+from fscoord.store import Store
 from fscoord.stores.file import notifier
 
 HANG_S = 60
@@ -57,15 +58,17 @@ class Way:
         return int(text) if self.name == "count" else len(text.split())
 
 
-TRACE: Any = {"trace_timeout": 0.05}
-"""A call that has timed out waits no longer for the lock, to say so in the log."""
+def by_rank(store: Store, rank: int, size: int, limit: float | None) -> None:
+    """Arrive by rank. A call that has timed out waits no longer for the lock, to say so in the log."""
+    barrier(store, size, "b", limit, rank=rank, trace_timeout=0.05)
+
 
 WAYS = [
     Way("count", lambda store, _, size, limit: store.barrier("b", size, limit), ""),
-    Way("rank", lambda store, rank, size, limit: barrier(store, size, "b", limit, rank=rank, **TRACE), ""),
+    Way("rank", by_rank, ""),
     Way(
         "view",
-        lambda store, rank, size, limit: barrier(PrefixStore("p", store), size, "b", limit, rank=rank, **TRACE),
+        lambda store, rank, size, limit: by_rank(PrefixStore("p", store), rank, size, limit),
         "p/",
     ),
 ]
@@ -277,7 +280,7 @@ def test_held_lock_ends_an_arrival_at_the_timeout_of_the_store(way: Way, path: P
     store.announce_rank(0)
     wait_in_vain(store)
     with Holder(str(path)), pytest.raises(StoreTimeoutError):
-        way.meet(store, 0, 2, HANG_S)
+        way.meet(store, 0, 2, 0.1)
     nothing_is_left(store)
     assert way.arrived(store) == 0
 
