@@ -25,7 +25,15 @@ from support.internals import log_of
 from support.plain_reader import read_newest
 
 import fscoord
-from fscoord import CorruptLogError, FileStore, FscoordError, StoreClosedError, StoreError, StoreTimeoutError
+from fscoord import (
+    CorruptLogError,
+    FileStore,
+    FscoordError,
+    StoreClosedError,
+    StoreError,
+    StoreTimeoutError,
+    barrier,
+)
 from fscoord._runtime import system
 from fscoord.errors import StoreGoneError
 from fscoord.inspect import dump, repair, verify
@@ -56,6 +64,8 @@ OPERATIONS: dict[str, Operation] = {
     "multi_get": lambda store: store.multi_get(["k", "n"]),
     "queue_len": lambda store: store.queue_len("q"),
     "barrier": lambda store: store.barrier("b", 1),
+    "barrier by rank": lambda store: barrier(store, 1, "b", rank=0),
+    "barrier in vain": lambda store: store.barrier("b", 2, 0.003),
     "clone": lambda store: store.clone().close(),
     "compact": lambda store: store.compact(),
     "close": lambda store: store.close(),
@@ -77,14 +87,14 @@ OPERATIONS: dict[str, Operation] = {
 }
 WITHOUT_CALLS = {"timeout", "set_timeout", "has_extended_api", "has_liveness", "place_options", "capabilities"}
 ALIKE = {
-    "check", "wait", "num_keys", "list_keys", "multi_get", "queue_len", "barrier", "clone", "compact", "close", "open",
-    "begin a run", "dead_sessions", "wait_alive", "wait_sessions", *WITHOUT_CALLS,
+    "check", "wait", "num_keys", "list_keys", "multi_get", "queue_len", "barrier", "barrier by rank", "barrier in vain",
+    "clone", "compact", "close", "open", "begin a run", "dead_sessions", "wait_alive", "wait_sessions", *WITHOUT_CALLS,
 }  # fmt: skip
 """What needs no more than two conditions: it reads as `get` does, or begins with a handle of its own."""
 UNSURE = {"dead_ranks", "dead_sessions", "members", "wait_alive", "wait_sessions"}
 """Where nobody can tell who lives, nobody is called dead."""
-IN_STEPS = {"barrier"}
-"""What writes several records, of which some may be there after an error."""
+IN_STEPS = {"barrier", "barrier by rank", "barrier in vain"}
+"""What writes several records, of which some may be there after an error, or waits when it has written."""
 
 
 def test_operations_that_are_public_are_all_tried() -> None:

@@ -81,7 +81,7 @@ def fork_everywhere(
 
 
 @every_fork
-@pytest.mark.parametrize("operation", ["set", "get", "wait", "close", "announce_rank"])
+@pytest.mark.parametrize("operation", ["set", "get", "wait", "close", "announce_rank", "barrier in vain"])
 def test_fork_at_any_call_of_another_thread_leaves_both_usable(
     operation: str, fork: Any, directory: Path, draw: Draw
 ) -> None:
@@ -92,7 +92,7 @@ def test_fork_at_any_call_of_another_threads_compaction_leaves_both_usable(direc
     assert fork_everywhere(directory, draw, OPERATIONS["compact"]) > 40
 
 
-@pytest.mark.parametrize("operation", ["set", "get", "wait", "close"])
+@pytest.mark.parametrize("operation", ["set", "get", "wait", "close", "barrier in vain"])
 def test_fork_between_the_calls_of_another_thread_leaves_both_usable(
     operation: str, directory: Path, draw: Draw
 ) -> None:
@@ -153,7 +153,9 @@ def open_another(store: FileStore) -> None:
     FileStore(f"{store.path}.new").close()
 
 
-WITHIN = {name: OPERATIONS[name] for name in ("set", "get", "wait", "compact")} | {"open": open_another}
+WITHIN = {name: OPERATIONS[name] for name in ("set", "get", "wait", "compact", "barrier in vain")} | {
+    "open": open_another
+}
 
 
 @pytest.mark.parametrize("operation", WITHIN)
@@ -164,6 +166,10 @@ def test_signal_handler_that_forks_at_any_call_goes_on_in_both_processes(
     assert fork_everywhere(directory, draw, WITHIN[operation], within=True) > 1
 
 
+ALONE = {"barrier", "barrier by rank"}
+"""Barriers of one, at which two processes arrive if the call goes on in both."""
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @every_fork
@@ -171,5 +177,7 @@ def test_signal_handler_that_forks_at_any_call_goes_on_in_both_processes(
 def test_fork_at_any_call_of_any_operation_leaves_both_usable(operation: str, fork: Any, directory: Path) -> None:
     for condition in (nothing, must_read, must_follow):
         for how in ({}, {"at_calls": False}, {"parent_dies": True}, {"blocks": True}, {"within": True}):
+            if "within" in how and operation in ALONE:
+                continue
             if fork is os.fork or not {"blocks", "within"} & how.keys():
                 fork_everywhere(directory, every, OPERATIONS[operation], condition, fork=fork, **how)

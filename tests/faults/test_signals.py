@@ -23,7 +23,7 @@ from support.interrupts import At, interrupt
 from support.places import start_thread
 
 import fscoord
-from fscoord import FileStore
+from fscoord import FileStore, barrier
 from fscoord._log import recovery
 from fscoord._log.io import safe_files
 from fscoord.errors import StoreClosedError, StoreError, StoreTimeoutError
@@ -46,6 +46,8 @@ OPERATIONS: dict[str, Callable[[FileStore], Any]] = {
     "list_keys": lambda store: store.list_keys(),
     "multi_get": lambda store: store.multi_get(["introduced", "fresh"]),
     "wait": lambda store: times_out(lambda: store.wait(["never"], 0.003)),
+    "barrier": lambda store: times_out(lambda: store.barrier(f"b{next(NUMBERS)}", 2, 0.003)),
+    "barrier by rank": lambda store: barrier(store, 1, f"b{next(NUMBERS)}", rank=0),
     "announce_rank": lambda store: store.announce_rank(next(NUMBERS)),
     "wait_alive": lambda store: times_out(lambda: store.wait_alive(["never"], [0, 1, 2], 0.003)),
 }

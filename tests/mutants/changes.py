@@ -595,7 +595,14 @@ MUTANTS = (
         "                    self._wakes_at = self._begin_sleep(deadline)\n",
         "                    self._wakes_at = self._begin_sleep(deadline)\n"
         "                    self._event_count = self.watcher.event_count\n",
-        (MEETINGS, "tests/faults/test_bell_traps.py"),
+        (f"{ARRIVAL_FAULTS}::test_event_that_another_thread_reads_before_the_sleep_ends_it",),
+    ),
+    Mutant(
+        "an event that an interrupted thread has read is not counted",
+        "ChangeWatcher._read_events",
+        "            self.event_count += 1\n            raise\n",
+        "            raise\n",
+        (f"{ARRIVAL_FAULTS}::test_event_that_is_read_by_a_thread_that_is_interrupted_is_not_lost",),
     ),
     Mutant(
         "an event that was read is not counted",

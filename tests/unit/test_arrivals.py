@@ -108,9 +108,14 @@ def test_arrival_that_is_not_the_last_reads_once_before_its_sleep(
 
 
 @pytest.mark.parametrize("meet", [meet_by_count, meet_by_rank])
-def test_key_of_the_end_that_is_there_already_ends_the_wait_at_once(meet: Meet, store: FileStore) -> None:
+def test_key_of_the_end_that_is_there_already_ends_the_wait_at_once(
+    meet: Meet, store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiter, "SLOW_FIRST_S", 100.0)
     store.multi_set(["b/last_member", "b/complete"], ["1", "1"])
+    started = time.monotonic()
     meet(store, 0)
+    assert time.monotonic() - started < HANG_S / 2
 
 
 @every_way

@@ -253,6 +253,11 @@ class ChangeWatcher:
                     if not sleeper.is_rung() and events.wait(seconds):
                         self._dispatch(events, sleeper)
                     return
+            except BaseException:
+                # A signal handler has raised, perhaps after the read of an event. So the event counts, and the thread
+                # that reads the events from now on looks at its own byte of the bell.
+                self.event_count += 1
+                raise
             finally:
                 try:
                     self._reader_mutex.release()
