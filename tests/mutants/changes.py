@@ -502,10 +502,9 @@ MUTANTS = (
     ),
     Mutant(
         "a rank is armed after its arrival was unlocked",
-        "FileWait.__init__",
-        "            condition.arm = self.arm_now\n",
-        "            look = condition.look\n"
-        "            condition.look = lambda timeout: (look(timeout), self.arm_now())[0]\n",
+        "Arrival.look",
+        "self._decide, self._write_timeout, arm)\n",
+        "self._decide, self._write_timeout)\n        arm()\n",
         (MEETINGS, f"{ARRIVALS}::test_last_arrival_right_after_the_unlock_of_another_wakes_it"),
     ),
     Mutant(
@@ -533,7 +532,7 @@ MUTANTS = (
         "the last arrival rings before it is there",
         "Arrival.look",
         """\
-        answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout)
+        answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout, arm)
         self._has_arrived = True
         if log.handle.bell:
             self._notify((request.key, request.done) if is_last else (request.key,))
@@ -541,7 +540,7 @@ MUTANTS = (
 """,
         """\
         self._notify((request.key, request.done))
-        answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout)
+        answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout, arm)
         self._has_arrived = True
         return answer
 """,
@@ -599,9 +598,9 @@ MUTANTS = (
     ),
     Mutant(
         "an event that an interrupted thread has read is not counted",
-        "ChangeWatcher._read_events",
-        "            self.event_count += 1\n            raise\n",
-        "            raise\n",
+        "ChangeWatcher.block",
+        "                self.event_count += 1\n                raise\n",
+        "                raise\n",
         (f"{ARRIVAL_FAULTS}::test_event_that_is_read_by_a_thread_that_is_interrupted_is_not_lost",),
     ),
     Mutant(
@@ -621,8 +620,8 @@ MUTANTS = (
     Mutant(
         "a session that is recorded as dead still has its rank",
         "Log.has_announced",
-        "        number = self.session_if_ready\n",
-        "        number = self.handle.lock.session\n",
+        " and system.fork_marker[0] and not self.handle.recovery)",
+        " and system.fork_marker[0])",
         ("tests/unit/test_own_session.py",),
     ),
     Mutant(
