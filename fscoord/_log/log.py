@@ -288,6 +288,12 @@ class Log:
                             continue
                         handle.recovery = 0
                         return result
+                    except BlockingIOError as error:
+                        first = error
+                        # The usual error: without a flag, it is that of `try_lock`, and another handle holds the lock.
+                        # It passes no further handlers, because a contended writer meets it with most attempts.
+                        if handle.recovery or error.errno is None or handle.shared.mutex is not mutex:
+                            raise
                     except BaseException as error:
                         first = error
                         raise
