@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulation import waits, workload
+from simulation import arrivals, waits, workload
 from simulation.files import FOREVER, Fcntl, Files
 from simulation.scheduler import ScheduleError
 from simulation.world import World
@@ -30,9 +30,10 @@ def test_seed_gives_the_same_schedule_here_and_in_another_interpreter(seed: int)
     here = [workload.run(seed).counted["trace"] for seed in seeds] + [waits.run(seed).trace for seed in seeds]
     again = [workload.run(seed).counted["trace"] for seed in seeds] + [waits.run(seed).trace for seed in seeds]
     assert here == again
+    assert [arrivals.run(seed).trace for seed in seeds] == [arrivals.run(seed).trace for seed in seeds]
     assert len(set(here)) == len(here)
     program = (
-        "from simulation import waits, workload\n"
+        "from simulation import arrivals, waits, workload\n"
         f"for seed in {seeds}: print(workload.run(seed).counted['trace'], waits.run(seed).trace)\n"
     )
     paths = os.pathsep.join([str(Path(fscoord.__file__).parent.parent), str(TESTS)])
