@@ -414,6 +414,7 @@ class Store(ABC):
         return run_blocking(self, self._arrival_steps(request))
 
     def _arrival_steps(self, request: ArrivalRequest) -> WaitSteps[bytes | None]:
+        start = system.time.monotonic()
         if request.kind == COUNT:
             value = b"%d" % self.add(request.key, 1)
         else:
@@ -425,9 +426,9 @@ class Store(ABC):
         if is_last:
             self.set(request.done, b"1")
         else:
-            make = request.new_slow_logger
-            slow_logger = None if make is None else make(system.time.monotonic())
-            yield WaitRequest(KEYS, [request.done], request.timeout, slow_logger=slow_logger)
+            make, now = request.new_slow_logger, system.time.monotonic()
+            left = max(0.0, request.timeout - (now - start))
+            yield WaitRequest(KEYS, [request.done], left, slow_logger=None if make is None else make(now))
         return None
 
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: Any) -> Wait[Any] | None:  # noqa: ARG002 - see there

@@ -686,9 +686,15 @@ class Log:
         return 0 if self.handle.recovery or not system.fork_marker[0] else self.handle.lock.session
 
     def has_announced(self, rank: int) -> bool:
-        """Return whether this handle's session is known to be `rank`. A write finds out if the session is dead."""
+        """Return whether this handle's session is known to be `rank`. If so, the next session has that rank, too.
+
+        A write finds out if the session is dead.
+        """
         number = self.handle.lock.session
-        return bool(number in self.table.ranks.get(rank, ()) and system.fork_marker[0] and not self.handle.recovery)
+        if number in self.table.ranks.get(rank, ()) and system.fork_marker[0] and not self.handle.recovery:
+            self.registration.rank = rank
+            return True
+        return False
 
     def register(self, limit: float, rank: int | None = None) -> int:
         """Register this handle as a session, with `rank` if given. Return its number. Errors as in `update`."""

@@ -620,8 +620,8 @@ MUTANTS = (
     Mutant(
         "a session that is recorded as dead still has its rank",
         "Log.has_announced",
-        " and system.fork_marker[0] and not self.handle.recovery)",
-        " and system.fork_marker[0])",
+        " and system.fork_marker[0] and not self.handle.recovery:",
+        " and system.fork_marker[0]:",
         ("tests/unit/test_own_session.py",),
     ),
     Mutant(
