@@ -333,14 +333,18 @@ def in_child(case: Case, moment: Moment, store: FileStore, outside: Ends, ended:
             outside.tell(*([ended] if " " in ended else []))  # it may be any error of ours
         elif not case.parent_dies:
             wrong = close_at_once(store) if case.closes else try_soon(store)
-            if log_of(store).handle.final_error[1]:  # it was closed just now, or the parent's thread was closing it
-                store = FileStore(case.path, timeout=HANG_S, **case.options)
+            store = open_again_if_closed(case, store)
             outside.tell(*wrong, *in_line(store))
         outside.hear()
-        outside.tell(*go_on(case, moment.where, store))
+        outside.tell(*go_on(case, moment.where, open_again_if_closed(case, store)))
         outside.hear()
     finally:
         os._exit(0)
+
+
+def open_again_if_closed(case: Case, store: FileStore) -> FileStore:
+    """Return another handle if `store` was closed just now, or the parent's thread has closed it or was about to."""
+    return FileStore(case.path, timeout=HANG_S, **case.options) if log_of(store).handle.final_error[1] else store
 
 
 def try_soon(store: FileStore) -> list[str]:
