@@ -53,6 +53,9 @@ Decide = Callable[[bytes, bytes], tuple[Any, int, Any]]
 applied all records. The function returns ``(result, kind, value)``: the result of the transaction, and the kind and
 value of the record to append. Kind 0 appends nothing."""
 
+IN_A_ROW_NS: Final = 50_000
+"""How long after its last record a handle still counts as one that writes without a pause, in nanoseconds."""
+
 LOCK_GRACE_S: Final = 0.03
 """The shortest wait for the lock in seconds, even with a timeout of 0: the lock is usually held for microseconds."""
 
@@ -113,6 +116,7 @@ class Log:
         self.registration = Registration(handle, self.liveness, self.writer, introduce)
         self.follower = GenerationFollower(handle, self.cursor, self.large_values)
         self.compactor = Compactor(handle, self.registration, self.large_values, self.follower)
+        self._writes_in_a_row = False  # only a hint, so no lock guards it
         # The methods that vary by mount are bound once, because every operation calls them.
         self._read, self._catch_up, self._append = self.access.read, self.access.catch_up, self.writer.append
         self.read_locked, self.read_unlocked = self.large_values.read_locked, self.large_values.read_unlocked
@@ -517,7 +521,12 @@ class Log:
         oldest = SHARED_CHECK_S if handle.is_shared else PATH_CHECK_S
         if not handle.lock.can_block and system.time.monotonic() - handle.path_checked_at > oldest:
             self.read_ahead()  # so that the next attempt raises if the log was removed meanwhile
-        handle.lock.wait(attempt, waited, limit - waited, self._reopen_for_lock, patient=not handle.is_shared)
+        if attempt == 1:
+            self._writes_in_a_row = system.time.time_ns() - self.writer.last_time < IN_A_ROW_NS
+        options = {"patient": not handle.is_shared, "in_a_row": self._writes_in_a_row}
+        if handle.lock.wait(attempt, waited, limit - waited, self._reopen_for_lock, **options):
+            # All other writers wait while the holder of the lock reads what they have written. So read most of it now.
+            self.read_ahead()
 
     def _reopen_for_lock(self) -> int:
         """Return another descriptor of the file in use, for the thread that waits for the file's lock in the kernel.

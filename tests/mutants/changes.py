@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant(
         "two records of a session may have one time",
         "LogWriter.append",
-        "        if time_ns <= self._last_time:\n            time_ns = self._last_time + 1\n",
+        "        if time_ns <= self.last_time:\n            time_ns = self.last_time + 1\n",
         "",
         ("tests/unit/test_format.py",),
     ),

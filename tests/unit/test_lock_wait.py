@@ -17,6 +17,7 @@ from support.places import until
 from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
+from fscoord._log.log import IN_A_ROW_NS
 from fscoord._log.recovery import CLOSED, POSITION
 from fscoord._runtime import system
 
@@ -30,9 +31,26 @@ def wait(handle: Handle, monkeypatch: pytest.MonkeyPatch, *, limit: float = LIMI
     """Wait for the lock once, without waiting; return what was done."""
     done: list[str] = []
     monkeypatch.setattr(handle.log, "read_ahead", lambda: done.append("look"))
-    monkeypatch.setattr(handle.log.handle.lock, "wait", lambda *_, patient: done.append("nap" if patient else "wait"))
+
+    def note(*_: object, patient: bool, in_a_row: bool) -> bool:
+        done.append("nap in a row" if in_a_row else "nap" if patient else "wait")
+        return in_a_row
+
+    monkeypatch.setattr(handle.log.handle.lock, "wait", note)
     handle.log._wait_for_lock(1, system.time.monotonic(), limit)
     return done
+
+
+def test_writer_that_wrote_just_before_naps_longer_and_then_reads_without_the_lock(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(path) as handle:
+        handle.log.update(record.SET, b"k", b"1", None, LIMIT_S)
+        written = handle.log.writer.last_time
+        monkeypatch.setattr(system.time, "time_ns", lambda: written + IN_A_ROW_NS - 1)
+        assert wait(handle, monkeypatch) == ["nap in a row", "look"]
+        monkeypatch.setattr(system.time, "time_ns", lambda: written + IN_A_ROW_NS)
+        assert wait(handle, monkeypatch) == ["nap"]
 
 
 def test_waiter_that_cannot_block_in_the_kernel_looks_at_the_log_in_turn(

@@ -242,6 +242,23 @@ def test_lock_wait_grows_with_the_tries_and_ends_at_the_deadline(
     assert wait(500, 1.0, 0.02) == 0.02
 
 
+def test_lock_wait_of_a_writer_that_had_the_lock_just_before_naps_longer(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(system.time, "sleep", done.append)
+    monkeypatch.setattr(lock, "wait_for_lock", lambda _, left, __: done.append(("line", left)))
+    one = make(OFD)
+
+    def wait(waited: float, left: float = 9.0, *, patient: bool = True) -> bool:
+        return one.wait(1, waited, left, lambda: -1, patient=patient, in_a_row=True)
+
+    longest = lock.IN_A_ROW_PHASES * lock.NAP_PHASE_S
+    assert [wait(0.0), wait(longest - 0.001), wait(0.0, 0.0001)] == [True] * 3
+    assert [wait(longest), wait(0.0, patient=False)] == [False] * 2
+    assert done == [lock.IN_A_ROW_NAP_S, lock.IN_A_ROW_NAP_S, 0.0001, ("line", 9.0), ("line", 9.0)]
+
+
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "too many"), RuntimeError("can't start new thread")])
 def test_lock_wait_no_longer_blocks_once_no_thread_can_start(
     error: Exception, make: Make, monkeypatch: pytest.MonkeyPatch

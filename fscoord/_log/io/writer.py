@@ -24,18 +24,21 @@ class LogWriter:
         cursor: its position.
         write: the `Access.write` of the mount: writes bytes at the end of the file, and syncs them if the log is
             durable.
+
+    Attributes:
+        last_time: the time of the last record, in ns by the wall clock.
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, write: Callable[[bytes], None]) -> None:
         self._handle = handle
         self._cursor = cursor
         self._write = write
-        self._last_time = 0
+        self.last_time = 0
 
     def next_time(self) -> int:
         """Return the time of the next record, in ns by the wall clock. It rises with each record of a session."""
-        self._last_time = max(system.time.time_ns(), self._last_time + 1)
-        return self._last_time
+        self.last_time = max(system.time.time_ns(), self.last_time + 1)
+        return self.last_time
 
     def append(self, kind: int, key: bytes, value: bytes, session: int) -> None:
         """Write a record, sync it if the log is durable, and apply it.
@@ -45,9 +48,9 @@ class LogWriter:
         """
         handle = self._handle
         time_ns = system.time.time_ns()
-        if time_ns <= self._last_time:
-            time_ns = self._last_time + 1
-        self._last_time = time_ns
+        if time_ns <= self.last_time:
+            time_ns = self.last_time + 1
+        self.last_time = time_ns
         data, chain = record.encode(kind, key, value, session, time_ns, handle.chain)
         size = len(data)
         self._write(data)
