@@ -6,7 +6,6 @@ import torch would take longer than what they measure.
 
 from __future__ import annotations
 
-import importlib.util
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -43,7 +42,7 @@ def run(
         RuntimeError: a process failed, or did not end in time. No process is left behind.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([name for name in ("torch.distributed", "fscoord") if _is_there(name)])
+    context.set_forkserver_preload(["benchmarks.preload"])
     pipes, processes = [], []
     try:
         for rank in range(size):
@@ -102,7 +101,3 @@ def _receive(pipe: Connection, deadline: float) -> Any:
     if isinstance(message, Exception):
         raise message
     return message
-
-
-def _is_there(name: str) -> bool:
-    return importlib.util.find_spec(name.partition(".")[0]) is not None

@@ -74,8 +74,15 @@ class Exclusive:
         return [_shown(entry) for entry in self._line.living() if not entry.token]
 
     def _acquire(self, blocking: bool, timeout: Timeout | None, got: list[str]) -> bool:
-        """Carry out `_acquire_steps` in this thread."""
-        return run_blocking(self._store, self._acquire_steps(blocking, timeout, got))
+        """Acquire in this thread, as `_acquire_steps` does. No generator is made if nobody is in line."""
+        limit = self._limit(blocking, timeout)
+        line = self._line
+        name = line.new_id()
+        got.append(name)
+        served = line.take_free(name, self._mode)
+        if served is None:
+            served = run_blocking(self._store, self._standing_in_line(name, blocking, limit))
+        return self._keep(served)
 
     def _acquire_steps(self, blocking: bool, timeout: Timeout | None, got: list[str]) -> WaitSteps[bool]:
         """Acquire, with the arguments of `threading`. `got` receives the entry's id first, so that `_undo` finds it."""
