@@ -155,9 +155,9 @@ class FileWait(Generic[T]):
         left = self._deadline - now
         found = self._condition.look(left if left > 0 else 0.0, self._arm)
         self._has_looked = True
-        waiter = self._waiter
-        if waiter is not None and (waiter.watcher.bell is None or self._notifier.passes_on_changes):
-            self._notifier.after_look(waiter)
+        # Not by a local variable: the traceback of a time-out keeps this frame, which would keep the waiter.
+        if self._waiter is not None and (self._waiter.watcher.bell is None or self._notifier.passes_on_changes):
+            self._notifier.after_look(self._waiter)
         if not isinstance(found, NotYet):
             return found
         if left <= 0:
