@@ -84,7 +84,8 @@ class ArrivalRequest(NamedTuple):
         done: the key to wait for, checked.
         judge: returns, for the new value of `key`, whether this arrival is the last, which sets `done`; None if the
             caller must decide. It is called under the lock of the store, so it must not use the store.
-        timeout: the longest wait for `done`, in seconds. The timeout of the store limits the write.
+        timeout: the longest time from the call until `done` is set, in seconds. The write itself is limited by the
+            timeout of the store.
         new_slow_logger: returns the logger of the warnings about a long wait, given the time when the wait began. None:
             the store logs its own warnings.
 

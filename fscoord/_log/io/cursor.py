@@ -84,8 +84,10 @@ class Cursor:
         asked = CHUNK
         while data:
             # Under the lock of a local file, a short read is not enough: it may be short because of an error of the
-            # disk, and a record that is appended after records that were not read would have a wrong chain.
-            is_end = len(data) < asked and handle.short_read_is_end and (handle.may_lie or not locked)
+            # disk, and a record that is appended after records that were not read would have a wrong chain. Nor is it
+            # enough for a handle that has not joined a run yet, because it could join a run that is over.
+            is_firm = handle.may_lie or (handle.is_settled and not locked)
+            is_end = len(data) < asked and handle.short_read_is_end and is_firm
             if handle.pending:
                 data = handle.pending + data
             records, others, used, chain, missing = record.decode(data, handle.chain)
