@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fscoord import FileStore
-from fscoord._log.liveness import own_session
+from fscoord._log.liveness import liveness_file, own_session
 from fscoord._runtime import system
 from fscoord.inspect import dump
 
@@ -50,7 +50,10 @@ def all_bytes_locked(path: Path, start: int = 0) -> Iterator[int]:
             process.wait(HANG_S)
 
 
-def test_newcomer_goes_on_without_a_byte_and_names_the_locker(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_newcomer_goes_on_without_a_byte_and_names_the_locker(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness_file, "LOCKER_S", HANG_S)  # a busy machine has many descriptors to search
     with FileStore(path, timeout=HANG_S) as first:
         first.set("a", "1")
         # An exclusive lock on a byte in use keeps a shared one of all bytes out, so it begins after those.

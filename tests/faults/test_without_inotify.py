@@ -198,7 +198,7 @@ def test_tasks_of_an_event_loop_are_woken_by_the_fifo(
     seen: set[Any] = set()
 
     def all_waiters() -> list[Any]:
-        found = [each for each in gc.get_objects() if isinstance(each, log_ticket.Waiter) and not each.is_over]
+        found = [each for each in gc.get_objects() if type(each) is log_ticket.Waiter and not each.is_over]
         seen.update(found)
         return found
 

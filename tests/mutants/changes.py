@@ -613,8 +613,15 @@ MUTANTS = (
     Mutant(
         "a short read under the lock is taken for the end",
         "Cursor.advance",
-        "handle.short_read_is_end and (handle.may_lie or not locked)",
-        "handle.short_read_is_end",
+        "(handle.is_settled and not locked)",
+        "handle.is_settled",
+        ("tests/unit/test_recovery.py::test_short_read_without_the_lock_is_the_end_where_the_kernel_reads_to_the_end",),
+    ),
+    Mutant(
+        "a short read is taken for the end by a handle that joins a run",
+        "Cursor.advance",
+        "(handle.is_settled and not locked)",
+        "(not locked)",
         ("tests/unit/test_recovery.py::test_short_read_without_the_lock_is_the_end_where_the_kernel_reads_to_the_end",),
     ),
     Mutant(
