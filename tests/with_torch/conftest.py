@@ -3,3 +3,9 @@
 from importlib.util import find_spec
 
 collect_ignore_glob = [] if find_spec("torch") else ["test_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def _no_run_of_xdist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests set the variables of launchers; the run of pytest-xdist, which is nearer, would win over those."""
+    monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)
