@@ -2,6 +2,8 @@
 
 from importlib.util import find_spec
 
+import pytest
+
 collect_ignore_glob = [] if find_spec("torch") else ["test_*.py"]
 
 
