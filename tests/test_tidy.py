@@ -311,6 +311,7 @@ SYSTEM = {
 }  # fmt: skip
 SYSTEM_ALLOWED = {
     "_runtime.forks": ({"mmap", "os"}, "finds out that the process was forked, for _system among others"),
+    "_runtime.interrupts": ({"os"}, "is used by _system; finds out that an import was forked"),
     "_runtime.network": ({"socket"}, "is to the network what _system is to files, and is rarely needed"),
     "_runtime.file_events": ({"ctypes", "watchdog"}, "the one module that knows watchdog"),
     "aio._executor": ({"asyncio"}, "is about the event loop, as all of these"),

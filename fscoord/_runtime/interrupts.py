@@ -30,18 +30,21 @@ a C function, and at a jump backwards.
 A fork during an import copies the lock of the import and a half-initialized module. It does not copy the thread that
 would release the lock. So a forked child abandons the imports that this module had under way, and starts them again. It
 does not change the imports of the program's own threads. If an import in the child waits for one of those, it fails
-after `CHILD_LIMIT_S`.
+after `CHILD_LIMIT_S`. Every import fails in this way after a fork in C if a thread of the parent held the interpreter's
+lock of all imports, which Python resets after `os.fork` only.
 """
 
 from __future__ import annotations
 
+import _imp
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from fscoord._runtime.forks import after_fork_in_child
+from fscoord._runtime.forks import after_fork_in_child, process_epoch
 from fscoord.errors import FscoordError
 
 _OF_THE_INTERPRETER: Final = (
@@ -95,6 +98,9 @@ signal handler has interrupted an import of the same module."""
 CHILD_LIMIT_S: Final = 1.0
 """The longest import in a forked child, if other threads of the parent were importing modules during the fork."""
 
+_JOIN_S: Final = 1.0
+"""The longest wait for the thread of an import, in seconds, until the waiting thread checks whether it was forked."""
+
 _Thread = threading.Thread  # the real one, even if a test replaces `threading`
 _importlib: Any = sys.modules["_frozen_importlib"]
 
@@ -105,6 +111,7 @@ class _Import:
     def __init__(self, name: str) -> None:
         self.name = name
         self.error: BaseException | None = None
+        self._owner = os.getpid()
         for daemon in (True, False):  # an isolated subinterpreter refuses daemon threads
             try:
                 self.thread = _Thread(target=self._run, name="fscoord-import", daemon=daemon)
@@ -125,11 +132,23 @@ class _Import:
         finally:
             _importing.pop(me, None)
 
-    def wait(self, limit: float) -> None:
-        """Wait until the import has ended, and raise its error. After `limit` seconds, raise an `ImportError`."""
+    def wait(self, limit: float) -> bool:
+        """Wait until the import has ended, and raise its error. After `limit` seconds, raise an `ImportError`.
+
+        Returns:
+            False in a child that a signal handler has forked meanwhile. The child does not have the thread.
+        """
         if self.thread is not threading.current_thread():
-            self.thread.join(limit)
-            if self.thread.is_alive():
+            is_alive = True
+            for _ in range(max(round(limit / _JOIN_S), 1)):  # after a fork in C, the join does not end early
+                self.thread.join(min(limit, _JOIN_S))
+                is_alive = self.thread.is_alive()
+                if os.getpid() != self._owner:  # checked last: in the child of `os.fork` the thread counts as ended
+                    process_epoch()  # after a fork in C, this call abandons the import
+                    return False
+                if not is_alive:
+                    break
+            if is_alive:
                 _late[self.name] = self.thread
                 raise _unable(self.name, f"timeout: its import waits for another import, after {limit:g} s still")
             if isinstance(self.error, ImportError):  # not foreign: no handler runs in this thread
@@ -138,6 +157,7 @@ class _Import:
                 raise _unable(self.name, f"its import failed ({self.error!r})") from self.error
         if self.error is not None:
             raise self.error
+        return True
 
 
 def _unable(name: str, why: str) -> ImportError:
@@ -165,17 +185,21 @@ def import_uninterrupted(name: str) -> Any:
             raise _unable(name, "an earlier import of it has not ended; it waits for another import")
         if _owner(_locks().get(name)) == threading.get_ident():
             raise _unable(name, "this thread is importing it already; a signal handler, or the module, asked for it")
-        _Import(name).wait(_limit_s[0])
+        while not _Import(name).wait(_limit_s[0]):
+            pass  # in a forked child, which imports the module itself
     return sys.modules[name]
 
 
 def _after_fork_in_child() -> None:
-    """Abandon the imports of the `_Import` threads. If other threads were importing modules too, shorten the limit."""
+    """Abandon the imports of the `_Import` threads. If other threads were importing modules too, shorten the limit.
+
+    The limit is also shortened if a thread that no longer exists holds the lock of all imports, after a fork in C.
+    """
     me = threading.get_ident()
     gone = _importing.keys() - {me}
     _importing.clear()
     _late.clear()
-    others = False
+    others = _imp.lock_held()
     locks = _locks()
     for name, reference in list(locks.items()):
         owner = _owner(reference)

@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -25,16 +26,19 @@ NEEDED = "watchdog.observers.inotify_c"
 class Slow:
     """A finder: a thread that imports what the first wait needs stops behind the module's code, and has its lock.
 
-    In the finder itself it would have the lock of all imports, which os.fork() waits for.
+    With `finds_slowly` it stops in the finder itself. It has the lock of all imports there, which os.fork() waits for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, finds_slowly: bool = False) -> None:
         self.gate = Gate()
         self._owner = os.getpid()
+        self._finds_slowly = finds_slowly
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path, target) if name == NEEDED else None
-        if spec is not None and os.getpid() == self._owner:
+        if spec is not None and self._finds_slowly:
+            self.gate.wait()
+        elif spec is not None and os.getpid() == self._owner:
             loader: Any = spec.loader
             load = loader.exec_module
 
@@ -46,12 +50,17 @@ class Slow:
         return spec
 
 
-def fork_beside_a_first_wait(path: str, fork: str, importer: str) -> None:
-    """Print how a child's first wait ends that was forked while its parent's other thread imported what that needs."""
+def make_first_wait_slow(*, finds_slowly: bool = False) -> Slow:
     for name in [name for name in sys.modules if name.startswith("watchdog")]:
         del sys.modules[name]
-    slow = Slow()
+    slow = Slow(finds_slowly=finds_slowly)
     sys.meta_path.insert(0, slow)
+    return slow
+
+
+def fork_beside_a_first_wait(path: str, fork: str, importer: str, where: str) -> None:
+    """Print how a child's first wait ends that was forked while its parent's other thread imported what that needs."""
+    slow = make_first_wait_slow(finds_slowly=where == "finder")
     store = FileStore(path)
     wait = {"ours": lambda: store.wait(["never"], 0.2), "another": lambda: __import__(NEEDED)}[importer]
     bystanders = Gate()
@@ -70,6 +79,38 @@ def fork_beside_a_first_wait(path: str, fork: str, importer: str) -> None:
     slow.gate.open()
     thread.join(HANG_S)
     print(code, thread.is_alive(), NEEDED in sys.modules)
+
+
+def fork_in_a_first_wait(path: str, fork: str) -> None:
+    """Print how a first wait ends, in the child and in the parent, whose handler forks while the wait imports."""
+    slow = make_first_wait_slow()
+    store = FileStore(path)
+    children: list[int] = []
+
+    def act(_: int, __: object) -> None:
+        children.append(fork_in_c() if fork == "C" else os.fork())
+        if children == [0]:
+            signal.alarm(HANG_S)
+
+    def interrupt() -> None:
+        slow.gate.await_all(1)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        while not children:
+            time.sleep(0.001)
+        if children != [0]:
+            code = os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1])
+            slow.gate.open()
+            print(code, flush=True)
+
+    signal.signal(signal.SIGUSR1, act)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    said = outcome(lambda: store.wait(["never"], 0.2))
+    if children != [0]:
+        thread.join(HANG_S)
+    print(said, NEEDED in sys.modules, flush=True)
+    if children == [0]:
+        os._exit(0)
 
 
 def exhaust_descriptors(path: str) -> None:
@@ -151,6 +192,7 @@ def _run_isolated(code: str) -> None:
 
 {
     "fork": fork_beside_a_first_wait,
+    "handler": fork_in_a_first_wait,
     "descriptors": exhaust_descriptors,
     "subinterpreter": use_in_a_subinterpreter,
 }[sys.argv[1]](*sys.argv[2:])

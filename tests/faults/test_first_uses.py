@@ -24,7 +24,20 @@ def said(*arguments: str) -> list[str]:
 @pytest.mark.parametrize("fork", ["Python", "C"])
 def test_fork_beside_the_first_wait_leaves_the_child_its_own(fork: str, importer: str, tmp_path: Path) -> None:
     """The thread that has importlib's lock is not there; it may be fscoord's own, or one of the program."""
-    assert said("fork", str(tmp_path / "store"), fork, importer) == ["StoreTimeoutError", "0 False True"]
+    assert said("fork", str(tmp_path / "store"), fork, importer, "code") == ["StoreTimeoutError", "0 False True"]
+
+
+@pytest.mark.parametrize("importer", ["ours", "another"])
+def test_fork_in_c_beside_the_lock_of_all_imports_leaves_the_child_its_deadlines(importer: str, tmp_path: Path) -> None:
+    """No import ends in such a child."""
+    assert said("fork", str(tmp_path / "store"), "C", importer, "finder") == ["StoreTimeoutError", "0 False True"]
+
+
+@pytest.mark.parametrize("fork", ["Python", "C"])
+def test_handler_that_forks_in_an_import_of_the_first_wait_leaves_both_their_waits(fork: str, tmp_path: Path) -> None:
+    """The child lacks the thread that imports, and imports again."""
+    child, code, parent = said("handler", str(tmp_path / "store"), fork)
+    assert (child, code, parent) == ("StoreTimeoutError True", "0", "StoreTimeoutError True")
 
 
 def test_descriptors_exhausted_at_a_first_use_are_an_error_of_the_library(tmp_path: Path) -> None:
