@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import starmap
 from typing import Any
 
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import raise_if_foreign, raise_unless_closed
 
 LOG_CHANGED = 0x0002 | 0x0004 | 0x0400 | 0x0800  # IN_MODIFY, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF: inotify(7)
 BELL_RUNG = 0x0004 | 0x0400 | 0x0800
@@ -55,7 +55,12 @@ class PollableSource(ABC):
     deadlock if it interrupted a wait that holds the lock. So every change of shared data is one operation on a dict or
     a set.
 
+    Another thread may close the source while a method runs. A signal handler may fork in the middle of a method, and
+    the child, whose descriptors are closed by then, goes on in it. Afterwards no process can be watched through the
+    source, and no wait sleeps.
+
     Attributes:
+        is_closed: whether the source was closed, or belongs to the parent of this process.
         processes: the pidfd of each watched process, by process id. The end of a watched process also ends a wait.
     """
 
@@ -67,16 +72,26 @@ class PollableSource(ABC):
         self._descriptors = descriptors = system.Descriptors()
         self._close = weakref.finalize(self, system.close_all, system.os.close, descriptors)
         self._close.atexit = False
+        self.is_closed = False
         self.processes: dict[int, int] = {}
         self._epolls: dict[str, Any] = {}
         self._is_complete = False  # whether `wait` also waits for the epoll of the pidfds
         _instances.add(self)
 
     def _open_interruptions(self) -> None:
-        """Open the eventfd. One chain of C calls opens and records each descriptor: rule 1 in `interrupts`."""
-        before = set(self._descriptors)  # no other thread uses the source yet
-        self._descriptors.update(map(system.os.eventfd, (0,), (system.os.EFD_CLOEXEC | system.os.EFD_NONBLOCK,)))
-        (self._interruptions,) = self._descriptors - before
+        flags = system.os.EFD_CLOEXEC | system.os.EFD_NONBLOCK
+        self._interruptions = self._open(map(system.os.eventfd, (0,), (flags,)))
+
+    def _open(self, opening: Iterator[int]) -> int:
+        """Open the one descriptor of `opening`, and record it in the same chain of C calls: rule 1 in `interrupts`."""
+        opened: list[int] = []
+        system.in_one_chain(partial(opened.extend, opening), partial(self._descriptors.update, opened))
+        return opened[0]
+
+    def _require_open(self) -> None:
+        """Raise an `OSError` in a child that a signal handler has forked while the source was made."""
+        if self.is_closed:
+            raise OSError(system.errno.EBADF, "the process was forked meanwhile")
 
     @property
     def _pidfds(self) -> Any:
@@ -94,46 +109,51 @@ class PollableSource(ABC):
         epoll. If the process has ended already, `wait` returns at once, or pidfd_open(2) fails.
 
         Returns:
-            False if the process can't be watched: the system has no pidfd_open(2), no descriptor is free, or
-            `PROCESSES_MAX` processes are watched already.
+            False if the process can't be watched: the system has no pidfd_open(2), no descriptor is free,
+            `PROCESSES_MAX` processes are watched already, or the source is closed.
         """
         if pid in self.processes:
-            return True
-        if len(self.processes) >= PROCESSES_MAX or not hasattr(system.os, "pidfd_open"):
+            return not self.is_closed
+        if self.is_closed or len(self.processes) >= PROCESSES_MAX or not hasattr(system.os, "pidfd_open"):
             return False
         try:
             pidfds = self._epolls.get("pidfds") or self._epolls.setdefault("pidfds", system.select.epoll())
             if not self._is_complete:
                 self._include_pidfds()
                 self._is_complete = True
-            fd = self._open_process(pid)
-        except OSError as error:
-            raise_if_foreign(error)
+            fd = self._open(map(system.os.pidfd_open, (pid,)))
+        except (OSError, ValueError) as error:
+            raise_unless_closed(error)
             return False
         entering = partial(self.processes.setdefault, pid, fd)
         try:
             entered, _ = system.in_one_chain(entering, partial(pidfds.register, fd, system.select.EPOLLIN))
-        except (OSError, ValueError) as error:  # ValueError: the epoll was closed meanwhile
-            raise_if_foreign(error)
+        except (OSError, ValueError) as error:
+            raise_unless_closed(error)
             if self.processes.get(pid) == fd:
                 del self.processes[pid]
             self._close_pidfd(fd)
             return False
-        if entered != fd:  # another thread was first
-            pidfds.unregister(fd)
-            self._close_pidfd(fd)
-        return True
+        if entered != fd or self.is_closed:  # another thread was first, or closed the descriptors before this one
+            self._unregister(pidfds, fd)
+        return not self.is_closed
 
-    def _open_process(self, pid: int) -> int:
-        """Open a pidfd of process `pid`, record it in the same chain of C calls (rule 1 in `interrupts`), return it."""
-        opened: list[int] = []
-        opening = partial(opened.extend, map(system.os.pidfd_open, (pid,)))
-        system.in_one_chain(opening, partial(self._descriptors.update, opened))
-        return opened[0]
+    def _unregister(self, pidfds: Any, fd: int) -> None:
+        try:
+            pidfds.unregister(fd)
+        except (OSError, ValueError) as error:  # closed meanwhile
+            raise_unless_closed(error)
+        self._close_pidfd(fd)
 
     def _close_pidfd(self, fd: int) -> None:
-        self._descriptors.discard(fd)
-        system.close_quietly(fd)
+        """Close `fd` unless it is closed: its number may be that of another descriptor by now."""
+        try:
+            system.in_one_chain(partial(self._descriptors.remove, fd), partial(system.os.close, fd))
+        except OSError as error:
+            raise_if_foreign(error)
+        except KeyError as error:
+            if error.args != (fd,):  # not of `remove`: rule 4 in `interrupts`
+                raise
 
     def reap_exited(self) -> int:
         """Stop watching the processes that have ended; return how many ended processes this call has found."""
@@ -143,27 +163,30 @@ class PollableSource(ABC):
         known = list(self.processes.items())  # before the poll: a pidfd opened later may reuse a number
         try:
             ended = {fd for fd, _ in pidfds.poll(0)}
-        except ValueError:  # the epoll was closed meanwhile
+        except ValueError as error:
+            raise_unless_closed(error)
             return 0
         count = 0
         for pid, fd in known:
             if fd in ended and self.processes.pop(pid, None) == fd:  # the thread that removes it closes it
-                pidfds.unregister(fd)
-                self._close_pidfd(fd)
+                self._unregister(pidfds, fd)
                 count += 1
         return count
 
     def interrupt(self) -> None:
         """Make a `wait` of any thread return."""
-        system.os.eventfd_write(self._interruptions, 1)
+        if not self.is_closed:
+            system.os.eventfd_write(self._interruptions, 1)
 
     def close(self) -> None:
         """Close all descriptors."""
+        self.is_closed = True
         self._close()
         self.after_fork()
 
     def after_fork(self) -> None:
         """Close the epolls in a forked child. Another step closes the descriptors (`system.Descriptors`)."""
+        self.is_closed = True
         for epoll in list(self._epolls.values()):
             epoll.close()
 
@@ -177,8 +200,7 @@ class Inotify(PollableSource):
         if not (hasattr(inotify_c, "inotify_init") and hasattr(inotify_c, "inotify_add_watch")):
             raise OSError(system.errno.ENOSYS, "this watchdog has no bindings of inotify")
         super().__init__()
-        self._descriptors.update(starmap(inotify_c.inotify_init, ((),)))
-        (fd,) = self._descriptors  # no other descriptor yet: a refused instance has nothing to close
+        fd = self._open(starmap(inotify_c.inotify_init, ((),)))
         if fd < 0:
             number = ctypes.get_errno()
             raise OSError(number, f"{system.os.strerror(number)}: see fs.inotify.max_user_instances")
@@ -190,13 +212,12 @@ class Inotify(PollableSource):
         self._open_interruptions()
         self._sources = (fd, self._interruptions)
         self._poll = self._make_poll()
+        self._require_open()
 
     def _make_poll(self) -> Any:
         poll = system.select.poll()
-        for fd in self._sources:
+        for fd in self.descriptors():
             poll.register(fd, system.select.POLLIN)
-        if self._pidfds is not None:
-            poll.register(self._pidfds.fileno(), system.select.POLLIN)
         return poll
 
     def _include_pidfds(self) -> None:
@@ -204,14 +225,22 @@ class Inotify(PollableSource):
         self.interrupt()  # threads that wait now wait without the epoll
 
     def wait(self, limit: float) -> bool:
-        """Wait for an event or a call of `interrupt`, at most `limit` seconds; return whether one came."""
-        try:
-            ready = self._poll.poll(limit * 1000)
-        except RuntimeError as error:  # a signal handler waits, and has interrupted its thread in this call
-            raise_if_foreign(error)
-            ready = self._make_poll().poll(limit * 1000)
+        """Wait for an event or a call of `interrupt`, at most `limit` seconds; return whether one came.
+
+        After `close` it returns True at once.
+        """
+        poll = self._poll
+        while not self.is_closed:
+            try:
+                ready = poll.poll(limit * 1000)
+                break
+            except RuntimeError as error:  # a signal handler waits, and has interrupted its thread in this call
+                raise_if_foreign(error)
+                poll = self._make_poll()
+        else:
+            return True
         for fd, _ in ready:
-            if fd in self._sources:
+            if fd in self._descriptors:  # not the epoll, which has nothing to read, and nothing that is closed
                 try:
                     system.os.read(fd, 4096)
                 except BlockingIOError as error:  # another thread has read it
@@ -223,9 +252,12 @@ class Inotify(PollableSource):
 
         After `close` the list is empty.
         """
-        if not self._close.alive:
+        try:
+            pidfds = () if self._pidfds is None else (self._pidfds.fileno(),)
+        except ValueError as error:
+            raise_unless_closed(error)
             return []
-        return [*self._sources, *([self._pidfds.fileno()] if self._pidfds is not None else [])]
+        return [] if self.is_closed else [*self._sources, *pidfds]
 
 
 class FifoSource(PollableSource):
@@ -243,8 +275,12 @@ class FifoSource(PollableSource):
         super().__init__()
         self._open_interruptions()
         self._epoll = self._epolls.setdefault("all", system.select.epoll())
-        self._epoll.register(self._interruptions, system.select.EPOLLIN)
-        self._epoll.register(fifo, system.select.EPOLLET)  # epoll always reports EPOLLHUP
+        try:
+            self._epoll.register(self._interruptions, system.select.EPOLLIN)
+            self._epoll.register(fifo, system.select.EPOLLET)  # epoll always reports EPOLLHUP
+        except ValueError as error:
+            raise_unless_closed(error)
+        self._require_open()
 
     def _include_pidfds(self) -> None:
         try:
@@ -253,14 +289,16 @@ class FifoSource(PollableSource):
             raise_if_foreign(error)
 
     def wait(self, limit: float) -> bool:
-        """Wait for an event or a call of `interrupt`, at most `limit` seconds; return whether one came."""
+        """Wait for an event or a call of `interrupt`, at most `limit` seconds; return whether one came.
+
+        After `close` it returns True at once.
+        """
         try:
             ready = self._epoll.poll(limit, 8)
-        except ValueError:
-            if not self._epoll.closed:
-                raise
+        except ValueError as error:
+            raise_unless_closed(error)
             return True
-        if self._interruptions in dict(ready):
+        if self._interruptions in dict(ready) and self._interruptions in self._descriptors:
             try:
                 system.os.read(self._interruptions, 8)
             except BlockingIOError as error:  # another thread has read it
@@ -272,7 +310,11 @@ class FifoSource(PollableSource):
 
         After `close` the list is empty.
         """
-        return [self._epoll.fileno()] if self._close.alive else []
+        try:
+            return [self._epoll.fileno()]
+        except ValueError as error:
+            raise_unless_closed(error)
+            return []
 
 
 class ObserverSource:

@@ -59,6 +59,9 @@ _OF_THE_INTERPRETER: Final = (
 _OF_A_LIST: Final = ("pop from empty list", "pop from an empty deque", "x not in list", "is not in deque")
 """The ends of the messages of the errors that lists and deques raise."""
 
+_OF_AN_EPOLL: Final = "I/O operation on closed epoll object"
+"""The message of the error that each method of a closed epoll raises."""
+
 
 def in_one_chain(*steps: functools.partial[Any]) -> list[Any]:
     """Call `steps`, which must be C functions, with no point between them at which a signal handler could run."""
@@ -89,6 +92,18 @@ def raise_unless_absent(error: BaseException) -> None:
     """
     if not str(error).endswith(_OF_A_LIST):
         raise error
+
+
+def raise_unless_closed(error: BaseException) -> None:
+    """Raise `error` again unless it is an error of the system, or a closed epoll raised it: rule 4 above.
+
+    A clause that catches a `ValueError` of an epoll must call this function first.
+    """
+    if isinstance(error, ValueError):
+        if str(error) != _OF_AN_EPOLL:
+            raise error
+    else:
+        raise_if_foreign(error)
 
 
 LIMIT_S: Final = 60.0

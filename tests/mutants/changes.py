@@ -9,6 +9,7 @@ FLIPS = "tests/faults/test_flips.py::test_bit_flipped_anywhere_in_a_log_is_damag
 MOVED = "tests/faults/test_moved_logs.py"
 MEETINGS = f"{SCHEDULES}::test_barrier_is_passed_on_any_schedule_when_all_have_come"
 ARRIVALS = "tests/unit/test_arrivals.py"
+EVENTS = "tests/unit/test_file_events.py"
 ARRIVAL_FAULTS = "tests/faults/test_arrival_faults.py"
 
 
@@ -644,6 +645,27 @@ MUTANTS = (
             bell = self._bell = self._open_bell()
 """,
         ("tests/faults/test_bell_traps.py::test_write_rings_while_another_thread_opens_the_bell_of_their_handle",),
+    ),
+    Mutant(
+        "a child that was forked while a source of events was made takes it for its own",
+        "PollableSource._require_open",
+        "if self.is_closed:",
+        "if False:",
+        (f"{EVENTS}::test_source_that_is_lost_while_it_is_made_is_refused",),
+    ),
+    Mutant(
+        "a pidfd that a fork has closed is closed again",
+        "PollableSource._close_pidfd",
+        "partial(self._descriptors.remove, fd)",
+        "partial(self._descriptors.discard, fd)",
+        (f"{EVENTS}::test_pidfd_that_is_closed_already_is_not_closed_again",),
+    ),
+    Mutant(
+        "a watcher that is being made is not closed by a fork",
+        "ChangeWatcher.__init__",
+        "        _instances.add(self)\n",
+        "",
+        ("tests/unit/test_watcher.py::test_watch_during_whose_making_a_signal_handler_forks_is_stale_in_the_child",),
     ),
 )
 """Each is what a reviewer might let pass. `tests/mutants/run.py` shows that the tests don't."""

@@ -393,6 +393,20 @@ def test_watches_made_at_once_leave_one_shared_and_close_the_other(make: Callabl
     assert log_watch.shared_watcher(log_id, "auto", THREAD_BACKEND, make_slowly) is watch
 
 
+def test_watch_during_whose_making_a_signal_handler_forks_is_stale_in_the_child(
+    make: Callable[..., ChangeWatcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_watch, "_guard", [threading.RLock()])
+    watch_file = log_watch.events.watch_file
+
+    def fork_and_watch(*arguments: Any) -> Any:
+        log_watch._after_fork_in_child()
+        return watch_file(*arguments)
+
+    monkeypatch.setattr(log_watch.events, "watch_file", fork_and_watch)
+    assert make("auto", is_local=True).is_stale
+
+
 def test_fork_closes_the_shared_watches_of_the_parent_in_the_child(
     make: Callable[..., ChangeWatcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:

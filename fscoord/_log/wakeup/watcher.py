@@ -92,6 +92,7 @@ class ChangeWatcher:
         self._events: Any = None
         self.is_closed = False
         self.election: PollerElection | None = None
+        _instances.add(self)
         if mode != "poll" and (is_local or is_node or mode == "inotify"):
             self._start(mode, is_node=is_node)
         if self._events is None:
@@ -307,6 +308,8 @@ class ChangeWatcher:
 
 _watchers: weakref.WeakValueDictionary[tuple[LogKey, str, WaitBackend], ChangeWatcher] = weakref.WeakValueDictionary()
 _guard = [system.threading.RLock()]  # guards insertion into `_watchers`
+_instances: weakref.WeakSet[ChangeWatcher] = weakref.WeakSet()
+"""All watchers, also those that are being made: a signal handler may fork meanwhile, and the child goes on."""
 
 
 def shared_watcher(key: LogKey, kind: str, backend: WaitBackend, make: Callable[[], ChangeWatcher]) -> ChangeWatcher:
@@ -330,7 +333,7 @@ def shared_watcher(key: LogKey, kind: str, backend: WaitBackend, make: Callable[
 
 def _after_fork_in_child() -> None:
     _guard[0] = system.threading.RLock()
-    for watcher in list(_watchers.values()):
+    for watcher in list(_instances):
         watcher.after_fork()
     _watchers.clear()
 
