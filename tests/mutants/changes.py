@@ -9,6 +9,7 @@ FLIPS = "tests/faults/test_flips.py::test_bit_flipped_anywhere_in_a_log_is_damag
 MOVED = "tests/faults/test_moved_logs.py"
 MEETINGS = f"{SCHEDULES}::test_barrier_is_passed_on_any_schedule_when_all_have_come"
 ARRIVALS = "tests/unit/test_arrivals.py"
+NETWORK = "tests/unit/test_network_access.py"
 ARRIVAL_FAULTS = "tests/faults/test_arrival_faults.py"
 
 
@@ -60,6 +61,28 @@ MUTANTS = (
             wait.arm()
 """,
         ("tests/faults/test_bell_traps.py::test_key_that_comes_just_before_the_mark_is_seen_by_the_look_behind_it",),
+    ),
+    Mutant(
+        "the liveness byte of a log that hosts share is checked under the log's lock",
+        "Log.update",
+        """\
+                            if self._before_lock is not None:
+                                self._before_lock()
+                            lock.try_lock()
+""",
+        """\
+                            lock.try_lock()
+                            if self._before_lock is not None:
+                                self._before_lock()
+""",
+        (f"{NETWORK}::test_write_after_a_pause_checks_one_half_of_liveness_before_the_lock",),
+    ),
+    Mutant(
+        "each check of a log that hosts share is of the name and of the byte",
+        "Liveness.check_byte",
+        "        are_both_due = not self._handle.is_shared\n",
+        "        are_both_due = True\n",
+        (f"{NETWORK}::test_write_after_a_pause_checks_one_half_of_liveness_before_the_lock",),
     ),
     Mutant(
         "a torn record is taken for one byte longer than it said",
@@ -393,8 +416,8 @@ MUTANTS = (
     Mutant(
         "the lock is not taken before an update",
         "Log.update",
-        "                        if handover is None:\n                            lock.try_lock()\n",
-        "                        if handover is None:\n                            pass\n",
+        "                                self._before_lock()\n                            lock.try_lock()\n",
+        "                                self._before_lock()\n",
         (SCHEDULES,),
     ),
     Mutant(
