@@ -63,6 +63,20 @@ MUTANTS = (
         ("tests/faults/test_bell_traps.py::test_key_that_comes_just_before_the_mark_is_seen_by_the_look_behind_it",),
     ),
     Mutant(
+        "a lock that is handed over keeps the range of the session that waited for it",
+        "LogLock.adopt",
+        "        if self.kind == OFD and session != self.session:\n            self._change_range(session)\n",
+        "",
+        ("tests/unit/test_log_lock.py::test_lock_that_is_adopted_is_held_in_the_name_of_its_session",),
+    ),
+    Mutant(
+        "the wait in the kernel is for a range that names no session",
+        "_LockThread._run",
+        "                self.session = waiter.lock.session\n",
+        "",
+        ("tests/unit/test_kernel_wait.py::test_lock_from_the_kernel_is_granted_with_its_own_descriptor",),
+    ),
+    Mutant(
         "the liveness byte of a log that hosts share is checked under the log's lock",
         "Log.update",
         """\
@@ -406,7 +420,7 @@ MUTANTS = (
         "_LockThread._run",
         """\
                     # Closing is not enough: a child forked in C may have inherited the descriptor, and keep it open.
-                    unblock(self.fd)
+                    unblock(self.fd, self.session)
                     system.close_quietly(self.fd)
 """,
         """\

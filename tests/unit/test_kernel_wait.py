@@ -27,6 +27,7 @@ class FakeLock:
     """A lock that comes when a test says so."""
 
     kind = 1
+    session = 7
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -45,14 +46,17 @@ class FakeLock:
         self.reopened.append(open_descriptor(self.path, os.O_RDWR))
         return self.reopened[-1]
 
-    def block(self, fd: int) -> None:
+    def block(self, fd: int, session: int) -> None:
+        assert session == self.session
         self.blocks.set()
         assert self.comes.acquire(timeout=LIMIT_S)
 
-    def unblock(self, fd: int) -> None:
+    def unblock(self, fd: int, session: int) -> None:
+        assert session == self.session
         self.unblocked.append(fd)
 
-    def adopt(self, fd: int, handover: Any) -> None:
+    def adopt(self, fd: int, session: int, handover: Any) -> None:
+        assert session == self.session
         os.close(self.fd)
         self.fd, self.handover = fd, handover
 

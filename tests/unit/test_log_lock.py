@@ -100,16 +100,25 @@ def test_holder_is_unknown_if_the_kernel_cannot_be_asked(make: Make, monkeypatch
 
 
 @every_kernel_kind
-def test_lock_that_is_adopted_is_held_in_the_name_of_its_session(kind: int, path: str, make: Make) -> None:
+@pytest.mark.parametrize("waited_for", [4, 0, 3, 5, 1000])
+def test_lock_that_is_adopted_is_held_in_the_name_of_its_session(
+    kind: int, waited_for: int, path: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another handle of the process may have waited for it. Who waited itself locks no second time."""
     one, two = make(kind, 4), make(kind, 5)
     old, fd = one.fd, os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    one.block(fd)
+    one.block(fd, waited_for)
     with pytest.raises(BlockingIOError):
         one.try_lock()
     if kind == OFD:
-        assert two.holder() == 0
+        assert two.holder() == waited_for
     handover = threading.Lock()
-    one.adopt(fd, handover)
+    locked: list[object] = []
+    fcntl = system.fcntl.fcntl
+    with monkeypatch.context() as patch:
+        patch.setattr(system.fcntl, "fcntl", lambda *given: (locked.append(given), fcntl(*given))[1])
+        one.adopt(fd, waited_for, handover)
+    assert len(locked) == (kind == OFD and waited_for != 4)
     assert (one.fd, one.session, one.handover) == (fd, 4, handover)
     assert one._descriptors == {fd}
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -120,7 +129,7 @@ def test_lock_that_is_adopted_is_held_in_the_name_of_its_session(kind: int, path
         two.try_lock()
     one.handover = None
     one.unlock()
-    two.try_lock()
+    make(kind, 2000).try_lock()
 
 
 @every_kernel_kind
@@ -128,8 +137,8 @@ def test_lock_handed_over_and_not_taken_is_released_at_close(kind: int, path: st
     one, two = make(kind), make(kind)
     fd, handover = os.open(path, os.O_RDWR | os.O_CLOEXEC), threading.Lock()
     handover.acquire()
-    one.block(fd)
-    one.adopt(fd, handover)
+    one.block(fd, 0)
+    one.adopt(fd, 0, handover)
     one.close()
     assert (one.handover, handover.locked(), one.is_closed) == (None, False, True)
     two.try_lock()
@@ -166,8 +175,8 @@ def test_unwanted_grant_is_released_though_a_child_inherited_its_descriptor(kind
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     inherited = os.dup(fd)  # as a child has it that was forked in C
     try:
-        one.block(fd)
-        one.unblock(fd)
+        one.block(fd, 4)
+        one.unblock(fd, 4)
         os.close(fd)
         two.try_lock()
         two.unlock()

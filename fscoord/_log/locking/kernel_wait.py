@@ -33,6 +33,7 @@ class WaitableLock(Protocol):
 
     Attributes:
         fd: a descriptor of the log.
+        session: the session whose range is locked. The length of the range names the holder.
         kind: the kind of lock.
         mutex: the process mutex of the log.
         handover: a locked `threading.Lock` while the lock is kept for the next thread that takes the mutex, else None.
@@ -42,6 +43,7 @@ class WaitableLock(Protocol):
     """
 
     fd: int
+    session: int
     kind: int
     mutex: Any
     handover: Any
@@ -49,14 +51,17 @@ class WaitableLock(Protocol):
     is_closed: bool
     unlock: Callable[[], object]
 
-    def block(self, fd: int) -> None:
-        """Block in the kernel until descriptor `fd` has the lock."""
+    def block(self, fd: int, session: int) -> None:
+        """Block in the kernel until descriptor `fd` has the lock, with the range of `session`."""
 
-    def unblock(self, fd: int) -> None:
-        """Release a lock that `block` has acquired."""
+    def unblock(self, fd: int, session: int) -> None:
+        """Release a lock that `block` has acquired for `session`."""
 
-    def adopt(self, fd: int, handover: Any) -> None:
-        """Replace the lock's descriptor by `fd`, which has the lock. The caller holds the mutex."""
+    def adopt(self, fd: int, session: int, handover: Any) -> None:
+        """Replace the lock's descriptor by `fd`, on which `block` has acquired the lock for `session`.
+
+        The caller holds the mutex.
+        """
 
 
 def wait_for_lock(lock: WaitableLock, left: float, reopen: Callable[[], int]) -> None:
@@ -106,6 +111,7 @@ class _LockThread:
         self.key = key
         self.waiters = [first]
         self.fd = -1
+        self.session = 0  # the session whose range is locked on `fd`, or waited for
         system.start_thread("fscoord-lock", self._run)
 
     def _run(self) -> None:
@@ -124,11 +130,13 @@ class _LockThread:
                     system.close_quietly(self.fd)
                     self.fd = -1
                     continue
+                # The range of the waiter that probably gets the lock. Where it does, the lock costs no further request.
+                self.session = waiter.lock.session
                 waiter = None  # `block` may take for ever, and must not keep a waiter that has given up alive
-                block(self.fd)
+                block(self.fd, self.session)
                 if not self._hand_over():
                     # Closing is not enough: a child forked in C may have inherited the descriptor, and keep it open.
-                    unblock(self.fd)
+                    unblock(self.fd, self.session)
                     system.close_quietly(self.fd)
                     self.fd = -1
         except (OSError, FscoordError):  # the waiters will meet the same error when they poll
@@ -175,7 +183,7 @@ class _LockThread:
                 if not (waiter.gone or lock.is_closed):
                     handover = system.threading.Lock()
                     handover.acquire()
-                    lock.adopt(self.fd, handover)
+                    lock.adopt(self.fd, self.session, handover)
                     self.fd = -1
             waiter.gone = True
             waiter.wake.set()
