@@ -9,6 +9,7 @@ FLIPS = "tests/faults/test_flips.py::test_bit_flipped_anywhere_in_a_log_is_damag
 MOVED = "tests/faults/test_moved_logs.py"
 MEETINGS = f"{SCHEDULES}::test_barrier_is_passed_on_any_schedule_when_all_have_come"
 ARRIVALS = "tests/unit/test_arrivals.py"
+KERNEL_WAIT = "tests/unit/test_kernel_wait.py"
 NETWORK = "tests/unit/test_network_access.py"
 ARRIVAL_FAULTS = "tests/faults/test_arrival_faults.py"
 
@@ -70,11 +71,32 @@ MUTANTS = (
         ("tests/unit/test_log_lock.py::test_lock_that_is_adopted_is_held_in_the_name_of_its_session",),
     ),
     Mutant(
-        "the wait in the kernel is for a range that names no session",
-        "_LockThread._run",
-        "                self.session = waiter.lock.session\n",
+        "the descriptor that is kept for the next wait stays open when its handle is closed",
+        "cancel_wait",
+        "    for request in kept:\n        request.drop_spare()\n",
         "",
-        ("tests/unit/test_kernel_wait.py::test_lock_from_the_kernel_is_granted_with_its_own_descriptor",),
+        (f"{KERNEL_WAIT}::test_close_of_a_handle_closes_the_kept_descriptor_and_ends_the_thread",),
+    ),
+    Mutant(
+        "the descriptor that one handle has kept is used for the wait of another",
+        "_LockThread.keeps_for",
+        "        return self.spare_of is not None and self.spare_of() is lock\n",
+        "        return self.spare_of is not None\n",
+        (f"{KERNEL_WAIT}::test_wait_of_another_handle_opens_its_own_descriptor",),
+    ),
+    Mutant(
+        "a thread is kept for the next wait for ever",
+        "_LockThread._await_waiter",
+        "                if not self.spare or left <= 0:\n",
+        "                if not self.spare:\n",
+        (f"{KERNEL_WAIT}::test_kept_thread_ends_when_no_wait_comes",),
+    ),
+    Mutant(
+        "the wait in the kernel is for a range that names no session",
+        "_LockThread._serve",
+        "        self.session = lock.session\n",
+        "",
+        (f"{KERNEL_WAIT}::test_lock_from_the_kernel_is_granted_with_its_own_descriptor",),
     ),
     Mutant(
         "the liveness byte of a log that hosts share is checked under the log's lock",
@@ -417,13 +439,13 @@ MUTANTS = (
     ),
     Mutant(
         "a lock that came for who had given up is not given back",
-        "_LockThread._run",
+        "_LockThread._serve",
         """\
-                    # Closing is not enough: a child forked in C may have inherited the descriptor, and keep it open.
-                    unblock(self.fd, self.session)
-                    system.close_quietly(self.fd)
+            lock.unblock(self.fd, self.session)
+            self._close_fd()
 """,
         """\
+            self.fd = -1
 """,
         ("tests/faults/test_lock_traps.py::test_holder_that_is_stopped_is_named_at_the_deadline",),
     ),

@@ -113,6 +113,7 @@ class LogLock:
         self.handover: Any = None
         self.can_block = kind != SOFT and not shared
         self.is_closed = False
+        self.file_key: tuple[int, int, int] | None = None
         self._descriptors = descriptors
         self._symlink_lock = symlink_lock.SymlinkLock(self.marker)
         self.bind(fd, 0)
@@ -230,7 +231,7 @@ class LogLock:
                 system.time.sleep(min(NAP_FIRST_S * 2**doublings, NAP_S, left))
         elif self.can_block:
             try:
-                wait_for_lock(self, left, reopen)
+                wait_for_lock(self, left, reopen, keeps=not patient)
             except (OSError, RuntimeError) as error:
                 raise_if_foreign(error)
                 self.can_block = False
@@ -257,19 +258,20 @@ class LogLock:
         except OSError:  # closing the descriptor unlocks it as well
             pass
 
-    def adopt(self, fd: int, session: int, handover: Any) -> None:
+    def adopt(self, fd: int, session: int, handover: Any, left: set[int]) -> None:
         """Replace the descriptor by `fd`, on which `block` has acquired the lock for `session`.
 
-        The caller holds the mutex.
+        The caller holds the mutex. The old descriptor, which holds no lock, moves to the set `left`.
         """
         old = self.fd
         self._descriptors.add(fd)
+        system.loose.discard(fd)
         self.bind(fd, self.session)
         if self.kind == OFD and session != self.session:
             self._change_range(session)
         self.handover = handover
+        left.add(old)  # before the next line, so that a child that is forked meanwhile closes it
         self._descriptors.discard(old)
-        system.close_quietly(old)
 
     def _change_range(self, session: int) -> None:
         """Change the range that is locked from that of `session` to that of this handle's session.
