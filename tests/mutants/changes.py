@@ -10,6 +10,7 @@ MOVED = "tests/faults/test_moved_logs.py"
 MEETINGS = f"{SCHEDULES}::test_barrier_is_passed_on_any_schedule_when_all_have_come"
 ARRIVALS = "tests/unit/test_arrivals.py"
 KERNEL_WAIT = "tests/unit/test_kernel_wait.py"
+WAITER = "tests/unit/test_waiter.py"
 NETWORK = "tests/unit/test_network_access.py"
 ARRIVAL_FAULTS = "tests/faults/test_arrival_faults.py"
 
@@ -69,6 +70,20 @@ MUTANTS = (
         "        if self.kind == OFD and session != self.session:\n            self._change_range(session)\n",
         "",
         ("tests/unit/test_log_lock.py::test_lock_that_is_adopted_is_held_in_the_name_of_its_session",),
+    ),
+    Mutant(
+        "the poller is not quickened by news that nobody waits for",
+        "Waiter.notify_node",
+        "                self._expect_news(POLL_FIRST_S if election.notify(buckets) else NEWS_POLL_S)\n",
+        "                if election.notify(buckets):\n                    self._expect_news(POLL_FIRST_S)\n",
+        (f"{WAITER}::test_poller_polls_quickly_after_news_without_a_waiter_and_then_slows_down",),
+    ),
+    Mutant(
+        "the poller polls every millisecond while there is news that nobody waits for",
+        "Waiter.notify_node",
+        "                self._expect_news(POLL_FIRST_S if election.notify(buckets) else NEWS_POLL_S)\n",
+        "                election.notify(buckets)\n                self._expect_news(POLL_FIRST_S)\n",
+        (f"{WAITER}::test_poller_polls_quickly_after_news_without_a_waiter_and_then_slows_down",),
     ),
     Mutant(
         "the descriptor that is kept for the next wait stays open when its handle is closed",
