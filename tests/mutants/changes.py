@@ -72,6 +72,13 @@ MUTANTS = (
         ("tests/unit/test_log_lock.py::test_lock_that_is_adopted_is_held_in_the_name_of_its_session",),
     ),
     Mutant(
+        "a waiter that becomes the poller is rung by itself",
+        "Waiter._begin_sleep",
+        "                    self._mark = bell.arm(self._bucket)\n",
+        "",
+        (f"{WAITER}::test_waiter_that_becomes_the_poller_is_not_rung_by_its_own_notification",),
+    ),
+    Mutant(
         "the poller is not quickened by news that nobody waits for",
         "Waiter.notify_node",
         "                self._expect_news(POLL_FIRST_S if election.notify(buckets) else NEWS_POLL_S)\n",

@@ -194,7 +194,15 @@ class Waiter:
             if not self.watcher.has_events:
                 pause *= random.uniform(0.75, 1.25)  # so that many waiters do not poll at once
         else:
-            self._is_poller = election.try_elect(self)
+            was_poller, self._is_poller = self._is_poller, election.try_elect(self)
+            if self._is_poller and not was_poller:
+                # The election has rung every key, this waiter's too. A look for that ring would be a request in vain:
+                # the waiter has just looked, and its first poll comes in a millisecond. A death still ends the sleep,
+                # because `_deaths` stays.
+                bell = self.watcher.bell
+                if bell is not None:
+                    self._mark = bell.arm(self._bucket)
+                    self._other_marks = list(map(bell.arm, self._other_buckets))
             pause = self._poll_pause * random.uniform(0.75, 1.25) if self._is_poller else SLOW_LAST_S
         return min(now + pause, deadline)
 
