@@ -119,6 +119,7 @@ class Log:
         self._writes_in_a_row = False  # only a hint, so no lock guards it
         # The methods that vary by mount are bound once, because every operation calls them.
         self._read, self._catch_up, self._append = self.access.read, self.access.catch_up, self.writer.append
+        self._before_lock = self.access.before_lock
         self.read_locked, self.read_unlocked = self.large_values.read_locked, self.large_values.read_unlocked
         try:
             self.access.open(self._open)
@@ -278,6 +279,8 @@ class Log:
                     try:
                         handover = lock.handover
                         if handover is None:
+                            if self._before_lock is not None:
+                                self._before_lock()
                             lock.try_lock()
                         else:
                             # The kernel has already granted the lock. After this assignment `_LockThread._hand_over`

@@ -98,7 +98,7 @@ class Agent:
         if kind == "soft":
             file.await_lock(kind)
         else:
-            file.lock(kind).block(file.writer)
+            file.lock(kind).block(file.writer, 0)
         return system.time.monotonic() - start
 
     def time_lock(self, name: str, kind: str, seconds: float) -> float:

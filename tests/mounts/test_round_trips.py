@@ -18,6 +18,9 @@ COUNT = 200
 FEW, FEW_PER_S = 10, 3
 """Requests that the passing of time costs: a look at the file's name each second."""
 
+PAUSES, PAUSE_S = 4, 1.3
+"""Pauses between two writes, each longer than a comparison of the log's name, or a check of its byte, remains valid."""
+
 
 @pytest.fixture
 def counted(sides: Sides) -> Sides:
@@ -51,6 +54,18 @@ def test_write_costs_at_most_six_requests(counted: Sides, call: str) -> None:
     for agent in (a, b):
         agent.set("k", "1")
         assert cost(agent, call, "k", "1" if call == "set" else 1) <= 6
+
+
+def test_write_after_a_pause_costs_at_most_six_requests(counted: Sides) -> None:
+    """The name is opened in place of asking for the size, and one thing of the liveness file is checked."""
+    a, b = counted.opened(2)
+    for agent in (b, a):
+        agent.set("k", "1")
+    for _ in range(PAUSES):
+        time.sleep(PAUSE_S)
+        before = a.do("mounts.work.requests", a.host.directory)
+        a.set("k", "2")
+        assert a.do("mounts.work.requests", a.host.directory) - before <= 6
 
 
 def rate(counted: Sides, host: Any, seconds: float) -> float:

@@ -10,6 +10,9 @@ MOVED = "tests/faults/test_moved_logs.py"
 MEETINGS = f"{SCHEDULES}::test_barrier_is_passed_on_any_schedule_when_all_have_come"
 ARRIVALS = "tests/unit/test_arrivals.py"
 EVENTS = "tests/unit/test_file_events.py"
+KERNEL_WAIT = "tests/unit/test_kernel_wait.py"
+WAITER = "tests/unit/test_waiter.py"
+NETWORK = "tests/unit/test_network_access.py"
 ARRIVAL_FAULTS = "tests/faults/test_arrival_faults.py"
 
 
@@ -61,6 +64,84 @@ MUTANTS = (
             wait.arm()
 """,
         ("tests/faults/test_bell_traps.py::test_key_that_comes_just_before_the_mark_is_seen_by_the_look_behind_it",),
+    ),
+    Mutant(
+        "a lock that is handed over keeps the range of the session that waited for it",
+        "LogLock.adopt",
+        "        if self.kind == OFD and session != self.session:\n            self._change_range(session)\n",
+        "",
+        ("tests/unit/test_log_lock.py::test_lock_that_is_adopted_is_held_in_the_name_of_its_session",),
+    ),
+    Mutant(
+        "a waiter that becomes the poller is rung by itself",
+        "Waiter._begin_sleep",
+        "                    self._mark = bell.arm(self._bucket)\n",
+        "",
+        (f"{WAITER}::test_waiter_that_becomes_the_poller_is_not_rung_by_its_own_notification",),
+    ),
+    Mutant(
+        "the poller is not quickened by news that nobody waits for",
+        "Waiter.notify_node",
+        "                self._expect_news(POLL_FIRST_S if election.notify(buckets) else NEWS_POLL_S)\n",
+        "                if election.notify(buckets):\n                    self._expect_news(POLL_FIRST_S)\n",
+        (f"{WAITER}::test_poller_polls_quickly_after_news_without_a_waiter_and_then_slows_down",),
+    ),
+    Mutant(
+        "the poller polls every millisecond while there is news that nobody waits for",
+        "Waiter.notify_node",
+        "                self._expect_news(POLL_FIRST_S if election.notify(buckets) else NEWS_POLL_S)\n",
+        "                election.notify(buckets)\n                self._expect_news(POLL_FIRST_S)\n",
+        (f"{WAITER}::test_poller_polls_quickly_after_news_without_a_waiter_and_then_slows_down",),
+    ),
+    Mutant(
+        "the descriptor that is kept for the next wait stays open when its handle is closed",
+        "cancel_wait",
+        "    for request in kept:\n        request.drop_spare()\n",
+        "",
+        (f"{KERNEL_WAIT}::test_close_of_a_handle_closes_the_kept_descriptor_and_ends_the_thread",),
+    ),
+    Mutant(
+        "the descriptor that one handle has kept is used for the wait of another",
+        "_LockThread.keeps_for",
+        "        return self.spare_of is not None and self.spare_of() is lock\n",
+        "        return self.spare_of is not None\n",
+        (f"{KERNEL_WAIT}::test_wait_of_another_handle_opens_its_own_descriptor",),
+    ),
+    Mutant(
+        "a thread is kept for the next wait for ever",
+        "_LockThread._await_waiter",
+        "                if not self.spare or left <= 0:\n",
+        "                if not self.spare:\n",
+        (f"{KERNEL_WAIT}::test_kept_thread_ends_when_no_wait_comes",),
+    ),
+    Mutant(
+        "the wait in the kernel is for a range that names no session",
+        "_LockThread._serve",
+        "        self.session = lock.session\n",
+        "",
+        (f"{KERNEL_WAIT}::test_lock_from_the_kernel_is_granted_with_its_own_descriptor",),
+    ),
+    Mutant(
+        "the liveness byte of a log that hosts share is checked under the log's lock",
+        "Log.update",
+        """\
+                            if self._before_lock is not None:
+                                self._before_lock()
+                            lock.try_lock()
+""",
+        """\
+                            lock.try_lock()
+                            if self._before_lock is not None:
+                                self._before_lock()
+""",
+        (f"{NETWORK}::test_write_after_a_pause_checks_one_half_of_liveness_before_the_lock",),
+    ),
+    Mutant(
+        "each check of a log that hosts share is of the name and of the byte",
+        "Liveness.check_byte",
+        "        are_both_due = not self._handle.is_shared\n",
+        "        are_both_due = True\n",
+        (f"{NETWORK}::test_write_after_a_pause_checks_one_half_of_liveness_before_the_lock",),
     ),
     Mutant(
         "a torn record is taken for one byte longer than it said",
@@ -381,21 +462,21 @@ MUTANTS = (
     ),
     Mutant(
         "a lock that came for who had given up is not given back",
-        "_LockThread._run",
+        "_LockThread._serve",
         """\
-                    # Closing is not enough: a child forked in C may have inherited the descriptor, and keep it open.
-                    unblock(self.fd)
-                    system.close_quietly(self.fd)
+            lock.unblock(self.fd, self.session)
+            self._close_fd()
 """,
         """\
+            self.fd = -1
 """,
         ("tests/faults/test_lock_traps.py::test_holder_that_is_stopped_is_named_at_the_deadline",),
     ),
     Mutant(
         "the lock is not taken before an update",
         "Log.update",
-        "                        if handover is None:\n                            lock.try_lock()\n",
-        "                        if handover is None:\n                            pass\n",
+        "                                self._before_lock()\n                            lock.try_lock()\n",
+        "                                self._before_lock()\n",
         (SCHEDULES,),
     ),
     Mutant(

@@ -27,6 +27,7 @@ class FakeLock:
     """A lock that comes when a test says so."""
 
     kind = 1
+    session = 7
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -35,25 +36,35 @@ class FakeLock:
         self.handover: Any = None
         self.can_block = True
         self.is_closed = False
+        self.file_key: tuple[int, int, int] | None = None
         self.blocks = threading.Event()
         self.comes = threading.Semaphore(0)
         self.unlocked = threading.Event()
         self.reopened: list[int] = []
         self.unblocked: list[int] = []
+        self.blocked_on: list[int] = []
+        self.fails = 0
 
     def reopen(self) -> int:
         self.reopened.append(open_descriptor(self.path, os.O_RDWR))
         return self.reopened[-1]
 
-    def block(self, fd: int) -> None:
+    def block(self, fd: int, session: int) -> None:
+        assert session == self.session
+        self.blocked_on.append(fd)
+        if self.fails:
+            self.fails -= 1
+            raise OSError(system.errno.EIO, "the server has forgotten the descriptor")
         self.blocks.set()
         assert self.comes.acquire(timeout=LIMIT_S)
 
-    def unblock(self, fd: int) -> None:
+    def unblock(self, fd: int, session: int) -> None:
+        assert session == self.session
         self.unblocked.append(fd)
 
-    def adopt(self, fd: int, handover: Any) -> None:
-        os.close(self.fd)
+    def adopt(self, fd: int, session: int, handover: Any, left: set[int]) -> None:
+        assert session == self.session
+        left.add(self.fd)
         self.fd, self.handover = fd, handover
 
     def unlock(self) -> None:
@@ -258,6 +269,121 @@ def test_log_that_fails_to_open_ends_waiting_in_the_kernel(make: Make) -> None:
     wait_for_lock(lock, LIMIT_S, reopen)
     until(is_over)
     assert (lock.can_block, lock.handover) == (False, None)
+
+
+# The thread and the descriptor that are kept for the next wait
+
+
+def contend(lock: FakeLock, *, keeps: bool = True) -> None:
+    """Wait for the lock, which another process releases after a while, and release it."""
+    with start_thread(lambda: wait_for_lock(lock, LIMIT_S, lock.reopen, keeps=keeps)):
+        lock.comes.release()
+    handover, lock.handover = lock.handover, None
+    handover.release()
+
+
+def is_open(fd: int) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+def end(lock: FakeLock) -> None:
+    """Do what the close of a handle does."""
+    lock.is_closed = True
+    cancel_wait(lock)
+    until(is_over)
+
+
+def test_next_wait_of_a_handle_uses_the_kept_thread_and_descriptor(make: Make, strange_closes: list[int]) -> None:
+    lock = make()
+    first = lock.fd
+    contend(lock)
+    (thread,) = threads()
+    for number in range(1, 6):
+        contend(lock)
+        assert threads() == [thread]
+        assert lock.blocked_on[number] == (first if number % 2 else lock.reopened[0])
+    assert len(lock.reopened) == 1
+    end(lock)
+    assert not strange_closes
+
+
+def test_close_of_a_handle_closes_the_kept_descriptor_and_ends_the_thread(
+    make: Make, strange_closes: list[int]
+) -> None:
+    lock = make()
+    kept = lock.fd
+    contend(lock)
+    assert is_open(kept)
+    lock.is_closed = True
+    cancel_wait(lock)
+    assert not is_open(kept), "before the close returns"
+    until(is_over)
+    assert not strange_closes
+
+
+def test_kept_thread_ends_when_no_wait_comes(
+    make: Make, monkeypatch: pytest.MonkeyPatch, strange_closes: list[int]
+) -> None:
+    monkeypatch.setattr(kernel_wait, "KEEP_S", 0.01)
+    lock = make()
+    kept = lock.fd
+    contend(lock)
+    until(is_over)
+    assert not is_open(kept)
+    assert not strange_closes
+
+
+def test_wait_that_keeps_nothing_ends_its_thread_at_once(make: Make) -> None:
+    lock = make()
+    kept = lock.fd
+    contend(lock, keeps=False)
+    until(is_over)
+    assert not is_open(kept)
+
+
+def test_kept_descriptor_that_the_server_has_forgotten_is_replaced(make: Make, strange_closes: list[int]) -> None:
+    lock = make()
+    kept = lock.fd
+    contend(lock)
+    lock.fails = 1
+    contend(lock)
+    assert lock.blocked_on == [lock.reopened[0], kept, lock.reopened[1]]
+    assert lock.can_block
+    end(lock)
+    assert not strange_closes
+
+
+def test_wait_on_a_kept_descriptor_makes_no_call_about_the_file(make: Make) -> None:
+    """On NFS each of them may be a request."""
+    lock = make()
+    contend(lock)
+    made: list[str] = []
+    with faulty_system() as faulty, faulty.instead(lambda name, *_: made.append(name)):
+        contend(lock)
+    assert made == []
+    end(lock)
+
+
+def test_wait_of_another_handle_opens_its_own_descriptor(make: Make, strange_closes: list[int]) -> None:
+    """Handles of one process may differ in the flags of open(2)."""
+    one, two = make(), make()
+    contend(one)
+    (thread,) = threads()
+    contend(two)
+    assert threads() == [thread]
+    assert len(two.reopened) == 1
+    end(two)
+    assert not strange_closes
+
+
+def test_child_has_no_kept_descriptor(make: Make) -> None:
+    lock = make()
+    kept = lock.fd
+    contend(lock)
+    with Child(os.fork, lambda: is_open(kept)) as child:
+        assert child.result() is False
+    assert is_open(kept)
+    end(lock)
 
 
 def test_fork_gives_the_child_an_empty_lock_queue_and_no_parent_descriptor(make: Make) -> None:

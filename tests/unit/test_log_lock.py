@@ -100,27 +100,36 @@ def test_holder_is_unknown_if_the_kernel_cannot_be_asked(make: Make, monkeypatch
 
 
 @every_kernel_kind
-def test_lock_that_is_adopted_is_held_in_the_name_of_its_session(kind: int, path: str, make: Make) -> None:
+@pytest.mark.parametrize("waited_for", [4, 0, 3, 5, 1000])
+def test_lock_that_is_adopted_is_held_in_the_name_of_its_session(
+    kind: int, waited_for: int, path: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another handle of the process may have waited for it. Who waited itself locks no second time."""
     one, two = make(kind, 4), make(kind, 5)
     old, fd = one.fd, os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    one.block(fd)
+    one.block(fd, waited_for)
     with pytest.raises(BlockingIOError):
         one.try_lock()
     if kind == OFD:
-        assert two.holder() == 0
+        assert two.holder() == waited_for
     handover = threading.Lock()
-    one.adopt(fd, handover)
+    locked: list[object] = []
+    fcntl = system.fcntl.fcntl
+    with monkeypatch.context() as patch:
+        patch.setattr(system.fcntl, "fcntl", lambda *given: (locked.append(given), fcntl(*given))[1])
+        one.adopt(fd, waited_for, handover, left := set())
+    assert left == {old}
+    os.close(old)
+    assert len(locked) == (kind == OFD and waited_for != 4)
     assert (one.fd, one.session, one.handover) == (fd, 4, handover)
     assert one._descriptors == {fd}
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(old)
     if kind == OFD:
         assert two.holder() == 4
     with pytest.raises(BlockingIOError):
         two.try_lock()
     one.handover = None
     one.unlock()
-    two.try_lock()
+    make(kind, 2000).try_lock()
 
 
 @every_kernel_kind
@@ -128,8 +137,9 @@ def test_lock_handed_over_and_not_taken_is_released_at_close(kind: int, path: st
     one, two = make(kind), make(kind)
     fd, handover = os.open(path, os.O_RDWR | os.O_CLOEXEC), threading.Lock()
     handover.acquire()
-    one.block(fd)
-    one.adopt(fd, handover)
+    one.block(fd, 0)
+    one.adopt(fd, 0, handover, left := set())
+    os.close(left.pop())
     one.close()
     assert (one.handover, handover.locked(), one.is_closed) == (None, False, True)
     two.try_lock()
@@ -166,8 +176,8 @@ def test_unwanted_grant_is_released_though_a_child_inherited_its_descriptor(kind
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     inherited = os.dup(fd)  # as a child has it that was forked in C
     try:
-        one.block(fd)
-        one.unblock(fd)
+        one.block(fd, 4)
+        one.unblock(fd, 4)
         os.close(fd)
         two.try_lock()
         two.unlock()
@@ -218,7 +228,10 @@ def test_lock_wait_grows_with_the_tries_and_ends_at_the_deadline(
     done: list[object] = []
     monkeypatch.setattr(system.time, "sleep", done.append)
     monkeypatch.setattr(system.os, "sched_yield", lambda: done.append("yield"))
-    monkeypatch.setattr(lock, "wait_for_lock", lambda _, left, __: done.append(("line", left)))
+    monkeypatch.setattr(
+        lock, "wait_for_lock", lambda _, left, __, keeps: done.append(("line", left)) or keeps_it.append(keeps)
+    )
+    keeps_it: list[bool] = []
     one = make(OFD)
 
     def wait(attempt: int, waited: float, left: float = 9.0) -> object:
@@ -236,6 +249,7 @@ def test_lock_wait_grows_with_the_tries_and_ends_at_the_deadline(
         assert wait(SPINS + 1, lock.NAP_PHASE_S) == ("line", 9.0)
     else:
         assert wait(1, 0.0) == ("line", 9.0)
+    assert keeps_it == [not patient], "on a mount that hosts share"
     one.can_block = False
     assert wait(3, 1.0) == 0.003
     assert wait(500, 1.0) == POLL_S
@@ -247,7 +261,7 @@ def test_lock_wait_of_a_writer_that_had_the_lock_just_before_naps_longer(
 ) -> None:
     done: list[object] = []
     monkeypatch.setattr(system.time, "sleep", done.append)
-    monkeypatch.setattr(lock, "wait_for_lock", lambda _, left, __: done.append(("line", left)))
+    monkeypatch.setattr(lock, "wait_for_lock", lambda _, left, __, **___: done.append(("line", left)))
     one = make(OFD)
 
     def wait(waited: float, left: float = 9.0, *, patient: bool = True) -> bool:
@@ -263,7 +277,7 @@ def test_lock_wait_of_a_writer_that_had_the_lock_just_before_naps_longer(
 def test_lock_wait_no_longer_blocks_once_no_thread_can_start(
     error: Exception, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(lock, "wait_for_lock", fails)
@@ -311,6 +325,7 @@ def test_kernel_waiter_gets_the_lock_or_ends_when_its_handle_is_closed(
     kind: int, path: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel_wait, "HANDOVER_S", LIMIT_S)
+    monkeypatch.setattr(kernel_wait, "KEEP_S", 0)
     holder, one, two = make(kind), make(kind), make(kind)
     assert not one.is_closed
 

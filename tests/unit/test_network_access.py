@@ -31,6 +31,7 @@ from fscoord import (
 )
 from fscoord._log.access import hang_watchdog, network
 from fscoord._log.format import record
+from fscoord._log.liveness.liveness_file import LivenessFile
 from fscoord._log.locking.log_lock import LogLock
 from fscoord._log.recovery import SERVER_STATE
 from fscoord._log.wakeup.changed_keys import ChangedKeys
@@ -846,6 +847,30 @@ def test_write_opens_a_new_descriptor_once_a_second(
         write = ["fstat", "write", "fdatasync"]
         assert calls(kernel, store.set, "k", "2") == ["open", "fstat", *write]
         assert calls(kernel, store.set, "k", "3") == write
+
+
+def test_write_after_a_pause_checks_one_half_of_liveness_before_the_lock(
+    path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the two is a request, and nobody else can write while one is made under the lock."""
+    done: list[str] = []
+    is_lost, hold = LivenessFile.is_lost, LivenessFile.hold
+    monkeypatch.setattr(LivenessFile, "is_lost", lambda file: (done.append("name"), is_lost(file))[1])
+    monkeypatch.setattr(LivenessFile, "hold", lambda file, number: (done.append("byte"), hold(file, number))[1])
+    with FileStore(path, coherence="direct") as store:
+        store.set("k", "1")
+        lock = log_of(store).handle.lock
+        try_lock = lock.try_lock
+        lock.try_lock = lambda: (done.append("lock"), try_lock())[1]  # type: ignore[method-assign]
+        for checked in ("name", "byte", "name"):
+            look_soon(store, monkeypatch)
+            log_of(store).liveness.checked_at = -math.inf
+            done.clear()
+            assert calls(kernel, store.set, "k", "2").count("open") == 1
+            assert done == [checked, "lock"]
+        done.clear()
+        store.set("k", "3")
+        assert done == ["lock"]
 
 
 @pytest.mark.parametrize("does", ["read", "write"])

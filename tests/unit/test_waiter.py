@@ -208,9 +208,10 @@ def test_poller_slows_down_until_there_is_news_or_a_hurry_request() -> None:
     election = Election()
     node: Any = Node(election)
     waiting = new_waiter(node)
-    for pace in doubled(waiter.POLL_FIRST_S, node.poll_last, 9):
+    paces = from_news_on(waiter.POLL_FIRST_S, node)
+    for pace in paces:
         assert 0.75 * pace <= sleep(node, waiting) <= 1.25 * pace
-    assert election.paces == doubled(2 * waiter.POLL_FIRST_S, node.poll_last, 9)
+    assert election.paces == [*paces[1:], node.poll_last]
     waiting.notify_node([7])
     assert election.notified == [[7]]
     assert sleep(node, waiting) <= 1.25 * waiter.POLL_FIRST_S
@@ -223,16 +224,52 @@ def test_poller_slows_down_until_there_is_news_or_a_hurry_request() -> None:
     assert sleep(node, waiting) <= 1.25 * waiter.POLL_FIRST_S
 
 
-def test_poller_is_not_hurried_by_news_without_a_waiter() -> None:
+def from_news_on(first: float, node: Any) -> list[float]:
+    """The pauses between polls after news, until they are as long as they get."""
+    quick = doubled(first, waiter.NEWS_POLL_S, waiter.NEWS_POLLS + 1)
+    slower = doubled(2 * waiter.NEWS_POLL_S, node.poll_last, 3)
+    assert slower[-1] == node.poll_last
+    return quick + slower
+
+
+def test_poller_polls_quickly_after_news_without_a_waiter_and_then_slows_down() -> None:
+    """More may come soon. But what nobody waits for makes it no quicker than that, however often it comes."""
     election = Election(marked=False)
     node: Any = Node(election)
     waiting = new_waiter(node)
-    for _ in range(9):
+    for _ in from_news_on(waiter.POLL_FIRST_S, node):
         sleep(node, waiting)
-    waiting.notify_node([7])
     waiting.notify_node([])
-    assert election.notified == [[7]]
     assert sleep(node, waiting) >= 0.75 * node.poll_last
+    waiting.notify_node([7])
+    assert election.notified == [[7]]
+    for pace in from_news_on(waiter.NEWS_POLL_S, node):
+        assert 0.75 * pace <= sleep(node, waiting) <= 1.25 * pace
+    for _ in range(2 * waiter.NEWS_POLLS):
+        waiting.notify_node([7])
+        assert 0.75 * waiter.NEWS_POLL_S <= sleep(node, waiting) <= 1.25 * waiter.NEWS_POLL_S
+
+
+@pytest.mark.parametrize("armed_for", [1, 3])
+def test_waiter_that_becomes_the_poller_is_not_rung_by_its_own_notification(
+    armed_for: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It rings every key, for the poller before it may have died. It has just looked itself, and polls at once."""
+    election = Election()
+    node: Any = Node(election)
+    rings = [1]
+
+    def try_elect(_: object) -> bool:
+        node.event_count += rings.pop() if rings else 0
+        return True
+
+    monkeypatch.setattr(election, "try_elect", try_elect)
+    waiting = Waiter(node, other_buckets=range(1, armed_for))
+    waiting.arm(0)
+    assert 0 < waiting.max_sleep(FAR) <= 1.25 * waiter.POLL_FIRST_S
+    node.event_count += 1
+    assert waiting.max_sleep(FAR) == 0
+    assert waiting.was_rung, "by another process"
 
 
 def test_waiter_that_is_not_the_poller_notifies_no_others() -> None:

@@ -70,7 +70,16 @@ PATH_CHECK_S: Final = 0.05
 
 
 class Access(Protocol):
-    """How the bytes of a log are read and written on one kind of mount. The caller holds the process mutex."""
+    """How the bytes of a log are read and written on one kind of mount. The caller holds the process mutex.
+
+    Attributes:
+        before_lock: called before each attempt to lock, for the checks that are due and need no lock; None: there are
+            none.
+    """
+
+    @property
+    def before_lock(self) -> Callable[[], None] | None:
+        """See above."""
 
     def open(self, call: Callable[[], None]) -> None:
         """Open the log by calling `call`. Repeat the call after an error that is temporary on this kind of mount."""
@@ -113,6 +122,8 @@ class LocalAccess:
 
     The inode number shows whether the path still leads to the file. The size shows whether the file was truncated.
     """
+
+    before_lock = None
 
     def __init__(self, handle: HandleState, cursor: Cursor, liveness: Liveness, mount: Mount) -> None:
         self._handle = handle

@@ -176,7 +176,11 @@ class NetworkAccess:
         handle.path_checked_at = now
         self._liveness.check_byte(now)
 
-    # -- with the lock ---------------------------------------------------------------------------------------------
+    # -- before the lock, and with it ------------------------------------------------------------------------------
+
+    def before_lock(self) -> None:
+        """See `Access.before_lock`. A request that is made here delays no other writer."""
+        self._liveness.check_byte(system.time.monotonic())
 
     def catch_up(self) -> bool:
         """See `Access.catch_up`. The end of the file must be certain, because the next record is written there.
@@ -185,6 +189,9 @@ class NetworkAccess:
         are read again. Bytes that look damaged, torn or truncated may come from a stale cache. So they are read again,
         past the cache, for `SETTLE_S`, or for `PAUSE_S` if reads are direct. After that time a cache can't be the
         reason.
+
+        The comparison of the path, if it is due, costs no request of its own: the reply to open(2) has the size and the
+        link count, which the server is asked for otherwise. Before the lock it would be one more request.
         """
         handle = self._handle
         self._has_written = False
@@ -194,7 +201,6 @@ class NetworkAccess:
         if handle.pending or now - handle.path_checked_at > PATH_CHECK_S:
             self._bypass_cache()
             handle.path_checked_at = now
-            self._liveness.check_byte(now)
         deadline = 0.0
         while not self._is_caught_up(final=bool(deadline) and system.time.monotonic() >= deadline):
             if not deadline:

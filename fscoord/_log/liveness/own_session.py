@@ -44,6 +44,7 @@ class Liveness:
         self.file: LivenessFile | None = None
         self.checked_at = 0.0
         self._has_warned = False
+        self._is_name_next = True  # whether the next check on a mount that hosts share is of the name
         self._fds = system.Descriptors()
         weakref.finalize(self, system.close_all, system.os.close, self._fds).atexit = False
 
@@ -110,14 +111,19 @@ class Liveness:
         """Lock the handle's own byte again, at most once every `CHECK_S`, because a lost connection drops locks.
 
         If the liveness file is gone or another handle has locked the byte, the handle registers as another session with
-        its next write.
+        its next write. On a mount that hosts share, each of the two costs a request, so a check is of one of them, in
+        turn.
         """
         alive = self.file
         if alive is None or now - self.checked_at <= CHECK_S:
             return
         self.checked_at = now
+        are_both_due = not self._handle.is_shared
+        is_name_due, self._is_name_next = self._is_name_next, not self._is_name_next
         try:
-            keeps = not alive.is_lost() and (not alive.number or alive.hold(alive.number))
+            keeps = not ((is_name_due or are_both_due) and alive.is_lost())
+            if keeps and alive.number and (are_both_due or not is_name_due):
+                keeps = alive.hold(alive.number)
         except OSError as error:
             raise_if_foreign(error)
             keeps = False

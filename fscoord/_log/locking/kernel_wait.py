@@ -10,6 +10,10 @@ two threads would have the lock.
 When the kernel grants the lock, the thread hands the lock over to the first waiter, together with the descriptor. If no
 waiter is left, the thread releases the lock.
 
+On a mount that hosts share, the thread then keeps the descriptor that the waiter has used until now, and waits for the
+next waiter for up to `KEEP_S`. So a lock that is contended again costs no new thread, and no request to open the file.
+The kept descriptor holds no lock. It is closed with the handle, and when the handle enters another generation.
+
 The order of the locks: `_guard` protects `_requests` and the list of waiters of each request. It is held for a few
 lines only, and nothing blocks in them. A thread that holds a process mutex may take `_guard` (see `cancel_wait`), and
 no thread takes the two in the opposite order. In particular, the thread that hands over a lock does not hold `_guard`
@@ -18,14 +22,20 @@ when it takes the process mutex.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
 
 HANDOVER_S: Final = 0.1
 """How long a lock is kept for the waiter to which it was handed over. A signal handler may delay that waiter."""
+
+KEEP_S: Final = 5.0
+"""How long the thread and its descriptor are kept for the next wait, in seconds."""
 
 
 class WaitableLock(Protocol):
@@ -33,41 +43,52 @@ class WaitableLock(Protocol):
 
     Attributes:
         fd: a descriptor of the log.
+        session: the session whose range is locked. The length of the range names the holder.
         kind: the kind of lock.
         mutex: the process mutex of the log.
         handover: a locked `threading.Lock` while the lock is kept for the next thread that takes the mutex, else None.
         can_block: whether the kernel can be asked to wait.
         is_closed: whether the lock will not be used any more.
+        file_key: identifies the file and the kind of lock, once a thread has waited; see `_requests`.
         unlock: releases the lock.
     """
 
     fd: int
+    session: int
     kind: int
     mutex: Any
     handover: Any
     can_block: bool
     is_closed: bool
+    file_key: tuple[int, int, int] | None
     unlock: Callable[[], object]
 
-    def block(self, fd: int) -> None:
-        """Block in the kernel until descriptor `fd` has the lock."""
+    def block(self, fd: int, session: int) -> None:
+        """Block in the kernel until descriptor `fd` has the lock, with the range of `session`."""
 
-    def unblock(self, fd: int) -> None:
-        """Release a lock that `block` has acquired."""
+    def unblock(self, fd: int, session: int) -> None:
+        """Release a lock that `block` has acquired for `session`."""
 
-    def adopt(self, fd: int, handover: Any) -> None:
-        """Replace the lock's descriptor by `fd`, which has the lock. The caller holds the mutex."""
+    def adopt(self, fd: int, session: int, handover: Any, left: set[int]) -> None:
+        """Replace the lock's descriptor by `fd`, on which `block` has acquired the lock for `session`.
+
+        The caller holds the mutex. The old descriptor, which holds no lock, moves to the set `left`.
+        """
 
 
-def wait_for_lock(lock: WaitableLock, left: float, reopen: Callable[[], int]) -> None:
+def wait_for_lock(lock: WaitableLock, left: float, reopen: Callable[[], int], *, keeps: bool = False) -> None:
     """Wait until `lock` was handed over, until another attempt to lock is worthwhile, or for `left` seconds.
 
-    `reopen` opens the log once more and returns the descriptor.
+    Args:
+        lock: the lock.
+        left: how long to wait, in seconds.
+        reopen: opens the log once more, and returns the descriptor.
+        keeps: keep the thread and a descriptor for the next wait.
 
     Raises:
         OSError, RuntimeError: no descriptor or thread is left, or the interpreter is about to end.
     """
-    waiter = _Waiter(lock, reopen)
+    waiter = _Waiter(lock, reopen, keeps=keeps)
     try:
         request = _enqueue(waiter)
         waiter.wake.wait(left)
@@ -77,20 +98,26 @@ def wait_for_lock(lock: WaitableLock, left: float, reopen: Callable[[], int]) ->
 
 
 def cancel_wait(lock: WaitableLock) -> None:
-    """Wake all threads that wait for `lock`."""
+    """Wake all threads that wait for `lock`, and close the descriptor that is kept for the next of them."""
     with _guard[0]:
         waiters = [waiter for request in _requests.values() for waiter in request.waiters if waiter.lock is lock]
+        kept = [
+            request for request in _requests.values() if request.spare_of is not None and request.spare_of() is lock
+        ]
     for waiter in waiters:
         waiter.gone = True
         waiter.wake.set()
+    for request in kept:
+        request.drop_spare()
 
 
 class _Waiter:
     """A thread that waits for a lock."""
 
-    def __init__(self, lock: WaitableLock, reopen: Callable[[], int]) -> None:
+    def __init__(self, lock: WaitableLock, reopen: Callable[[], int], *, keeps: bool) -> None:
         self.lock = lock
         self.reopen = reopen
+        self.keeps = keeps
         self.gone = False
         self.wake = system.AutoResetEvent()
 
@@ -100,65 +127,140 @@ class _LockThread:
 
     This thread, and not the waiter, stores the handover in the waiter's lock. No KeyboardInterrupt can reach this
     thread, because Python raises one in the main thread only.
+
+    Attributes:
+        key: the file whose lock it waits for.
+        waiters: the waiters, in the order of their arrival.
+        fd: the descriptor on which it blocks, or has the lock; -1 if there is none.
+        session: the session whose range is locked on `fd`, or waited for.
+        spare: the descriptor for the next wait of the lock `spare_of`, if there is one.
     """
 
     def __init__(self, key: tuple[int, int, int], first: _Waiter) -> None:
         self.key = key
         self.waiters = [first]
         self.fd = -1
+        self.spare = system.Descriptors()
+        self.spare_of: weakref.ref[WaitableLock] | None = None
+        self.session = 0
+        self._taken = system.Descriptors()  # ``fd``, if it was the spare descriptor
+        self._wake = system.AutoResetEvent()
         system.start_thread("fscoord-lock", self._run)
 
     def _run(self) -> None:
         try:
-            while True:
-                waiter = self._first(end=True)
-                if waiter is None:
-                    return
-                self.fd = waiter.reopen()
-                block, unblock = waiter.lock.block, waiter.lock.unblock
-                if _file_key(self.fd, self.key[2]) != self.key:  # the log continues in another file, or is gone
-                    # Let the waiter poll, or it would return here in a loop for as long as the lock is held.
-                    waiter.lock.can_block = False
-                    waiter.gone = True
-                    waiter.wake.set()
-                    system.close_quietly(self.fd)
-                    self.fd = -1
-                    continue
-                waiter = None  # `block` may take for ever, and must not keep a waiter that has given up alive
-                block(self.fd)
-                if not self._hand_over():
-                    # Closing is not enough: a child forked in C may have inherited the descriptor, and keep it open.
-                    unblock(self.fd)
-                    system.close_quietly(self.fd)
-                    self.fd = -1
+            while self._await_waiter():
+                self._serve()
         except (OSError, FscoordError):  # the waiters will meet the same error when they poll
             for waiter in self.waiters:
                 waiter.lock.can_block = False
         finally:
-            system.close_quietly(self.fd)
+            self._close_fd()
             with _guard[0]:
                 if _requests.get(self.key) is self:
                     del _requests[self.key]
+            self.drop_spare()
             for waiter in self.waiters:
                 waiter.wake.set()
+
+    def _serve(self) -> None:
+        """Wait for the lock in the kernel, and hand it over."""
+        waiter = self._first()
+        if waiter is None:
+            return
+        is_spare = self._open_for(waiter)
+        lock = waiter.lock
+        # A lock is of one file, and so is its spare descriptor. On NFS fstat(2) may be a request.
+        if not is_spare and _file_key(self.fd, lock.kind) != self.key:  # the log continues in another file, or is gone
+            # Let the waiter poll, or it would return here in a loop for as long as the lock is held.
+            lock.can_block = False
+            waiter.gone = True
+            waiter.wake.set()
+            self._close_fd()
+            return
+        # The range of the waiter that probably gets the lock. Where it does, the lock costs no further request.
+        self.session = lock.session
+        waiter = None  # `block` may take for ever, and must not keep a waiter that has given up alive
+        try:
+            lock.block(self.fd, self.session)
+        except OSError:
+            if not is_spare:
+                raise
+            self._close_fd()  # the server may have forgotten it; the next turn opens another
+            return
+        if not self._hand_over():
+            # Closing is not enough: a child forked in C may have inherited the descriptor, and keep it open.
+            lock.unblock(self.fd, self.session)
+            self._close_fd()
+
+    def _open_for(self, waiter: _Waiter) -> bool:
+        """Set ``fd`` to the spare descriptor of the waiter's lock, or to a new one. Return whether it is the spare."""
+        if self.keeps_for(waiter.lock):
+            try:
+                # In one step, so that a child that is forked meanwhile finds it in one of the sets, and closes it.
+                self._taken.update(map(set.pop, (self.spare,)))
+            except KeyError:  # the handle was closed meanwhile
+                pass
+            else:
+                (self.fd,) = self._taken
+                return True
+        self.drop_spare()
+        self.fd = waiter.reopen()
+        return False
+
+    def _close_fd(self) -> None:
+        fd, self.fd = self.fd, -1
+        self._taken.clear()
+        system.close_quietly(fd)
+
+    def keeps_for(self, lock: WaitableLock) -> bool:
+        """Return whether the spare descriptor, if there is one, is for `lock`."""
+        return self.spare_of is not None and self.spare_of() is lock
+
+    def drop_spare(self) -> None:
+        """Close the spare descriptor, if there is one. A thread that has no waiter then ends."""
+        try:
+            # One chain removes and closes it (rule 1 in `interrupts`). Of two threads that come here, one finds it.
+            system.in_one_chain(partial(list, map(system.os.close, map(set.pop, (self.spare,)))))
+        except KeyError:  # there is none
+            pass
+        except OSError as error:
+            raise_if_foreign(error)
+        self._wake.set()
+
+    def add(self, waiter: _Waiter) -> None:
+        """Add `waiter`. The caller holds the guard."""
+        self.remove()
+        self.waiters.append(waiter)
+        self._wake.set()
 
     def remove(self, *others: _Waiter) -> None:
         """Remove `others`, and all waiters that have given up."""
         with _guard[0]:
             self.waiters[:] = [waiter for waiter in self.waiters if not waiter.gone and waiter not in others]
 
-    def _first(self, *, end: bool = False) -> _Waiter | None:
-        """Return the first waiter that has not given up. If there is none and `end` is set, accept no more waiters.
+    def _first(self) -> _Waiter | None:
+        """Return the first waiter that has not given up, or None."""
+        with _guard[0]:
+            self.remove()
+            return self.waiters[0] if self.waiters else None
+
+    def _await_waiter(self) -> bool:
+        """Wait until there is a waiter, for as long as a spare descriptor is kept. If none comes, accept no more.
 
         Both steps happen under one hold of the guard. Otherwise a waiter could join a thread that is about to end.
         """
-        with _guard[0]:
-            self.remove()
-            if self.waiters:
-                return self.waiters[0]
-            if end and _requests.get(self.key) is self:
-                del _requests[self.key]
-            return None
+        deadline = system.time.monotonic() + KEEP_S
+        while True:
+            with _guard[0]:
+                if self._first() is not None:
+                    return True
+                left = deadline - system.time.monotonic()
+                if not self.spare or left <= 0:
+                    if _requests.get(self.key) is self:
+                        del _requests[self.key]
+                    return False
+            self._wake.wait(left)
 
     def _hand_over(self) -> bool:
         """Hand the lock and the descriptor over to the first waiter; return False if none is left."""
@@ -170,13 +272,18 @@ class _LockThread:
             waiter = self._first()
             if waiter is None:
                 return False
-            lock = waiter.lock
+            lock, left = waiter.lock, self.spare if waiter.keeps else system.Descriptors()
             with lock.mutex:
                 if not (waiter.gone or lock.is_closed):
                     handover = system.threading.Lock()
                     handover.acquire()
-                    lock.adopt(self.fd, handover)
+                    # Under the mutex, as the rest: a handle that is closed later finds the spare descriptor.
+                    self.spare_of = weakref.ref(lock)
+                    lock.adopt(self.fd, self.session, handover, left)
                     self.fd = -1
+                    self._taken.clear()
+            if left is not self.spare:
+                system.close_all(system.os.close, left)
             waiter.gone = True
             waiter.wake.set()
         # The thread that takes the lock releases the handover. If no thread does so within `HANDOVER_S`, because the
@@ -203,14 +310,14 @@ def _file_key(fd: int, kind: int) -> tuple[int, int, int]:
 
 
 def _enqueue(waiter: _Waiter) -> _LockThread:
-    key = _file_key(waiter.lock.fd, waiter.lock.kind)
+    lock = waiter.lock
+    key = lock.file_key = lock.file_key or _file_key(lock.fd, lock.kind)
     with _guard[0]:
         request = _requests.get(key)
         if request is None:
             request = _requests[key] = _LockThread(key, waiter)
         else:
-            request.remove()
-            request.waiters.append(waiter)
+            request.add(waiter)
         return request
 
 

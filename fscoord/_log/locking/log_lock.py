@@ -113,6 +113,7 @@ class LogLock:
         self.handover: Any = None
         self.can_block = kind != SOFT and not shared
         self.is_closed = False
+        self.file_key: tuple[int, int, int] | None = None
         self._descriptors = descriptors
         self._symlink_lock = symlink_lock.SymlinkLock(self.marker)
         self.bind(fd, 0)
@@ -230,7 +231,7 @@ class LogLock:
                 system.time.sleep(min(NAP_FIRST_S * 2**doublings, NAP_S, left))
         elif self.can_block:
             try:
-                wait_for_lock(self, left, reopen)
+                wait_for_lock(self, left, reopen, keeps=not patient)
             except (OSError, RuntimeError) as error:
                 raise_if_foreign(error)
                 self.can_block = False
@@ -238,38 +239,54 @@ class LogLock:
             system.time.sleep(min(0.001 * attempt, POLL_S, left))
         return False
 
-    def block(self, fd: int) -> None:
-        """Block in the kernel until descriptor `fd` has the lock."""
+    def block(self, fd: int, session: int) -> None:
+        """Block in the kernel until descriptor `fd` has the lock, with the range of `session`."""
         fcntl = system.fcntl
         if self.kind == OFD:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _range(fcntl.F_WRLCK, 0))
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _range(fcntl.F_WRLCK, session))
         else:
             fcntl.flock(fd, fcntl.LOCK_EX)
 
-    def unblock(self, fd: int) -> None:
-        """Release a lock that `block` has acquired."""
+    def unblock(self, fd: int, session: int) -> None:
+        """Release a lock that `block` has acquired for `session`."""
         fcntl = system.fcntl
         try:
             if self.kind == OFD:
-                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, 0))
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, session))
             else:
                 fcntl.flock(fd, fcntl.LOCK_UN)
         except OSError:  # closing the descriptor unlocks it as well
             pass
 
-    def adopt(self, fd: int, handover: Any) -> None:
-        """Replace the descriptor by `fd`, which has the lock. The caller holds the mutex."""
+    def adopt(self, fd: int, session: int, handover: Any, left: set[int]) -> None:
+        """Replace the descriptor by `fd`, on which `block` has acquired the lock for `session`.
+
+        The caller holds the mutex. The old descriptor, which holds no lock, moves to the set `left`.
+        """
         old = self.fd
         self._descriptors.add(fd)
+        system.loose.discard(fd)
         self.bind(fd, self.session)
-        if self.kind == OFD:
-            try:
-                self.try_lock()  # only byte L is locked so far; this call adds the range that names the session
-            except OSError as error:  # the lock is held nevertheless, but waiters can't name its holder
-                raise_if_foreign(error)
+        if self.kind == OFD and session != self.session:
+            self._change_range(session)
         self.handover = handover
+        left.add(old)  # before the next line, so that a child that is forked meanwhile closes it
         self._descriptors.discard(old)
-        system.close_quietly(old)
+
+    def _change_range(self, session: int) -> None:
+        """Change the range that is locked from that of `session` to that of this handle's session.
+
+        Byte L stays locked. The part of a longer range must go, because `unlock` releases the range of this handle.
+        """
+        fcntl, longer = system.fcntl, session - self.session
+        tail = system.FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, BASE + 1 + self.session, longer, 0) if longer > 0 else b""
+        try:
+            if tail:
+                fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, tail)
+            else:
+                self.try_lock()
+        except OSError as error:  # the lock is held nevertheless, but waiters can't name its holder
+            raise_if_foreign(error)
 
     def leave(self) -> None:
         """Unlock and close, because the log continues in another file. The caller holds the mutex.

@@ -32,7 +32,7 @@ for faster polls."""
 FALLBACK = "/tmp"  # noqa: S108
 """The directory that is used if XDG_RUNTIME_DIR is not set (basedir specification). The subdirectory that is made in it
 is checked."""
-SLOW_INTERVAL_MS: Final = 8
+SLOW_INTERVAL_MS: Final = 40
 """A new waiter asks for faster polls if the time between two polls is longer."""
 POLLER_BYTE: Final = 1 << 20
 """The byte of the bell that the poller locks."""

@@ -12,6 +12,10 @@ from fscoord._runtime.interrupts import raise_if_foreign
 
 SLOW_FIRST_S, SLOW_LAST_S = 0.1, 1.0
 POLL_FIRST_S = 0.001
+NEWS_POLL_S = 0.04
+NEWS_POLLS = 25
+"""The longest pause between two polls of the poller while news is coming, in seconds, and the number of such polls
+after the last news. At the beginning of a wait its own process has usually just written, so that is news as well."""
 DEATH_WATCH_FIRST_S = 0.005
 OWN_POLL_S = 10.0
 """How long a waiter relies on the poller of its node before it polls once by itself, in seconds."""
@@ -43,6 +47,7 @@ class Waiter:
     _is_beside_election = False
     _is_poller = False
     _poll_pause = POLL_FIRST_S
+    _quick_polls = NEWS_POLLS  # how many more polls are quick, unless there is news
     _heartbeats = -1
     _last_own_poll = 0.0
 
@@ -97,12 +102,15 @@ class Waiter:
                 self.watcher.fall_back_to_polling(error)
 
     def notify_node(self, buckets: Collection[int]) -> None:
-        """Ring the node's bell for `buckets`, which a look found changed. Only the poller of the node rings."""
+        """Ring the node's bell for `buckets`, which a look found changed. Only the poller of the node rings.
+
+        The poller then polls more quickly. It polls at its quickest only if there was a waiter for the news. Otherwise
+        a thousand ranks that come to a barrier would make each host send a request every millisecond.
+        """
         election = self.watcher.election
         if election is not None and buckets and election.is_poller(self):
             try:
-                if election.notify(buckets):
-                    self._poll_pause = POLL_FIRST_S
+                self._expect_news(POLL_FIRST_S if election.notify(buckets) else NEWS_POLL_S)
             except OSError as error:
                 raise_if_foreign(error)
                 self.watcher.fall_back_to_polling(error)
@@ -186,7 +194,15 @@ class Waiter:
             if not self.watcher.has_events:
                 pause *= random.uniform(0.75, 1.25)  # so that many waiters do not poll at once
         else:
-            self._is_poller = election.try_elect(self)
+            was_poller, self._is_poller = self._is_poller, election.try_elect(self)
+            if self._is_poller and not was_poller:
+                # The election has rung every key, this waiter's too. A look for that ring would be a request in vain:
+                # the waiter has just looked, and its first poll comes in a millisecond. A death still ends the sleep,
+                # because `_deaths` stays.
+                bell = self.watcher.bell
+                if bell is not None:
+                    self._mark = bell.arm(self._bucket)
+                    self._other_marks = list(map(bell.arm, self._other_buckets))
             pause = self._poll_pause * random.uniform(0.75, 1.25) if self._is_poller else SLOW_LAST_S
         return min(now + pause, deadline)
 
@@ -206,16 +222,23 @@ class Waiter:
         self._pause = min(self._pause * 2, longest)
         return True
 
+    def _expect_news(self, pause: float) -> None:
+        """Poll quickly for a while, the first time after at most `pause` seconds."""
+        self._poll_pause = min(self._poll_pause, pause)
+        self._quick_polls = NEWS_POLLS
+
     def _must_look_beside(self, election: PollerElection, deadline: float, *, is_rung: bool) -> bool:
         """Return what `_must_look` returns, where one process polls for the whole node."""
         if self._is_poller:
             if not is_rung:
-                self._poll_pause = min(self._poll_pause * 2, self.watcher.poll_last)
+                longest = NEWS_POLL_S if self._quick_polls else self.watcher.poll_last
+                self._quick_polls = max(self._quick_polls - 1, 0)
+                self._poll_pause = min(self._poll_pause * 2, longest)
                 election.heartbeat(self._poll_pause)
                 return True
             if election.is_hurried(self):
                 election.ack_hurry()
-                self._poll_pause = POLL_FIRST_S
+                self._expect_news(POLL_FIRST_S)
                 self.was_rung = False
                 return True
         elif not is_rung:
