@@ -14,7 +14,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -39,6 +41,7 @@ from fscoord._waiting.wait import (
     KEYS,
     ArrivalRequest,
     BarrierRequest,
+    NeededRanks,
     Request,
     Wait,
     WaitBackend,
@@ -350,9 +353,25 @@ class Store(ABC):
         Raises:
             StoreTimeoutError: at the deadline a key is missing and no rank is known dead.
         """
-        needed = list(ranks)
         limit = self._timeout if timeout is None else to_seconds(timeout)
-        return self._wait_beside(list(keys_bytes(keys)), limit, lambda: self.dead_ranks(needed))
+        names = list(keys_bytes(keys))
+        if isinstance(ranks, NeededRanks):
+            with suppress(_NoRankNeeded):
+                return self._wait_beside(names, limit, partial(self._dead_of_needed, ranks))
+            return []
+        needed = list(ranks)
+        return self._wait_beside(names, limit, lambda: self.dead_ranks(needed))
+
+    def _dead_of_needed(self, ranks: NeededRanks) -> list[int]:
+        """Return those of `ranks` that are still needed and known dead.
+
+        Raises:
+            _NoRankNeeded: no rank is needed any more.
+        """
+        needed = ranks.judge(self.get(ranks.key)) if self.check([ranks.key]) else list(ranks)
+        if not needed:
+            raise _NoRankNeeded
+        return self.dead_ranks(needed)
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """Wait for `keys`, but end the wait as soon as one of the sessions `numbers` is known dead.
@@ -484,6 +503,10 @@ class Store(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _NoRankNeeded(Exception):
+    """Ends a wait that needs no rank any more."""
 
 
 class StoreView(Store):

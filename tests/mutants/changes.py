@@ -442,6 +442,30 @@ MUTANTS = (
         ("tests/unit/test_generations.py::test_long_lived_handle_forgets_the_dead_sessions_a_compaction_dropped",),
     ),
     Mutant(
+        "a barrier declares ranks dead that have arrived",
+        "RankNeeds._judge",
+        "            self._ranks = needed.judge(text)\n",
+        "            pass\n",
+        (
+            "tests/faults/test_fail_fast.py::test_ranks_that_have_arrived_are_not_probed_any_more",
+            "tests/faults/test_fail_fast.py::test_rank_that_dies_after_its_arrival_is_not_declared_dead",
+        ),
+    ),
+    Mutant(
+        "a death is recorded although the rank arrived before the lock was acquired",
+        "Log.record_death.decide",
+        "if is_needed is not None and not is_needed():",
+        "if False:",
+        ("tests/faults/test_fail_fast.py::test_death_of_a_session_that_is_needed_no_more_is_not_recorded",),
+    ),
+    Mutant(
+        "a barrier waits on when all have arrived and the last died before it set the key",
+        "Store._dead_of_needed",
+        "        if not needed:\n            raise _NoRankNeeded\n",
+        "",
+        ("tests/faults/test_fail_fast.py::test_barrier_is_passed_when_the_last_rank_died_before_it_set_the_key",),
+    ),
+    Mutant(
         "a death that is forgotten while a waiter looks for it is an error",
         "DeathWatch._watch",
         "        if session is None or number in self._watched or not home",

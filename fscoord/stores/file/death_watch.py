@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, Protocol
 
+from fscoord._log.handle import NeedsLock
+from fscoord._log.io.spill import Fetch
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
 from fscoord._runtime import system
+from fscoord._waiting.wait import NOT_YET, NeededRanks, NotYet
 from fscoord.stores.file.notifier import ChangeNotifier
+from fscoord.stores.file.replay import KeyValueState
 
-__all__ = ["DeathWatch"]
+__all__ = ["DeathWatch", "Needs", "RankNeeds", "SessionNeeds"]
 
 BEGIN_S: Final = 0.004
 """How long a wait lasts before it checks the sessions, in seconds. Most waits end sooner, without a check."""
@@ -23,6 +28,88 @@ PROBE_S: Final = 0.5
 process that closes its handle and continues would not be detected."""
 
 
+class Needs(Protocol):
+    """The ranks or sessions that one wait needs."""
+
+    def update(self) -> bool:
+        """Find out what is needed by now. Return False if nothing is needed any more, so that the wait is over."""
+
+    def dead(self) -> list[int]:
+        """Return the needed ranks, or sessions, that are recorded as dead."""
+
+    def undead(self) -> list[int]:
+        """Return the needed sessions that are not recorded as dead."""
+
+    def includes(self, number: int) -> bool:
+        """Return whether session `number` is needed. The caller holds the log's lock, and has read to the end."""
+
+
+class SessionNeeds:
+    """The needs of a wait for the sessions `numbers`; see `Needs`."""
+
+    def __init__(self, log: Log, numbers: list[int]) -> None:
+        self._log = log
+        self._numbers = numbers
+
+    def update(self) -> bool:
+        """See `Needs.update`. Every session stays needed."""
+        return True
+
+    def dead(self) -> list[int]:
+        """See `Needs.dead`."""
+        return self._log.dead_sessions(self._numbers)
+
+    def undead(self) -> list[int]:
+        """See `Needs.undead`."""
+        return self._log.presumed_alive_among(self._numbers)
+
+    def includes(self, number: int) -> bool:  # noqa: ARG002 - see there
+        """See `Needs.includes`."""
+        return True
+
+
+class RankNeeds:
+    """The needs of a wait for `ranks`; see `Needs`. With `NeededRanks` a look at the state decides which are needed."""
+
+    def __init__(self, log: Log, state: KeyValueState, ranks: list[int] | NeededRanks) -> None:
+        self._log = log
+        self._state = state
+        self._needed = ranks if isinstance(ranks, NeededRanks) else None
+        self._ranks = list(ranks)
+        self._text: bytes | None = None
+
+    def update(self) -> bool:
+        """See `Needs.update`. If a long value can't be read without the log's lock, the needs stay as they were."""
+        if self._needed is None:
+            return True
+        try:
+            self._log.inspect(lambda: self._judge(self._log.read_unlocked))
+        except NeedsLock:
+            pass
+        return bool(self._ranks)
+
+    def _judge(self, fetch: Fetch) -> None:
+        """Find out which ranks are needed by the present state. The caller holds the process mutex."""
+        needed = self._needed
+        text = None if needed is None else self._state.get(needed.key, fetch)
+        if needed is not None and text is not None and text != self._text:
+            self._text = text
+            self._ranks = needed.judge(text)
+
+    def dead(self) -> list[int]:
+        """See `Needs.dead`."""
+        return self._log.dead_ranks(self._ranks)
+
+    def undead(self) -> list[int]:
+        """See `Needs.undead`."""
+        return self._log.presumed_alive(self._ranks)
+
+    def includes(self, number: int) -> bool:
+        """See `Needs.includes`."""
+        self._judge(self._log.read_locked)
+        return any(number in self._log.table.ranks.get(rank, ()) for rank in self._ranks)
+
+
 class DeathWatch:
     """The death watch of one wait.
 
@@ -32,8 +119,7 @@ class DeathWatch:
     Args:
         log: the log of the handle that waits.
         notifier: the notifier that wakes the wait.
-        dead: returns the ranks, or sessions, that the wait needs and that are recorded as dead.
-        undead: returns the sessions that the wait needs and that are not recorded as dead.
+        needs: the ranks, or sessions, that the wait needs.
         known_sessions: all sessions that the wait needs, if they are known from the beginning. Then the waiter may
             sleep for longer, provided that the kernel reports the death of each process. The bell reports the end of
             each session.
@@ -43,15 +129,13 @@ class DeathWatch:
         self,
         log: Log,
         notifier: ChangeNotifier,
-        dead: Callable[[], list[int]],
-        undead: Callable[[], list[int]],
+        needs: Needs,
         *,
         known_sessions: Sequence[int] | None = None,
     ) -> None:
         self._log = log
         self._notifier = notifier
-        self._dead = dead
-        self._undead = undead
+        self._needs = needs
         self._started = self._probed = system.time.monotonic()
         self._watched: set[int] = set()
         self.known_sessions = known_sessions or ()
@@ -62,20 +146,25 @@ class DeathWatch:
         """Return the longest time in seconds for which the waiter may sleep."""
         return PROBE_S if self._are_known and self._are_all_watched else DEATH_POLL_S
 
-    def find_dead(self, timeout: float) -> list[int]:
-        """Check the sessions, record the deaths that are found, and return the ranks or sessions that are dead.
+    def find_dead(self, timeout: float) -> list[int] | NotYet:
+        """Check the needed sessions, and record the deaths that are found.
+
+        Returns:
+            The ranks or sessions that are dead; an empty list if the wait needs none any more; `NOT_YET` otherwise.
 
         Raises:
             StoreTimeoutError: the log's lock was not free within `timeout` seconds. A death record needs this lock.
         """
-        dead = self._dead()
+        if not self._needs.update():
+            return []
+        dead = self._needs.dead()
         self._are_all_watched = False
         now = system.time.monotonic()
         if dead or now - self._started < BEGIN_S or self._log.read_only:
-            return dead
+            return dead or NOT_YET
         watched: list[int] = []
         others: list[int] = []
-        for number in self._undead():
+        for number in self._needs.undead():
             (watched if self._is_watched(number) else others).append(number)
         home = ProcessIdentity.find() if others else None
         fallen = [number for number in others if home is not None and self._seems_dead(number, home)]
@@ -85,8 +174,8 @@ class DeathWatch:
             self._probed = now
             fallen += [number for number in watched if self._log.is_alive(number, None) is False]
         for number in fallen:
-            self._log.record_death(number, timeout)
-        return self._dead() if fallen else []
+            self._log.record_death(number, timeout, partial(self._needs.includes, number))
+        return (self._needs.dead() if fallen else []) or NOT_YET
 
     def _seems_dead(self, number: int, home: ProcessIdentity) -> bool:
         """Return whether session `number` seems dead. If it does not, watch its process, where the kernel can do so."""

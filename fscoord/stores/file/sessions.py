@@ -12,7 +12,16 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
-from fscoord._waiting.wait import KEYS, THREAD_BACKEND, ArrivalRequest, Wait, WaitBackend, WaitRequest, block_on
+from fscoord._waiting.wait import (
+    KEYS,
+    THREAD_BACKEND,
+    ArrivalRequest,
+    NeededRanks,
+    Wait,
+    WaitBackend,
+    WaitRequest,
+    block_on,
+)
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Member, Store
 from fscoord.stores.file.notifier import ChangeNotifier
@@ -108,7 +117,7 @@ class Sessions(Store):
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """See `Store.wait_alive`. The kernel reports the death of a process of this host, so the wait ends at once."""
         limit = self._timeout if timeout is None else to_seconds(timeout)
-        needed = [check_int64("rank", rank) for rank in ranks]
+        needed = ranks if isinstance(ranks, NeededRanks) else [check_int64("rank", rank) for rank in ranks]
         return cast(list[int], self._wait(WaitRequest(KEYS, keys_bytes(keys), limit, ranks=needed)))
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
