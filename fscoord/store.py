@@ -61,6 +61,7 @@ __all__ = [
     "new_wait",
     "notifier_for",
     "run_blocking",
+    "session_states",
     "typical_call_s",
     "wait_for_change",
     "wait_on",
@@ -344,6 +345,11 @@ class Store(ABC):
         """Return the sessions among `numbers` that are known dead. A death is recorded before it is returned."""
         return []
 
+    def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:
+        """See `session_states`. The default lists all sessions."""
+        wanted = set(numbers)
+        return {member.number: member.alive for member in self.members() if member.number in wanted}
+
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """Wait for `keys` as `wait` does, but end the wait as soon as one of `ranks` is known dead.
 
@@ -558,6 +564,9 @@ class StoreView(Store):
         """See `Store.dead_sessions`."""
         return self._open().dead_sessions(numbers)
 
+    def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:
+        return self._open()._session_states(numbers)
+
 
 # The other modules of this package call these functions. They call private methods, which the stores override.
 
@@ -632,6 +641,15 @@ def notifier_for(store: Store, backend: WaitBackend) -> Any:
 def new_wait(store: Store, request: WaitRequest, notifier: Any) -> Wait[Any]:
     """Return the wait that carries out `request` on `store`. `notifier`, a result of `notifier_for`, wakes the wait."""
     return store._new_wait(request, notifier)
+
+
+def session_states(store: Store, numbers: Iterable[int]) -> dict[int, str]:
+    """Return the state of each of the sessions `numbers` that `store` knows: ``"yes"``, ``"no"`` or ``"unknown"``.
+
+    The states are those of `Member.alive`. Unlike `Store.members`, the call probes no other session and does not
+    register the handle. It records the deaths that it finds, as `Store.members` does.
+    """
+    return store._session_states(numbers)
 
 
 def typical_call_s(store: Store) -> float:

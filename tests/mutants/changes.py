@@ -442,6 +442,20 @@ MUTANTS = (
         ("tests/unit/test_generations.py::test_long_lived_handle_forgets_the_dead_sessions_a_compaction_dropped",),
     ),
     Mutant(
+        "a list of the sessions probes each of them twice",
+        "Sessions._state_of",
+        "found[number] if number in found else log",
+        "log",
+        ("tests/faults/test_liveness.py::test_each_call_probes_a_session_once",),
+    ),
+    Mutant(
+        "a session that a snapshot forgot is not known to be dead",
+        "Sessions._session_states",
+        " | forgotten",
+        "",
+        ("tests/faults/test_liveness.py::test_session_that_a_compaction_forgot_has_the_state_dead",),
+    ),
+    Mutant(
         "a barrier declares ranks dead that have arrived",
         "RankNeeds._judge",
         "            self._ranks = needed.judge(text)\n",
