@@ -34,6 +34,7 @@ __all__ = [
     "RendezvousBackend",
     "SharedState",
     "Token",
+    "latest_change",
     "store_errors_as_rendezvous",
 ]
 
@@ -254,6 +255,12 @@ class SharedState:
             self._store.set(f"changed/{sequence}", b"")
             if sequence > KEPT_RINGS:
                 self._store.delete_key(f"changed/{sequence - KEPT_RINGS}")
+
+
+def latest_change(store: Store) -> int:
+    """Return the sequence of the latest change of the state that was rung in `store`; 0 if there was none."""
+    numbers = [name.removeprefix("changed/") for name in store.list_keys("changed/")]
+    return max((int(number) for number in numbers if number.isascii() and number.isdecimal()), default=0)
 
 
 @contextmanager
