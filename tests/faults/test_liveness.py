@@ -564,7 +564,7 @@ def test_session_that_was_forgotten_as_dead_writes_no_more(
     ],
     ids=["members", "members of ranks", "dead_ranks", "dead_sessions", "session_states"],
 )
-def test_each_call_probes_a_session_once(
+def test_call_probes_each_session_once(
     path: str, call: Callable[[FileStore, list[int]], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a network mount each probe is a request to the server."""

@@ -116,7 +116,7 @@ def test_idle_tick_costs_two_reads_and_the_probes(job: Job, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_all_that_die_at_once_are_evicted_by_one_tick_of_the_rest(job: Job, seed: int) -> None:
+def test_nodes_that_die_at_once_are_evicted_by_one_tick_of_the_rest(job: Job, seed: int) -> None:
     """However many nodes die, and whichever: at most one interval later they are known, as long as one node lives."""
     rng = random.Random(seed)
     nodes = job.meet(8)
@@ -130,7 +130,7 @@ def test_all_that_die_at_once_are_evicted_by_one_tick_of_the_rest(job: Job, seed
     assert job.present() == {handler.node for handler in living}
 
 
-def test_each_node_is_watched_by_others_than_a_stopped_one(job: Job) -> None:
+def test_node_is_watched_by_others_than_a_stopped_one(job: Job) -> None:
     nodes = job.meet(5)
     stopped, dead = nodes[1], nodes[2]
     die(dead)
@@ -187,7 +187,7 @@ def test_nodes_that_meet_do_not_all_probe_all_others(job: Job, probed: list[int]
     assert len(probed) <= 12 * (NEIGHBOURS + 2), "and not 12 times 11"
 
 
-def test_only_the_first_participant_asks_for_all_others_before_it_has_waited(job: Job) -> None:
+def test_first_participant_alone_asks_for_all_others_before_it_has_waited(job: Job) -> None:
     """Otherwise all of them would ask, each time that the last one joins."""
     nodes = job.meet(4)
     forming = State(sequence=1, participants=tuple(handler.node for handler in nodes))

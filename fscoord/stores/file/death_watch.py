@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Final, Protocol
@@ -10,7 +11,9 @@ from fscoord._log.handle import NeedsLock
 from fscoord._log.io.spill import Fetch
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
+from fscoord._log.wakeup.node_poller import SEEMS_DEAD
 from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._waiting.wait import NOT_YET, NeededRanks, NotYet
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState
@@ -26,6 +29,14 @@ DEATH_POLL_S: Final = 0.05
 PROBE_S: Final = 0.5
 """The interval in seconds at which sessions are checked whose processes the kernel watches. Without these checks, a
 process that closes its handle and continues would not be detected."""
+
+
+OWN_PROBE_S: Final = 1.0
+"""The interval in seconds at which a waiter probes a session by itself on a mount that hosts share."""
+
+STALE_S: Final = 2.0
+"""After how many seconds without a new verdict of the node's poller a waiter probes a session by itself. The time that
+the poller needs for all wanted sessions is added twice."""
 
 
 class Needs(Protocol):
@@ -116,6 +127,10 @@ class DeathWatch:
     The kernel reports the death of a process of this host (pidfd_open(2)). The sessions of processes on other hosts or
     in other containers are checked at each look. For such sessions the waiter looks 20 times a second.
 
+    On a mount that hosts share, the poller of the node probes all sessions for the waiters of the node; see
+    `NodeProbes`. This object then probes a session by itself only if that session seems dead, if there is no poller or
+    no fresh verdict, or once at the deadline.
+
     Args:
         log: the log of the handle that waits.
         notifier: the notifier that wakes the wait.
@@ -141,6 +156,10 @@ class DeathWatch:
         self.known_sessions = known_sessions or ()
         self._are_known = known_sessions is not None
         self._are_all_watched = False
+        self._asked: list[int] | None = None  # the sessions of the last check; None: there was none
+        self._verdicts: dict[int, tuple[int, float]] = {}  # the last verdict on each of them, and when it was new
+        self._own_probes: dict[int, float] = {}  # when this object last probed each of them
+        self._turn_s = 0.0
 
     def max_sleep_s(self) -> float:
         """Return the longest time in seconds for which the waiter may sleep."""
@@ -167,15 +186,78 @@ class DeathWatch:
         for number in self._needs.undead():
             (watched if self._is_watched(number) else others).append(number)
         home = ProcessIdentity.find() if others else None
+        if self._notifier.shares_probes:
+            if timeout > 0 and not self._notifier.is_watching:  # the first look, which may find the key
+                return NOT_YET
+            for number in others:
+                self._watch(number, home)
+            return self._record(
+                [n for n in self._due(watched + others, timeout) if self._probes_dead(n, home)], timeout
+            )
         fallen = [number for number in others if home is not None and self._seems_dead(number, home)]
         self._are_all_watched = all(map(self._is_watched, others))
         # With known sessions looks are rare, and each look may have its cause in the end of a session.
         if self.known_sessions or now - self._probed > PROBE_S:
             self._probed = now
             fallen += [number for number in watched if self._log.is_alive(number, None) is False]
+        return self._record(fallen, timeout)
+
+    def _record(self, fallen: list[int], timeout: float) -> list[int] | NotYet:
+        """Record the deaths of the sessions `fallen`, and return what `find_dead` returns."""
         for number in fallen:
             self._log.record_death(number, timeout, partial(self._needs.includes, number))
         return (self._needs.dead() if fallen else []) or NOT_YET
+
+    # -- on a mount that hosts share -------------------------------------------------------------------------------
+
+    def is_check_due(self) -> bool:
+        """Return whether a session seems dead, or must be probed by this waiter. Renew the request to the poller."""
+        return self._asked is None or bool(self._due(self._asked, math.inf))
+
+    def _due(self, numbers: list[int], timeout: float) -> list[int]:
+        """Return those of the sessions `numbers` that this waiter must probe by itself. The others live, by all signs.
+
+        Args:
+            numbers: the sessions that are needed.
+            timeout: how long the wait may still take, in seconds. At the deadline every session without a verdict is
+                due.
+        """
+        now = system.time.monotonic()
+        verdicts = self._ask(numbers)
+        due: list[int] = []
+        for number in numbers:
+            verdict = verdicts.get(number, 0)
+            seen, since = self._verdicts.get(number, (-1, now))
+            if verdict != seen:
+                since = now
+                self._verdicts[number] = verdict, now
+                if verdict & SEEMS_DEAD and not seen & SEEMS_DEAD:
+                    self._own_probes.pop(number, None)  # the session lived when this object probed it last
+            is_stale = now - since > STALE_S + 2 * self._turn_s or not verdicts or (not verdict and timeout <= 0)
+            is_late = now - self._own_probes.get(number, -math.inf) >= OWN_PROBE_S
+            if is_late and (is_stale or verdict & SEEMS_DEAD):
+                due.append(number)
+        return due
+
+    def _ask(self, numbers: list[int]) -> dict[int, int]:
+        """Ask the poller to probe `numbers`, and return its verdicts so far; an empty dictionary without a poller."""
+        self._asked = numbers
+        probes = self._notifier.node_probes
+        if probes is None or not numbers:
+            return {}
+        try:
+            verdicts, self._turn_s = probes.ask(numbers)
+        except OSError as error:  # the waiter learns the same from its next use of the bell
+            raise_if_foreign(error)
+            return {}
+        return verdicts
+
+    def _probes_dead(self, number: int, home: ProcessIdentity | None) -> bool:
+        """Probe session `number`. Return whether it seems dead."""
+        self._own_probes[number] = system.time.monotonic()
+        return self._log.is_alive(number, home) is False
+
+    # -- everywhere ------------------------------------------------------------------------------------------------
 
     def _seems_dead(self, number: int, home: ProcessIdentity) -> bool:
         """Return whether session `number` seems dead. If it does not, watch its process, where the kernel can do so."""
@@ -188,9 +270,9 @@ class DeathWatch:
         session = self._log.sessions.get(number)
         return number in self._watched and session is not None and self._notifier.watches(session.pid)
 
-    def _watch(self, number: int, home: ProcessIdentity) -> None:
+    def _watch(self, number: int, home: ProcessIdentity | None) -> None:
         session = self._log.sessions.get(number)
-        if session is None or number in self._watched or not home.shares_processes_with(session):
+        if home is None or session is None or number in self._watched or not home.shares_processes_with(session):
             return
         is_watched = self._notifier.watch_process(session.pid)
         # Only now check that the process is that of the session: it may have died, and another may have its number.

@@ -132,7 +132,7 @@ class FileWait(Generic[T]):
                 waiter = self._notifier.new_waiter(self._deadline)
             else:
                 longest, sessions = death_watch.max_sleep_s, death_watch.known_sessions
-                waiter = self._notifier.new_waiter(self._deadline, longest, sessions)
+                waiter = self._notifier.new_waiter(self._deadline, longest, sessions, death_watch.is_check_due)
             # Recorded before `add_waiter`, so that `close` finds the waiter: a signal handler may raise at any point.
             self._waiter = waiter
             self._notifier.add_waiter(waiter)
