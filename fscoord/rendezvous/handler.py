@@ -290,10 +290,21 @@ class DynamicRendezvousHandler(RendezvousHandler):
             if deadlines.is_over(state, self._node):
                 raise RendezvousTimeoutError(self._too_few(state, backoff.tries))
             slow_wait.warn_if_due(lambda: self._needs(state))  # noqa: B023 - it is called at once
-            self._shared.wait(state, deadlines.left())
+            self._wait(state, deadlines.left())
             waited_for = state
             state, token = self._shared.read()
             writes, backoff = 0, Backoff(math.inf)
+
+    def _wait(self, state: State, timeout: float) -> None:
+        """Wait for a change of `state` after which this node may have something to do, for at most `timeout` seconds.
+
+        Each node that joins changes the state. Only the first participant follows these changes: if all participants
+        read the state after each change, their requests would grow with the square of their number.
+        """
+        if self._node in state.participants[1:] and not (state.complete or state.closed):
+            self._shared.wait_until_settled(state, timeout)
+        else:
+            self._shared.wait(state, timeout)
 
     def _must_know_all(self, decision: Decision, state: State, observed: Observed, waited_for: State | None) -> bool:
         """Return whether this node must find out about every node, because that may change its `decision`.

@@ -526,6 +526,20 @@ MUTANTS = (
         ("tests/rendezvous/test_ring.py::test_first_participant_alone_asks_for_all_others_before_it_has_waited",),
     ),
     Mutant(
+        "participants read the state after each change",
+        "DynamicRendezvousHandler._wait",
+        "if self._node in state.participants[1:] and",
+        "if False and",
+        ("tests/rendezvous/test_ring.py::test_participants_read_the_state_a_few_times_however_many_join",),
+    ),
+    Mutant(
+        "participants are not woken when their round is settled",
+        "SharedState._ring",
+        '            names.append(f"settled/{state.round}")\n',
+        "            pass\n",
+        ("tests/rendezvous/test_ring.py::test_change_that_settles_a_round_wakes_its_participants",),
+    ),
+    Mutant(
         "a change that was not rung is never read",
         "KeepAliveThread._latest_state",
         " and self._ticks_since_read < TICKS_PER_READ",

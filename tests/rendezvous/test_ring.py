@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.places import start_thread
+from support.places import start_thread, until
 
 from fscoord import FileStore, HashStore, PrefixStore
 from fscoord._log.liveness.liveness_file import LivenessFile
 from fscoord._log.log import Log
 from fscoord.rendezvous import C10dRendezvousBackend, DynamicRendezvousHandler, RendezvousTimeout
-from fscoord.rendezvous.backend import latest_change
+from fscoord.rendezvous.backend import SharedState, latest_change
 from fscoord.rendezvous.keep_alive import NEIGHBOURS, TICKS_PER_READ
 from fscoord.rendezvous.parameters import RendezvousSettings
 from fscoord.rendezvous.state import Limits, Observed, State, Verdict, decide
@@ -206,3 +207,47 @@ def test_latest_change_ignores_what_no_node_writes() -> None:
     for name in ("3", "12", "x", "\u0663", "-1"):
         store.set(f"changed/{name}", b"")
     assert latest_change(store) == 12
+
+
+def test_participants_read_the_state_a_few_times_however_many_join() -> None:
+    """Otherwise each of them would be woken by each that joins, and read the state."""
+    reads: Counter[int] = Counter()
+
+    class Counted(C10dRendezvousBackend):
+        def get_state(self) -> Any:
+            reads[id(self)] += 1
+            return super().get_state()
+
+    store, count, handlers, threads = HashStore(), 24, list[DynamicRendezvousHandler](), list[Any]()
+    for _ in range(count):
+        settings = RendezvousSettings("id", count, count, RendezvousTimeout(), timedelta(seconds=HOUR))
+        handlers.append(DynamicRendezvousHandler(settings, Counted(store, "id"), store))
+    watching = C10dRendezvousBackend(store, "id")
+    for number, handler in enumerate(handlers):  # one after another, and each waits before the next one comes
+        threads.append(start_thread(handler.next_rendezvous))
+        until(lambda number=number: _joined(watching) == number + 1)
+    for thread in threads:
+        thread.join()
+    for handler in handlers:
+        handler.shutdown()
+    first, *others = sorted(reads.values(), reverse=True)
+    assert first <= count + 6
+    assert max(others) <= 8
+
+
+def _joined(backend: C10dRendezvousBackend) -> int:
+    found = backend.get_state()
+    return len(State.decode(found[0]).participants) if found else 0
+
+
+@pytest.mark.parametrize("change", ["complete", "closed"])
+def test_change_that_settles_a_round_wakes_its_participants(change: str) -> None:
+    store = HashStore(timeout=60)
+    shared = SharedState(C10dRendezvousBackend(store, "id"), store)
+    forming, token, _ = shared.write(State(sequence=1, round=7, participants=("a", "b")), None)
+    joined, token, _ = shared.write(replace(forming, sequence=2, participants=("a", "b", "c")), token)
+    with start_thread(shared.wait_until_settled, forming, 20) as waiter:
+        until(lambda: store._shared.readers)
+        assert waiter.is_alive()
+        shared.write(replace(joined, sequence=3, **{change: True}), token)
+        assert store.check(["settled/7"])

@@ -244,7 +244,7 @@ class Waiter:
             is_due = now - self._last_own_poll > (self._own_poll_s if self._longest_sleep else OWN_POLL_S)
             if is_due or now >= deadline or is_alone or (self._is_check_due is not None and self._is_check_due()):
                 self._last_own_poll = now
-                self._own_poll_s = min(2 * self._own_poll_s, OWN_POLL_S)
+                self._own_poll_s = min(4 * self._own_poll_s, OWN_POLL_S)
                 return True
             return False
         return not self.role_changed
