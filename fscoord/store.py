@@ -14,7 +14,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -39,6 +41,7 @@ from fscoord._waiting.wait import (
     KEYS,
     ArrivalRequest,
     BarrierRequest,
+    NeededRanks,
     Request,
     Wait,
     WaitBackend,
@@ -58,6 +61,7 @@ __all__ = [
     "new_wait",
     "notifier_for",
     "run_blocking",
+    "session_states",
     "typical_call_s",
     "wait_for_change",
     "wait_on",
@@ -341,6 +345,11 @@ class Store(ABC):
         """Return the sessions among `numbers` that are known dead. A death is recorded before it is returned."""
         return []
 
+    def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:
+        """See `session_states`. The default lists all sessions."""
+        wanted = set(numbers)
+        return {member.number: member.alive for member in self.members() if member.number in wanted}
+
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """Wait for `keys` as `wait` does, but end the wait as soon as one of `ranks` is known dead.
 
@@ -350,9 +359,25 @@ class Store(ABC):
         Raises:
             StoreTimeoutError: at the deadline a key is missing and no rank is known dead.
         """
-        needed = list(ranks)
         limit = self._timeout if timeout is None else to_seconds(timeout)
-        return self._wait_beside(list(keys_bytes(keys)), limit, lambda: self.dead_ranks(needed))
+        names = list(keys_bytes(keys))
+        if isinstance(ranks, NeededRanks):
+            with suppress(_NoRankNeeded):
+                return self._wait_beside(names, limit, partial(self._dead_of_needed, ranks))
+            return []
+        needed = list(ranks)
+        return self._wait_beside(names, limit, lambda: self.dead_ranks(needed))
+
+    def _dead_of_needed(self, ranks: NeededRanks) -> list[int]:
+        """Return those of `ranks` that are still needed and known dead.
+
+        Raises:
+            _NoRankNeeded: no rank is needed any more.
+        """
+        needed = ranks.judge(self.get(ranks.key)) if self.check([ranks.key]) else list(ranks)
+        if not needed:
+            raise _NoRankNeeded
+        return self.dead_ranks(needed)
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """Wait for `keys`, but end the wait as soon as one of the sessions `numbers` is known dead.
@@ -486,6 +511,10 @@ class Store(ABC):
         self.close()
 
 
+class _NoRankNeeded(Exception):
+    """Ends a wait that needs no rank any more."""
+
+
 class StoreView(Store):
     """A view of the underlying store `store`, in which only operations with keys differ; a subclass has these."""
 
@@ -534,6 +563,9 @@ class StoreView(Store):
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
         """See `Store.dead_sessions`."""
         return self._open().dead_sessions(numbers)
+
+    def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:
+        return self._open()._session_states(numbers)
 
 
 # The other modules of this package call these functions. They call private methods, which the stores override.
@@ -609,6 +641,15 @@ def notifier_for(store: Store, backend: WaitBackend) -> Any:
 def new_wait(store: Store, request: WaitRequest, notifier: Any) -> Wait[Any]:
     """Return the wait that carries out `request` on `store`. `notifier`, a result of `notifier_for`, wakes the wait."""
     return store._new_wait(request, notifier)
+
+
+def session_states(store: Store, numbers: Iterable[int]) -> dict[int, str]:
+    """Return the state of each of the sessions `numbers` that `store` knows: ``"yes"``, ``"no"`` or ``"unknown"``.
+
+    The states are those of `Member.alive`. Unlike `Store.members`, the call probes no other session and does not
+    register the handle. It records the deaths that it finds, as `Store.members` does.
+    """
+    return store._session_states(numbers)
 
 
 def typical_call_s(store: Store) -> float:

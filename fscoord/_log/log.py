@@ -744,11 +744,16 @@ class Log:
         """See `SessionTable.presumed_alive_among`."""
         return self.inspect(lambda: self.table.presumed_alive_among(numbers))
 
-    def record_death(self, number: int, limit: float) -> bool:
+    def record_death(self, number: int, limit: float, is_needed: Callable[[], bool] | None = None) -> bool:
         """Record that session `number` is dead. Return whether its death is recorded. Errors as in `update`.
 
         The session is probed again under the log lock. If the session may be alive, nothing is recorded. The death
         record, not the probe, decides for all processes: a session that comes back later finds its own death record.
+
+        Args:
+            number: the session.
+            limit: how long to wait for the lock, in seconds.
+            is_needed: called under the lock, before the probe. If it returns False, nothing is recorded.
         """
         table = self.table
         self.refresh(limit)
@@ -758,6 +763,8 @@ class Log:
         def decide(_: bytes, __: bytes) -> tuple[bool, int, bytes]:
             if number in table.deaths:
                 return True, 0, b""
+            if is_needed is not None and not is_needed():
+                return False, 0, b""
             if self.liveness.is_alive(number, ProcessIdentity.find()) is not False:
                 return False, 0, b""
             return True, record.DEATH, encode_death(number, table.sessions[number].alive_id)

@@ -4,6 +4,12 @@ A process that gets no inotify instance can read a FIFO, if the writers of the f
 
 The waiting thread itself reads the events of inotify and of a FIFO. No other module imports watchdog. watchdog's
 bindings of inotify are not a documented API, so its version is bounded. If the bindings fail, waiters poll.
+
+The import of the bindings costs a process that has imported nothing else some 30 to 40 ms of processor time, and 65
+modules. 41 modules and nine tenths of the time are what `inotify_c` itself imports of the standard library: ctypes,
+logging and dataclasses. To leave out the rest, this module would have to load `inotify_c` without its package. Then
+`dataclasses`, which looks in `sys.modules` for the module of a class, fails, unless the module is entered there under
+a name whose package was never imported. So it is imported as any module.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ sleep would last until the next poll.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from fscoord._runtime import system
@@ -39,6 +39,32 @@ VALUES: Final = "values"
 ITEM: Final = "item"
 
 
+class NeededRanks:
+    """The ranks without which a wait is in vain, where the value of one key shows which of them are still needed.
+
+    An iteration gives the ranks that were needed at the beginning. A store that does not read the key watches all of
+    them, and so may report the death of a rank that is not needed any more.
+
+    Args:
+        ranks: the ranks that are needed at the beginning.
+        key: the key whose value decides, checked.
+        judge: returns the ranks that are needed when the key has the given value. If no rank is needed, the wait ends.
+            A store may call it under its lock, so it must neither use the store nor raise.
+    """
+
+    def __init__(self, ranks: list[int], key: bytes, judge: Callable[[bytes], list[int]]) -> None:
+        self._ranks = ranks
+        self.key = key
+        self.judge = judge
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ranks)
+
+    def with_prefix(self, prefix: bytes) -> NeededRanks:
+        """Return the same ranks for a store in which the key has `prefix` before it."""
+        return NeededRanks(self._ranks, prefix + self.key, self.judge)
+
+
 class WaitRequest(NamedTuple):
     """A request to wait for keys of a store.
 
@@ -47,18 +73,20 @@ class WaitRequest(NamedTuple):
             has a value. `ITEM`: a queue has a value.
         keys: the keys, checked; for `ITEM`, the name of the queue.
         timeout: the longest wait, in seconds.
-        ranks: for `KEYS`: the wait also ends when one of these ranks is known dead.
+        ranks: for `KEYS`: the wait also ends when one of these ranks is known dead. With `NeededRanks` it also ends
+            when no rank is needed any more.
         sessions: for `KEYS`: the wait also ends when one of these sessions is known dead.
         slow_logger: logs warnings if the wait is long. None: the store logs its own warnings.
 
-    The answer for `KEYS` is the list of the dead ranks or sessions; it is empty when all keys are there. The answer for
-    `VALUES` is the list of the values. The answer for `ITEM` is the value that was taken from the queue.
+    The answer for `KEYS` is the list of the dead ranks or sessions. It is empty when all keys are there, or no rank is
+    needed any more. The answer for `VALUES` is the list of the values. The answer for `ITEM` is the value that was
+    taken from the queue.
     """
 
     kind: str
     keys: list[bytes]
     timeout: float
-    ranks: list[int] | None = None
+    ranks: list[int] | NeededRanks | None = None
     sessions: list[int] | None = None
     slow_logger: SlowWaitLogger | None = None
 

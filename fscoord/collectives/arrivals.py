@@ -15,13 +15,14 @@ The rank that completes the round sets ``{prefix}/complete``, so each waiting ra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from fscoord._arguments import INT64_MAX, MalformedText, check_int64, check_positive, key_bytes, key_text, parse_uint63
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
-from fscoord._waiting.wait import APPEND, KEYS, ArrivalRequest, WaitRequest, WaitSteps
+from fscoord._waiting.wait import APPEND, KEYS, ArrivalRequest, NeededRanks, WaitRequest, WaitSteps
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
 from fscoord.store import Member, Store
 
@@ -313,6 +314,9 @@ class Arrivals:
     def wait_alive(self) -> WaitSteps[None]:
         """Wait until all ranks have arrived, or a missing rank is known to be dead. `arrive` must be called first.
 
+        A rank is needed until it arrives, also if the wait began before. So this wait declares no rank dead that has
+        arrived.
+
         Raises:
             BrokenBarrierError: a missing rank is dead. All ranks that arrived before the verdict raise the same error.
         """
@@ -344,8 +348,22 @@ class Arrivals:
                     raise StoreTimeoutError("", keys=[key_text(self._complete)], waited=self._call.waited())
             else:
                 left = self._call.left()
-                dead = yield WaitRequest(KEYS, [self._complete], left, ranks=missing, slow_logger=slow_logger)
+                needed = NeededRanks(missing, key_bytes(self._arrivals), partial(self._needed, joined))
+                dead = yield WaitRequest(KEYS, [self._complete], left, ranks=needed, slow_logger=slow_logger)
                 is_complete = not dead
+
+    def _needed(self, joined: int, text: bytes) -> list[int]:
+        """Return the ranks that a waiter needs while the arrivals are `text`; none if its wait is over.
+
+        Args:
+            joined: the number of rounds that were broken before the round of the waiter.
+            text: the value of the key of the arrivals.
+        """
+        try:
+            rounds = self._parse(text.split())
+        except BarrierError:  # the wait ends, and `wait_alive` raises the error
+            return []
+        return self._absent(rounds.events) if len(rounds.verdicts) == joined else []
 
     def missing(self) -> list[int]:
         """Return the ranks that have not arrived."""

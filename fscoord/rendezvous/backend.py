@@ -34,6 +34,7 @@ __all__ = [
     "RendezvousBackend",
     "SharedState",
     "Token",
+    "latest_change",
     "store_errors_as_rendezvous",
 ]
 
@@ -166,11 +167,15 @@ POLL_INTERVAL_S = 1.0
 """The longest pause between two reads of the state by a waiting node: a node may die before it wakes the others."""
 
 KEPT_RINGS = 64
-"""How many change keys are kept. If more changes pass between a look and its wait, that wait has to poll."""
+"""How many keys of changes are kept, and how many of settled rounds. If more changes pass between a look and its wait,
+that wait has to poll."""
 
 
 class SharedState:
-    """The state, and a key for each change of it, which wakes the nodes that wait for that change.
+    """The state, and keys that wake the nodes that wait for a change of it.
+
+    Each change sets the key ``changed/{sequence}``. A change after which the round is complete, or the rendezvous
+    closed, also sets ``settled/{round}``.
 
     Args:
         backend: holds the state.
@@ -214,7 +219,7 @@ class SharedState:
             now, token, is_written = State.decode(found[0]), found[1], found[2]
             self._has_been_there = True
         if is_written:
-            self._ring(state.sequence)
+            self._ring(state)
         return now, token, is_written
 
     def change(self, rule: Callable[[State], State], limit: float | None = None) -> State:
@@ -242,18 +247,36 @@ class SharedState:
 
     def wait(self, state: State, timeout: float) -> None:
         """Wait until `state` has been changed, for at most `timeout` seconds. It may return earlier."""
+        self._wait_for(f"changed/{state.sequence + 1}", timeout)
+
+    def wait_until_settled(self, state: State, timeout: float) -> None:
+        """Wait until the round of `state` is complete, or the rendezvous closed, for at most `timeout` seconds."""
+        self._wait_for(f"settled/{state.round}", timeout)
+
+    def _wait_for(self, key: str, timeout: float) -> None:
         try:
             with store_errors_as_rendezvous():
-                self._store.wait([f"changed/{state.sequence + 1}"], timeout)
+                self._store.wait([key], timeout)
         except errors.RendezvousConnectionError as error:
             if not isinstance(error.__cause__, errors.StoreTimeoutError):
                 raise
 
-    def _ring(self, sequence: int) -> None:
+    def _ring(self, state: State) -> None:
+        names = [f"changed/{state.sequence}"]
+        old = [f"changed/{state.sequence - KEPT_RINGS}"] if state.sequence > KEPT_RINGS else []
+        if state.complete or state.closed:
+            names.append(f"settled/{state.round}")
+            old += [f"settled/{state.round - KEPT_RINGS}"] if state.round >= KEPT_RINGS else []
         with store_errors_as_rendezvous():
-            self._store.set(f"changed/{sequence}", b"")
-            if sequence > KEPT_RINGS:
-                self._store.delete_key(f"changed/{sequence - KEPT_RINGS}")
+            self._store.multi_set(names, [b""] * len(names))
+            for name in old:
+                self._store.delete_key(name)
+
+
+def latest_change(store: Store) -> int:
+    """Return the sequence of the latest change of the state that was rung in `store`; 0 if there was none."""
+    numbers = [name.removeprefix("changed/") for name in store.list_keys("changed/")]
+    return max((int(number) for number in numbers if number.isascii() and number.isdecimal()), default=0)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from fscoord.rendezvous.base import RendezvousHandler, RendezvousInfo, Rendezvou
 from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
 from fscoord.rendezvous.keep_alive import KeepAliveThread
 from fscoord.rendezvous.parameters import RendezvousSettings, RendezvousTimeout
-from fscoord.rendezvous.state import Limits, Observed, State, Verdict, close, decide, evict
+from fscoord.rendezvous.state import Decision, Limits, Observed, State, Verdict, close, decide, evict
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
@@ -261,12 +261,17 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """Return the complete round that this node takes part in."""
         state, token = self._shared.read()
         writes, backoff = 0, Backoff(math.inf)
+        waited_for: State | None = None
         while True:
             alive, dead = self._keep_alive.check(state)
             if self._node in state.present:
                 self._life = state.life
             observed = Observed(dead, alive, self._life, self._returned, *deadlines.observe(state))
             decision = decide(state, self._node, self._limits, observed)
+            if decision.verdict is Verdict.WAIT and self._must_know_all(decision, state, observed, waited_for):
+                alive, dead = self._keep_alive.check(state, everyone=True)
+                observed = replace(observed, dead=observed.dead | dead, alive=alive)
+                decision = decide(state, self._node, self._limits, observed)
             # The last look before the deadline may still write, but a write that is refused is not repeated after it.
             if decision.verdict is Verdict.WRITE and not (writes and deadlines.is_over(state, self._node)):
                 writes += 1
@@ -285,9 +290,32 @@ class DynamicRendezvousHandler(RendezvousHandler):
             if deadlines.is_over(state, self._node):
                 raise RendezvousTimeoutError(self._too_few(state, backoff.tries))
             slow_wait.warn_if_due(lambda: self._needs(state))  # noqa: B023 - it is called at once
-            self._shared.wait(state, deadlines.left())
+            self._wait(state, deadlines.left())
+            waited_for = state
             state, token = self._shared.read()
             writes, backoff = 0, Backoff(math.inf)
+
+    def _wait(self, state: State, timeout: float) -> None:
+        """Wait for a change of `state` after which this node may have something to do, for at most `timeout` seconds.
+
+        Each node that joins changes the state. Only the first participant follows these changes: if all participants
+        read the state after each change, their requests would grow with the square of their number.
+        """
+        if self._node in state.participants[1:] and not (state.complete or state.closed):
+            self._shared.wait_until_settled(state, timeout)
+        else:
+            self._shared.wait(state, timeout)
+
+    def _must_know_all(self, decision: Decision, state: State, observed: Observed, waited_for: State | None) -> bool:
+        """Return whether this node must find out about every node, because that may change its `decision`.
+
+        The first participant has seen the others join, so it usually completes the round, and the others ask only if
+        the state has stayed the same for a wait. Otherwise all nodes would probe all others.
+        """
+        is_first = state.participants[:1] == (self._node,)
+        return (is_first or state == waited_for) and decision != decide(
+            state, self._node, self._limits, replace(observed, alive=state.present)
+        )
 
     def _too_few(self, state: State, refused: int = 0) -> str:
         limit = to_seconds(self._settings.timeout.join)

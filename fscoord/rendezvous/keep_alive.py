@@ -3,6 +3,14 @@
 Where the store detects dead sessions (`~fscoord.Store.has_liveness`), a node is a session of the store, and its name
 ends in the session's number. Nothing has to be written then. Elsewhere each node increments a key, and a
 `FailureDetector` watches the keys of the others.
+
+**The ring.** With sessions, a node does not probe all others, because the probes of all nodes together would grow with
+the square of their number. The names of the nodes, in their order, form a ring, and each node watches its next
+`NEIGHBOURS` living successors, as in the failure detectors of Chord and of SWIM's successors. At each tick a node
+probes its successors one after another, and goes on past each dead one, until it has found `NEIGHBOURS` living ones or
+has come round. So however many nodes die at once, each dead node is probed by the nearest living node before it in the
+ring, at that node's next tick, which is at most one keep-alive interval later. Every node has more than one watcher,
+so that a watcher that is stopped (SIGSTOP), and therefore lives and does not tick, leaves no node unwatched.
 """
 
 from __future__ import annotations
@@ -14,12 +22,18 @@ from weakref import WeakSet
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 from fscoord.errors import RendezvousError
-from fscoord.rendezvous.backend import POLL_INTERVAL_S, SharedState, store_errors_as_rendezvous
+from fscoord.rendezvous.backend import POLL_INTERVAL_S, SharedState, latest_change, store_errors_as_rendezvous
 from fscoord.rendezvous.parameters import RendezvousSettings
 from fscoord.rendezvous.state import State, evict
-from fscoord.store import Store
+from fscoord.store import Store, session_states
 
-__all__ = ["FailureDetector", "KeepAliveThread"]
+__all__ = ["NEIGHBOURS", "FailureDetector", "KeepAliveThread"]
+
+NEIGHBOURS = 3
+"""How many living successors in the ring a node watches."""
+
+TICKS_PER_READ = 6
+"""After how many ticks the state is read in any case. A node that changed it may have died before it rang."""
 
 _SESSION = re.compile(r"_s([0-9]{1,19})$")
 
@@ -45,9 +59,10 @@ class KeepAliveThread:
         self._detector = FailureDetector(self._interval, settings.keep_alive_max_attempt)
         self._renew()
         self._is_inherited = False
-        self._asked: frozenset[str] = frozenset()
-        self._asked_at = 0.0
-        self._observed_sequence = 0
+        self._asked: dict[str, float] = {}  # when each node that is still unknown was last probed
+        self._probed: set[str] = set()  # by the last call of `_probe_ring`
+        self._state: State | None = None  # the latest state that this node has read
+        self._ticks_since_read = 0
         store.set_timeout(settings.timeout.heartbeat)
         _all.add(self)
         with store_errors_as_rendezvous():
@@ -89,41 +104,65 @@ class KeepAliveThread:
         finally:
             self._store.close()
 
-    def check(self, state: State) -> tuple[frozenset[str], frozenset[str]]:
-        """Record the nodes in `state`; return those known alive and those known dead."""
+    def check(self, state: State, *, everyone: bool = False) -> tuple[frozenset[str], frozenset[str]]:
+        """Record the nodes in `state`; return those known alive and those known dead.
+
+        Of the nodes that are not known alive, the successors in the ring are probed, each at most once in
+        `POLL_INTERVAL_S`; with `everyone`, all of them.
+        """
         system.process_epoch()
         with self._mutex:
             self._observe_members(state)
-            unknown = state.present - self._detector.alive - {self.node}
             now = system.time.monotonic()
-            was_asked = unknown <= self._asked and now < self._asked_at + POLL_INTERVAL_S
-            if not self._has_sessions or not unknown or was_asked:
+            unknown = state.present - self._detector.alive - {self.node}
+            self._asked = {node: at for node, at in self._asked.items() if node in unknown}
+            if not self._has_sessions or not unknown:
                 return self._detector.alive, frozenset()
-            self._asked, self._asked_at = unknown, now
-            dead = self._ask(state.present)
+            due = {node for node in unknown if now >= self._asked.get(node, -POLL_INTERVAL_S) + POLL_INTERVAL_S}
+            successors = self._successors(state.present)
+            dead = self._probe_ring(successors, due, len(successors) if everyone else NEIGHBOURS)
+            self._asked.update(dict.fromkeys(due & self._probed, now))
             return self._detector.alive, dead
 
     def tick(self, now: float) -> None:
         """Send one keep-alive and evict the nodes that sent none; `now` is the time in seconds, monotonic."""
         self._beat()
-        state, _ = self._shared.read()
+        state = self._latest_state()
         beats = {} if self._has_sessions else self._beats()
         with self._mutex:
             self._observe_members(state)
             if self._has_sessions:
-                dead = self._ask(state.present)
+                successors = self._successors(state.present)
+                dead = self._probe_ring(successors, set(successors), NEIGHBOURS)
             else:
                 dead = self._detector.check(now, state.present - {self.node}, beats)
+        if dead and self._has_sessions:  # another node may have evicted them since
+            state, _ = self._shared.read()
+            dead &= state.present
         if dead:
             names = ", ".join(sorted(dead))  # other programs may have written names that can't be encoded
             logger(__name__).warning("dead: %s", names.encode("utf-8", "backslashreplace").decode())
             self._shared.change(lambda found: evict(found, dead & found.present), self._limit)
             self._forget(dead)
 
+    def _latest_state(self) -> State:
+        """Return the state. If no change was rung since it was last read, it is not read again.
+
+        The keys of the changes cost one request on a network mount, and the state costs two, on another handle.
+        """
+        known = self._state
+        self._ticks_since_read += 1
+        if known is not None and self._has_sessions and self._ticks_since_read < TICKS_PER_READ:
+            with store_errors_as_rendezvous():
+                if latest_change(self._store) == known.sequence:
+                    return known
+        self._ticks_since_read = 0
+        return self._shared.read()[0]
+
     def _observe_members(self, state: State) -> None:
         """Record the nodes in `state`, unless a later state was recorded: two threads read, and one may be late."""
-        if state.sequence >= self._observed_sequence:
-            self._observed_sequence = state.sequence
+        if self._state is None or state.sequence >= self._state.sequence:
+            self._state = state
             self._detector.observe_members(state.present)
 
     def _run(self) -> None:
@@ -134,13 +173,32 @@ class KeepAliveThread:
                 if not self._over.is_set():
                     logger(__name__).warning("a keep-alive of %s failed: %s", self.node, error)
 
-    def _ask(self, present: frozenset[str]) -> frozenset[str]:
-        """Return the nodes in `present` whose sessions are dead according to the store."""
-        with store_errors_as_rendezvous():
-            alive = {member.number: member.alive for member in self._store.members()}
-        found = {node: alive.get(_session(node), "unknown") for node in present - {self.node}}
-        self._detector.mark_alive(node for node, verdict in found.items() if verdict == "yes")
-        return frozenset(node for node, verdict in found.items() if verdict == "no")
+    def _successors(self, present: frozenset[str]) -> list[str]:
+        """Return the other nodes in the order of the ring, from the successor of this node on."""
+        ring = sorted(present | {self.node})
+        place = ring.index(self.node)
+        return ring[place + 1 :] + ring[:place]
+
+    def _probe_ring(self, successors: list[str], due: set[str], wanted: int) -> frozenset[str]:
+        """Probe `successors` in their order until `wanted` of them live. Return those that are dead.
+
+        A node that is not in `due` is not probed, and counts as living. A node whose state is unknown does not count.
+        """
+        dead: set[str] = set()
+        self._probed = set[str]()
+        living, size, rest = 0, wanted, list(successors)
+        while rest and living < wanted:
+            batch, rest = rest[:size], rest[size:]
+            asked = [node for node in batch if node in due]
+            self._probed.update(asked)
+            with store_errors_as_rendezvous():
+                states = session_states(self._store, map(_session, asked)) if asked else {}
+            found = {node: states.get(_session(node), "unknown") for node in asked}
+            self._detector.mark_alive(node for node, verdict in found.items() if verdict == "yes")
+            dead.update(node for node, verdict in found.items() if verdict == "no")
+            living += sum(found.get(node, "yes") == "yes" for node in batch)
+            size = 2 * size if living == 0 else wanted - living  # past a whole host that has died, in few calls
+        return frozenset(dead)
 
     def _beat(self) -> None:
         if not self._has_sessions:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, keys_bytes
-from fscoord._waiting.wait import ArrivalRequest, Wait, WaitBackend, WaitRequest
+from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitBackend, WaitRequest
 from fscoord.errors import StoreClosedError
 from fscoord.store import (
     Store,
@@ -108,6 +108,8 @@ class PrefixStore(StoreView):
         self._open().barrier(self._full(key), world_size, timeout)
 
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
+        if isinstance(ranks, NeededRanks):
+            ranks = ranks.with_prefix(self._prefix)
         return self._open().wait_alive(self._full_all(keys), ranks, timeout)
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
@@ -120,7 +122,10 @@ class PrefixStore(StoreView):
         return notifier_for(self._open(), backend)
 
     def _new_wait(self, request: WaitRequest, notifier: Any) -> Wait[Any]:
-        return new_wait(self._open(), request._replace(keys=self._full_all(request.keys)), notifier)
+        ranks = request.ranks
+        if isinstance(ranks, NeededRanks):
+            ranks = ranks.with_prefix(self._prefix)
+        return new_wait(self._open(), request._replace(keys=self._full_all(request.keys), ranks=ranks), notifier)
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
         if type(self) is not PrefixStore:  # a subclass may override the operations that an arrival consists of

@@ -9,7 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,18 @@ from fscoord import (
     FileStore,
     HashStore,
     PrefixStore,
+    Store,
     StoreTimeoutError,
     barrier,
     gather,
     synchronize,
 )
+from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity
 from fscoord._log.wakeup import waiter as log_ticket
+from fscoord._runtime import system
 from fscoord.inspect import dump
 from fscoord.stores.file import death_watch
+from fscoord.testing import FaultyStore
 
 HANG_S = 60
 CONTEXT = multiprocessing.get_context("fork")
@@ -258,6 +262,94 @@ def test_rank_that_dies_after_its_arrival_breaks_nothing(path: str) -> None:
         crew[2].call(meet, 3)
         assert isinstance(crew[0].result(), float)
         assert isinstance(crew[2].result(), float)
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The name of the thread and the session of each probe; all sessions count as those of other hosts."""
+    probes: list[tuple[str, int]] = []
+    is_held = LivenessFile.is_held
+
+    def spied(file: LivenessFile, number: int) -> bool:
+        probes.append((system.threading.current_thread().name, number))
+        return is_held(file, number)
+
+    monkeypatch.setattr(LivenessFile, "is_held", spied)
+    monkeypatch.setattr(ProcessIdentity, "shares_processes_with", lambda self, session: False)
+    monkeypatch.setattr(death_watch, "BEGIN_S", 0.0)
+    return probes
+
+
+def test_ranks_that_have_arrived_are_not_probed_any_more(path: str, probed: list[tuple[str, int]]) -> None:
+    with ExitStack() as stack:
+        stores = [stack.enter_context(FileStore(path, rank=rank, timeout=HANG_S)) for rank in range(4)]
+        missing = stores[3].register()
+        waiters = []
+        for rank in range(3):
+            waiters.append(start_thread(meet, stores[rank], rank, 4))
+            until(lambda name=waiters[-1]._thread.name, last=rank + 2: (name, last) in probed)
+        names = {waiter._thread.name for waiter in waiters}
+        for _ in range(2):  # a look that began before the last arrival may have ended only after it
+            probed.clear()
+            until(lambda: min(sum(number == missing for who, number in probed if who == name) for name in names) > 1)
+        assert {number for who, number in probed if who in names} == {missing}
+        stores[3].close()
+        for waiter in waiters:
+            with pytest.raises(BrokenBarrierError):
+                waiter.join()
+
+
+@pytest.mark.parametrize("view", ["store", "view", "faulty"])
+def test_rank_that_dies_after_its_arrival_is_not_declared_dead(
+    view: str, path: str, probed: list[tuple[str, int]]
+) -> None:
+    """Not even by a waiter that began to wait before that arrival."""
+    with FileStore(path, rank=0, timeout=HANG_S) as store, FileStore(path, rank=2, timeout=HANG_S) as last:
+        seen: Any = {"store": store, "view": PrefixStore("p", store), "faulty": FaultyStore(store)}[view]
+        prefix = "p/" if view == "view" else ""
+        other = FileStore(path, rank=1, timeout=HANG_S)
+        gone = other.register()
+        with start_thread(meet, seen, 0, 3) as waiter:
+            until(lambda: (waiter._thread.name, gone) in probed)
+            other.append(f"{prefix}b/arrivals", "1/3 ")
+            other.close()
+            probed.clear()
+            until(lambda: probed.count((waiter._thread.name, last.register())) > 2)
+            assert not [entry for entry in dump(path) if entry.kind == "death"]
+            barrier(last if view != "view" else PrefixStore("p", last), 3, "b", HANG_S, 2)
+        assert isinstance(waiter.result, float)
+
+
+def test_death_of_a_session_that_is_needed_no_more_is_not_recorded(path: str) -> None:
+    """An arrival may come between the probe of a waiter and the lock that it needs to record the death."""
+    with FileStore(path, timeout=HANG_S) as store:
+        other = FileStore(path, rank=1)
+        number = other.register()
+        other.close()
+        assert not log_of(store).record_death(number, HANG_S, lambda: False)
+        assert not [entry for entry in dump(path) if entry.kind == "death"]
+        assert log_of(store).record_death(number, HANG_S, lambda: True)
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_barrier_is_passed_when_the_last_rank_died_before_it_set_the_key(kind: str, path: str) -> None:
+    store: Any = FileStore(path, rank=0, timeout=HANG_S) if kind == "file" else Undead(timeout=HANG_S)
+    with store, store.clone() as last, start_thread(meet, store, 0, 2, "b", 20) as waiter:
+        until(lambda: store.check(["b/arrivals"]))
+        last.append("b/arrivals", "1/2 ")
+        assert isinstance(waiter.join(), float)
+        assert not store.check(["b/complete"]), "otherwise it was the deadline that ended the wait"
+
+
+class Undead(HashStore):
+    """A store that detects deaths, and waits by the methods of every store."""
+
+    has_liveness = True  # type: ignore[assignment]
+
+    def _wait(self, request: Any) -> Any:
+        if request.ranks is None:
+            return super()._wait(request)
+        return Store._wait(self, request)
 
 
 def test_barrier_that_is_broken_begins_anew_for_a_rank_started_again(path: str) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from faults.spawned import be_second_member
 from faults.test_fork import Child, every_fork, fork_in_c
 from support.internals import log_of
 
-from fscoord import FileStore, SessionDeadError, StoreError
+from fscoord import FileStore, HashStore, PrefixStore, SessionDeadError, StoreError
 from fscoord._log.format.control_records import Session
 from fscoord._log.liveness import own_session
-from fscoord._log.liveness.liveness_file import ProcessIdentity
+from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity
 from fscoord._log.liveness.own_session import Liveness
 from fscoord._runtime import system
 from fscoord.inspect import dump
+from fscoord.store import session_states
 
 HANG_S = 60
 
@@ -549,3 +551,61 @@ def test_session_that_was_forgotten_as_dead_writes_no_more(
         with pytest.raises(SessionDeadError, match="session 2 is dead"):
             other.set("k", "x")
         assert store.get("k") == b"w"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store, numbers: store.members(),
+        lambda store, numbers: store.members([0, 1, 2]),
+        lambda store, numbers: store.dead_ranks([0, 1, 2]),
+        lambda store, numbers: store.dead_sessions(numbers),
+        lambda store, numbers: session_states(store, numbers),
+    ],
+    ids=["members", "members of ranks", "dead_ranks", "dead_sessions", "session_states"],
+)
+def test_call_probes_each_session_once(
+    path: str, call: Callable[[FileStore, list[int]], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a network mount each probe is a request to the server."""
+    probed: list[int] = []
+    is_held = LivenessFile.is_held
+
+    def spied(file: LivenessFile, number: int) -> bool:
+        probed.append(number)
+        return is_held(file, number)
+
+    with ExitStack() as stack:
+        stores = [stack.enter_context(FileStore(path, rank=rank)) for rank in range(3)]
+        numbers = [store.register() for store in stores]
+        reader = stack.enter_context(FileStore(path))
+        reader.register()
+        monkeypatch.setattr(LivenessFile, "is_held", spied)
+        call(reader, numbers)
+        assert [probed.count(number) for number in numbers] == [1, 1, 1]
+
+
+def test_states_of_sessions_are_those_that_members_have(path: str) -> None:
+    with FileStore(path, rank=0) as store, FileStore(path, rank=1) as other:
+        alive, gone = store.register(), other.register()
+        other.close()
+        assert session_states(store, [alive, gone, 77]) == {alive: "yes", gone: "no"}
+        assert store.dead_sessions([gone]) == [gone]
+        view = PrefixStore("p", store)
+        assert session_states(view, [gone]) == {gone: "no"}
+        assert session_states(HashStore(), [gone]) == {}
+    with FileStore(path, read_only=True) as reader:
+        assert session_states(reader, [gone, alive]) == {gone: "no", alive: "no"}
+
+
+def test_session_that_a_compaction_forgot_has_the_state_dead(path: str) -> None:
+    with FileStore(path) as store:
+        with FileStore(path) as other:
+            gone = other.register()
+        store.set("k", "v")
+        last = store.register()
+        assert gone < last
+        assert store.dead_sessions([gone]) == [gone]
+        store.compact()
+        assert gone not in log_of(store).sessions
+        assert session_states(store, [gone, last]) == {gone: "no", last: "yes"}

@@ -17,6 +17,7 @@ from fscoord._log.format.control_records import encode_death
 from fscoord._log.liveness.liveness_file import LivenessFile
 from fscoord._log.liveness.own_session import CHECK_S
 from fscoord._log.recovery import POSITION
+from fscoord._waiting.wait import NOT_YET
 from fscoord.stores.file import death_watch
 
 LIMIT_S = 60
@@ -214,8 +215,10 @@ def test_death_forgotten_while_a_waiter_looks_for_it_is_no_error(path: str, monk
     monkeypatch.setattr(death_watch, "BEGIN_S", -1.0)
     with FileStore(path, timeout=20) as store:
         store.set("k", "v")
-        looks = death_watch.DeathWatch(log_of(store), notifier_of(store), list, lambda: [77])
+        needs = death_watch.SessionNeeds(log_of(store), [77])
+        monkeypatch.setattr(needs, "undead", lambda: [77])
+        looks = death_watch.DeathWatch(log_of(store), notifier_of(store), needs)
         looks._watched.add(77)
-        assert looks.find_dead(1.0) == []
+        assert looks.find_dead(1.0) is NOT_YET
         looks._watched.clear()
-        assert looks.find_dead(1.0) == []
+        assert looks.find_dead(1.0) is NOT_YET

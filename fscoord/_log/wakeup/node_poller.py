@@ -1,5 +1,7 @@
 """`PollerElection`: one process of a host polls the file server for all processes of the host that wait on one log.
 
+`NodeProbes`: that process also probes the sessions that these processes need.
+
 On a mount that several hosts share, nothing reports the write of another host, so a waiter must poll. A hundred waiting
 processes of a host would send the same request a hundred times. Instead these processes share a bell (see `doorbell`)
 in a directory of the host. One process, the poller, asks the server and rings that bell for the others.
@@ -14,6 +16,7 @@ itself. As with every bell, all of this is a hint: each poll reads the log from 
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -36,6 +39,20 @@ SLOW_INTERVAL_MS: Final = 40
 """A new waiter asks for faster polls if the time between two polls is longer."""
 POLLER_BYTE: Final = 1 << 20
 """The byte of the bell that the poller locks."""
+
+
+WANTED_TABLE: Final = 2 * SIZE
+VERDICT_TABLE: Final = 3 * SIZE
+"""The offsets of the two tables in the bell of a node."""
+
+WANTED: Final = 8
+SEEMS_DEAD: Final = 1
+
+PROBE_S: Final = 0.25
+"""The least time between two probes of a slot by the poller, in seconds."""
+
+PROBES_PER_S: Final = 64
+"""How many slots the poller probes in a second at most."""
 
 
 def node_bell_path(key: LogKey) -> str:
@@ -82,6 +99,114 @@ def _make_private(directory: str, uid: int) -> None:
         raise OSError(system.errno.EXDEV, f"{directory} is not on a local file system")
 
 
+class NodeProbes:
+    """The probes that the processes of a node share, in the node's `bell`.
+
+    On a mount that several hosts share, the probe of a session of another host is a request to the server. Where each
+    waiter probes for itself, the requests grow with the square of the number of processes. So the waiters of a node
+    write into their node's bell which sessions they need, and the poller probes these.
+
+    The contract:
+
+    - Session *n* has the slot *n* modulo `SIZE`. A slot has two bytes in the bell, one of each table below.
+    - ``wanted``: a waiter that needs a session sets the byte of its slot to `WANTED`, and sets it again at each later
+      call of `ask`. The poller probes the sessions of each slot whose byte is not 0, and then counts the byte down. So
+      a slot that no waiter needs any more is forgotten after `WANTED` probes.
+    - ``verdicts``: the poller writes the byte of a slot after each probe. Bit 0 is 1 if a session of the slot seems
+      dead, or if the poller knows no living session of the slot. The other bits count the probes, from 1 to 127 and
+      again from 1. 0 means that the slot was not probed yet. A waiter that sets a ``wanted`` byte which was 0 also
+      clears the verdict, which may be old.
+    - The poller probes a slot at most once in `PROBE_S`, and at most `PROBES_PER_S` slots in a second, in turn. When a
+      slot comes to seem dead, it rings every bucket of the bell.
+    - Each byte is a hint. It may be lost, late or overwritten, and the bell may be truncated. A verdict is fresh for a
+      waiter if it has changed since the waiter's last call of `ask`. A waiter without a fresh verdict probes by itself,
+      at a slower rate.
+    - No waiter acts on the verdict "seems dead" alone: it probes the session itself, and again with the log's lock
+      (`Log.record_death`). The wrong verdict "alive" delays the detection of a death until the next verdict.
+
+    The bell lies in a directory that is private to the user, so only processes of this user on this host write these
+    bytes.
+    """
+
+    def __init__(self, bell: Doorbell) -> None:
+        self._bell = bell
+        self._probed_at = -math.inf
+        self._last_slot = -1
+
+    def ask(self, numbers: Iterable[int]) -> tuple[dict[int, int], float]:
+        """Ask for probes of the sessions `numbers`. Return their verdicts so far, and how long one turn takes.
+
+        Returns:
+            The verdict byte of each session, and the time in seconds in which the poller probes every wanted slot once.
+
+        Raises:
+            OSError: the bell can't be read or written.
+        """
+        wanted, verdicts = self._read_wanted(), self._read(VERDICT_TABLE)
+        found: dict[int, int] = {}
+        for number in numbers:
+            slot = number % SIZE
+            if not wanted[slot]:
+                self._write(VERDICT_TABLE + slot, 0)
+                verdicts[slot] = 0
+            if wanted[slot] != WANTED:
+                self._write(WANTED_TABLE + slot, WANTED)
+                wanted[slot] = WANTED
+            found[number] = verdicts[slot]
+        return found, max(PROBE_S, (SIZE - wanted.count(0)) / PROBES_PER_S)
+
+    def probe_due(self, undead: Callable[[], list[int]], is_alive: Callable[[int], bool | None]) -> bool:
+        """Probe the wanted sessions, if a probe is due. Only the poller calls this method.
+
+        Args:
+            undead: returns all sessions that are not recorded as dead.
+            is_alive: probes a session.
+
+        Returns:
+            Whether a slot has come to seem dead, so that the waiters of the node must be woken.
+
+        Raises:
+            OSError: the bell can't be read or written.
+        """
+        now = system.time.monotonic()
+        passed = now - self._probed_at
+        if passed < PROBE_S:
+            return False
+        wanted = self._read_wanted()
+        slots = [slot for slot in range(SIZE) if wanted[slot]]
+        if not slots:
+            return False
+        self._probed_at = now
+        in_turn = [slot for slot in slots if slot > self._last_slot] + [s for s in slots if s <= self._last_slot]
+        chosen = in_turn[: max(1, int(PROBES_PER_S * min(passed, 1.0)))]
+        self._last_slot = chosen[-1]
+        verdicts = self._read(VERDICT_TABLE)
+        sessions: dict[int, list[int]] = {slot: [] for slot in chosen}
+        for number in undead():
+            if number % SIZE in sessions:
+                sessions[number % SIZE].append(number)
+        is_new = False
+        for slot, numbers in sessions.items():
+            seems_dead = not numbers or any(is_alive(number) is False for number in numbers)
+            count = (verdicts[slot] >> 1) % 127 + 1
+            self._write(VERDICT_TABLE + slot, count << 1 | (SEEMS_DEAD if seems_dead else 0))
+            self._write(WANTED_TABLE + slot, wanted[slot] - 1)
+            is_new = is_new or (seems_dead and not verdicts[slot] & SEEMS_DEAD)
+        return is_new
+
+    def _read_wanted(self) -> bytearray:
+        """Return the table of wanted slots, without bytes that no waiter writes."""
+        wanted = self._read(WANTED_TABLE)
+        return wanted if max(wanted) <= WANTED else bytearray(byte if byte <= WANTED else 0 for byte in wanted)
+
+    def _read(self, offset: int) -> bytearray:
+        data = system.os.pread(self._bell.fd, SIZE, offset)
+        return bytearray(data.ljust(SIZE, b"\0"))  # a bell that no waiter has written to yet is shorter
+
+    def _write(self, offset: int, value: int) -> None:
+        system.os.pwrite(self._bell.fd, bytes([value]), offset)
+
+
 class PollerElection:
     """The part of this process in the election of the host's poller. If it is elected, one of its waiters polls.
 
@@ -91,10 +216,14 @@ class PollerElection:
     Args:
         bell: the host's bell. The watcher closes it.
         recheck: wakes all waiters of this process, so that each calls `try_elect` again.
+
+    Attributes:
+        probes: the probes that the processes of the node share.
     """
 
     def __init__(self, bell: Doorbell, recheck: Callable[[], None]) -> None:
         self._bell = bell
+        self.probes = NodeProbes(bell)
         self._recheck = recheck
         self._guard = system.threading.RLock()
         self._held = system.Descriptors()  # the descriptor that has the poller's lock, while this process has it

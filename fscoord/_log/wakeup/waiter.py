@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Sequence
 
+from fscoord._log.wakeup.doorbell import SIZE
 from fscoord._log.wakeup.node_poller import PollerElection
 from fscoord._log.wakeup.watcher import ChangeWatcher
 from fscoord._runtime import system
@@ -29,6 +30,8 @@ class Waiter:
         longest_sleep: returns the longest sleep in seconds of a wait that also watches for deaths. The death of a
             watched process then also ends a sleep. None for any other wait.
         other_buckets: further buckets. A ring of one of them ends a sleep, as a ring of the armed bucket does.
+        is_check_due: for a wait that also watches for deaths, where another process polls for the node: returns
+            whether a look is needed, because a session seems dead or was not probed lately.
 
     Attributes:
         waker: ends the sleep of this waiter.
@@ -56,10 +59,14 @@ class Waiter:
         watcher: ChangeWatcher,
         longest_sleep: Callable[[], float] | None = None,
         other_buckets: Sequence[int] = (),
+        is_check_due: Callable[[], bool] | None = None,
     ) -> None:
         self.watcher = watcher
         self.waker = watcher.backend.new_waker()
         self._longest_sleep = longest_sleep
+        self._is_check_due = is_check_due
+        # The ranks that such a wait needs become fewer, and it reads that in the log. So it looks sooner at first.
+        self._own_poll_s = SLOW_LAST_S
         self._other_buckets = other_buckets
         self._event_count = watcher.event_count
         self._deaths = watcher.deaths
@@ -111,6 +118,17 @@ class Waiter:
         if election is not None and buckets and election.is_poller(self):
             try:
                 self._expect_news(POLL_FIRST_S if election.notify(buckets) else NEWS_POLL_S)
+            except OSError as error:
+                raise_if_foreign(error)
+                self.watcher.fall_back_to_polling(error)
+
+    def probe_for_node(self, undead: Callable[[], list[int]], is_alive: Callable[[int], bool | None]) -> None:
+        """Probe sessions for the waiters of the node, if this waiter is its poller; see `NodeProbes.probe_due`."""
+        election = self.watcher.election
+        if election is not None and election.is_poller(self):
+            try:
+                if election.probes.probe_due(undead, is_alive):
+                    election.notify(range(SIZE))
             except OSError as error:
                 raise_if_foreign(error)
                 self.watcher.fall_back_to_polling(error)
@@ -246,8 +264,10 @@ class Waiter:
             now, before = system.time.monotonic(), self._heartbeats
             self._heartbeats = election.heartbeat_count()
             is_alone = self._heartbeats == before
-            if self._longest_sleep or now >= deadline or is_alone or now - self._last_own_poll > OWN_POLL_S:
+            is_due = now - self._last_own_poll > (self._own_poll_s if self._longest_sleep else OWN_POLL_S)
+            if is_due or now >= deadline or is_alone or (self._is_check_due is not None and self._is_check_due()):
                 self._last_own_poll = now
+                self._own_poll_s = min(4 * self._own_poll_s, OWN_POLL_S)
                 return True
             return False
         return not self.role_changed

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, Protocol
 
+from fscoord._log.handle import NeedsLock
+from fscoord._log.io.spill import Fetch
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
+from fscoord._log.wakeup.node_poller import SEEMS_DEAD
 from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._waiting.wait import NOT_YET, NeededRanks, NotYet
 from fscoord.stores.file.notifier import ChangeNotifier
+from fscoord.stores.file.replay import KeyValueState
 
-__all__ = ["DeathWatch"]
+__all__ = ["DeathWatch", "Needs", "RankNeeds", "SessionNeeds"]
 
 BEGIN_S: Final = 0.004
 """How long a wait lasts before it checks the sessions, in seconds. Most waits end sooner, without a check."""
@@ -23,17 +31,110 @@ PROBE_S: Final = 0.5
 process that closes its handle and continues would not be detected."""
 
 
+OWN_PROBE_S: Final = 1.0
+"""The interval in seconds at which a waiter probes a session by itself on a mount that hosts share."""
+
+STALE_S: Final = 2.0
+"""After how many seconds without a new verdict of the node's poller a waiter probes a session by itself. The time that
+the poller needs for all wanted sessions is added twice."""
+
+
+class Needs(Protocol):
+    """The ranks or sessions that one wait needs."""
+
+    def update(self) -> bool:
+        """Find out what is needed by now. Return False if nothing is needed any more, so that the wait is over."""
+
+    def dead(self) -> list[int]:
+        """Return the needed ranks, or sessions, that are recorded as dead."""
+
+    def undead(self) -> list[int]:
+        """Return the needed sessions that are not recorded as dead."""
+
+    def includes(self, number: int) -> bool:
+        """Return whether session `number` is needed. The caller holds the log's lock, and has read to the end."""
+
+
+class SessionNeeds:
+    """The needs of a wait for the sessions `numbers`; see `Needs`."""
+
+    def __init__(self, log: Log, numbers: list[int]) -> None:
+        self._log = log
+        self._numbers = numbers
+
+    def update(self) -> bool:
+        """See `Needs.update`. Every session stays needed."""
+        return True
+
+    def dead(self) -> list[int]:
+        """See `Needs.dead`."""
+        return self._log.dead_sessions(self._numbers)
+
+    def undead(self) -> list[int]:
+        """See `Needs.undead`."""
+        return self._log.presumed_alive_among(self._numbers)
+
+    def includes(self, number: int) -> bool:  # noqa: ARG002 - see there
+        """See `Needs.includes`."""
+        return True
+
+
+class RankNeeds:
+    """The needs of a wait for `ranks`; see `Needs`. With `NeededRanks` a look at the state decides which are needed."""
+
+    def __init__(self, log: Log, state: KeyValueState, ranks: list[int] | NeededRanks) -> None:
+        self._log = log
+        self._state = state
+        self._needed = ranks if isinstance(ranks, NeededRanks) else None
+        self._ranks = list(ranks)
+        self._text: bytes | None = None
+
+    def update(self) -> bool:
+        """See `Needs.update`. If a long value can't be read without the log's lock, the needs stay as they were."""
+        if self._needed is None:
+            return True
+        try:
+            self._log.inspect(lambda: self._judge(self._log.read_unlocked))
+        except NeedsLock:
+            pass
+        return bool(self._ranks)
+
+    def _judge(self, fetch: Fetch) -> None:
+        """Find out which ranks are needed by the present state. The caller holds the process mutex."""
+        needed = self._needed
+        text = None if needed is None else self._state.get(needed.key, fetch)
+        if needed is not None and text is not None and text != self._text:
+            self._text = text
+            self._ranks = needed.judge(text)
+
+    def dead(self) -> list[int]:
+        """See `Needs.dead`."""
+        return self._log.dead_ranks(self._ranks)
+
+    def undead(self) -> list[int]:
+        """See `Needs.undead`."""
+        return self._log.presumed_alive(self._ranks)
+
+    def includes(self, number: int) -> bool:
+        """See `Needs.includes`."""
+        self._judge(self._log.read_locked)
+        return any(number in self._log.table.ranks.get(rank, ()) for rank in self._ranks)
+
+
 class DeathWatch:
     """The death watch of one wait.
 
     The kernel reports the death of a process of this host (pidfd_open(2)). The sessions of processes on other hosts or
     in other containers are checked at each look. For such sessions the waiter looks 20 times a second.
 
+    On a mount that hosts share, the poller of the node probes all sessions for the waiters of the node; see
+    `NodeProbes`. This object then probes a session by itself only if that session seems dead, if there is no poller or
+    no fresh verdict, or once at the deadline.
+
     Args:
         log: the log of the handle that waits.
         notifier: the notifier that wakes the wait.
-        dead: returns the ranks, or sessions, that the wait needs and that are recorded as dead.
-        undead: returns the sessions that the wait needs and that are not recorded as dead.
+        needs: the ranks, or sessions, that the wait needs.
         known_sessions: all sessions that the wait needs, if they are known from the beginning. Then the waiter may
             sleep for longer, provided that the kernel reports the death of each process. The bell reports the end of
             each session.
@@ -43,50 +144,120 @@ class DeathWatch:
         self,
         log: Log,
         notifier: ChangeNotifier,
-        dead: Callable[[], list[int]],
-        undead: Callable[[], list[int]],
+        needs: Needs,
         *,
         known_sessions: Sequence[int] | None = None,
     ) -> None:
         self._log = log
         self._notifier = notifier
-        self._dead = dead
-        self._undead = undead
+        self._needs = needs
         self._started = self._probed = system.time.monotonic()
         self._watched: set[int] = set()
         self.known_sessions = known_sessions or ()
         self._are_known = known_sessions is not None
         self._are_all_watched = False
+        self._asked: list[int] | None = None  # the sessions of the last check; None: there was none
+        self._verdicts: dict[int, tuple[int, float]] = {}  # the last verdict on each of them, and when it was new
+        self._own_probes: dict[int, float] = {}  # when this object last probed each of them
+        self._turn_s = 0.0
 
     def max_sleep_s(self) -> float:
         """Return the longest time in seconds for which the waiter may sleep."""
         return PROBE_S if self._are_known and self._are_all_watched else DEATH_POLL_S
 
-    def find_dead(self, timeout: float) -> list[int]:
-        """Check the sessions, record the deaths that are found, and return the ranks or sessions that are dead.
+    def find_dead(self, timeout: float) -> list[int] | NotYet:
+        """Check the needed sessions, and record the deaths that are found.
+
+        Returns:
+            The ranks or sessions that are dead; an empty list if the wait needs none any more; `NOT_YET` otherwise.
 
         Raises:
             StoreTimeoutError: the log's lock was not free within `timeout` seconds. A death record needs this lock.
         """
-        dead = self._dead()
+        if not self._needs.update():
+            return []
+        dead = self._needs.dead()
         self._are_all_watched = False
         now = system.time.monotonic()
         if dead or now - self._started < BEGIN_S or self._log.read_only:
-            return dead
+            return dead or NOT_YET
         watched: list[int] = []
         others: list[int] = []
-        for number in self._undead():
+        for number in self._needs.undead():
             (watched if self._is_watched(number) else others).append(number)
         home = ProcessIdentity.find() if others else None
+        if self._notifier.shares_probes:
+            if timeout > 0 and not self._notifier.is_watching:  # the first look, which may find the key
+                return NOT_YET
+            for number in others:
+                self._watch(number, home)
+            return self._record(
+                [n for n in self._due(watched + others, timeout) if self._probes_dead(n, home)], timeout
+            )
         fallen = [number for number in others if home is not None and self._seems_dead(number, home)]
         self._are_all_watched = all(map(self._is_watched, others))
         # With known sessions looks are rare, and each look may have its cause in the end of a session.
         if self.known_sessions or now - self._probed > PROBE_S:
             self._probed = now
             fallen += [number for number in watched if self._log.is_alive(number, None) is False]
+        return self._record(fallen, timeout)
+
+    def _record(self, fallen: list[int], timeout: float) -> list[int] | NotYet:
+        """Record the deaths of the sessions `fallen`, and return what `find_dead` returns."""
         for number in fallen:
-            self._log.record_death(number, timeout)
-        return self._dead() if fallen else []
+            self._log.record_death(number, timeout, partial(self._needs.includes, number))
+        return (self._needs.dead() if fallen else []) or NOT_YET
+
+    # -- on a mount that hosts share -------------------------------------------------------------------------------
+
+    def is_check_due(self) -> bool:
+        """Return whether a session seems dead, or must be probed by this waiter. Renew the request to the poller."""
+        return self._asked is None or bool(self._due(self._asked, math.inf))
+
+    def _due(self, numbers: list[int], timeout: float) -> list[int]:
+        """Return those of the sessions `numbers` that this waiter must probe by itself. The others live, by all signs.
+
+        Args:
+            numbers: the sessions that are needed.
+            timeout: how long the wait may still take, in seconds. At the deadline every session without a verdict is
+                due.
+        """
+        now = system.time.monotonic()
+        verdicts = self._ask(numbers)
+        due: list[int] = []
+        for number in numbers:
+            verdict = verdicts.get(number, 0)
+            seen, since = self._verdicts.get(number, (-1, now))
+            if verdict != seen:
+                since = now
+                self._verdicts[number] = verdict, now
+                if verdict & SEEMS_DEAD and not seen & SEEMS_DEAD:
+                    self._own_probes.pop(number, None)  # the session lived when this object probed it last
+            is_stale = now - since > STALE_S + 2 * self._turn_s or not verdicts or (not verdict and timeout <= 0)
+            is_late = now - self._own_probes.get(number, -math.inf) >= OWN_PROBE_S
+            if is_late and (is_stale or verdict & SEEMS_DEAD):
+                due.append(number)
+        return due
+
+    def _ask(self, numbers: list[int]) -> dict[int, int]:
+        """Ask the poller to probe `numbers`, and return its verdicts so far; an empty dictionary without a poller."""
+        self._asked = numbers
+        probes = self._notifier.node_probes
+        if probes is None or not numbers:
+            return {}
+        try:
+            verdicts, self._turn_s = probes.ask(numbers)
+        except OSError as error:  # the waiter learns the same from its next use of the bell
+            raise_if_foreign(error)
+            return {}
+        return verdicts
+
+    def _probes_dead(self, number: int, home: ProcessIdentity | None) -> bool:
+        """Probe session `number`. Return whether it seems dead."""
+        self._own_probes[number] = system.time.monotonic()
+        return self._log.is_alive(number, home) is False
+
+    # -- everywhere ------------------------------------------------------------------------------------------------
 
     def _seems_dead(self, number: int, home: ProcessIdentity) -> bool:
         """Return whether session `number` seems dead. If it does not, watch its process, where the kernel can do so."""
@@ -99,9 +270,9 @@ class DeathWatch:
         session = self._log.sessions.get(number)
         return number in self._watched and session is not None and self._notifier.watches(session.pid)
 
-    def _watch(self, number: int, home: ProcessIdentity) -> None:
+    def _watch(self, number: int, home: ProcessIdentity | None) -> None:
         session = self._log.sessions.get(number)
-        if session is None or number in self._watched or not home.shares_processes_with(session):
+        if home is None or session is None or number in self._watched or not home.shares_processes_with(session):
             return
         is_watched = self._notifier.watch_process(session.pid)
         # Only now check that the process is that of the session: it may have died, and another may have its number.

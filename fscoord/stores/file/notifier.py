@@ -7,10 +7,11 @@ from typing import Final
 
 from fscoord._log.format import record
 from fscoord._log.io.opening import LogOptions
+from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
 from fscoord._log.opened import WatchedLog
 from fscoord._log.wakeup.doorbell import Doorbell, bucket, session_end_bucket
-from fscoord._log.wakeup.node_poller import node_bell_path
+from fscoord._log.wakeup.node_poller import NodeProbes, node_bell_path
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._log.wakeup.watcher import ChangeWatcher, shared_watcher
 from fscoord._runtime import system
@@ -88,7 +89,11 @@ class ChangeNotifier:
     # -- for one wait ----------------------------------------------------------------------------------------------
 
     def new_waiter(
-        self, deadline: float, longest_sleep: Callable[[], float] | None = None, sessions: Sequence[int] = ()
+        self,
+        deadline: float,
+        longest_sleep: Callable[[], float] | None = None,
+        sessions: Sequence[int] = (),
+        is_check_due: Callable[[], bool] | None = None,
     ) -> Waiter:
         """Return a new waiter for one wait.
 
@@ -98,11 +103,13 @@ class ChangeNotifier:
             deadline: the end of the wait, by the monotonic clock.
             longest_sleep: for a wait with a death watch: returns the longest sleep in seconds.
             sessions: the sessions whose end also ends a sleep of the waiter.
+            is_check_due: for a wait with a death watch; see `Waiter`.
         """
         watcher = self._watcher
         if watcher is None or watcher.is_closed or watcher.is_outdated or not watcher.is_announced:
             watcher = self._watch(deadline)
-        return Waiter(watcher, longest_sleep, list(map(session_end_bucket, sessions)) if sessions else ())
+        ends = list(map(session_end_bucket, sessions)) if sessions else ()
+        return Waiter(watcher, longest_sleep, ends, is_check_due)
 
     def add_waiter(self, waiter: Waiter) -> None:
         """Add `waiter` to the waiters whose sleeps `close` ends."""
@@ -115,6 +122,32 @@ class ChangeNotifier:
             watcher.note_file(self._log.handle.file)
         if self.passes_on_changes and isinstance(self._log, WatchedLog):
             waiter.notify_node(self._log.take_changed_keys())
+            waiter.probe_for_node(self._undead, self._is_alive)
+
+    def _undead(self) -> list[int]:
+        """Return all sessions that are not recorded as dead."""
+        return self._log.presumed_alive(None)
+
+    def _is_alive(self, number: int) -> bool | None:
+        """Probe session `number`."""
+        return self._log.is_alive(number, ProcessIdentity.find())
+
+    @property
+    def shares_probes(self) -> bool:
+        """Whether the log is on a mount of several hosts, where the probe of a session is a request to the server."""
+        return isinstance(self._log, WatchedLog)
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether a wait of the handle has been armed, so that it is known if a process polls for the node."""
+        return self._watcher is not None
+
+    @property
+    def node_probes(self) -> NodeProbes | None:
+        """The probes that the processes of this node share, or None if no process polls for the node."""
+        watcher = self._watcher
+        election = None if watcher is None else watcher.election
+        return None if election is None else election.probes
 
     def remove_stale(self, waiter: Waiter) -> bool:
         """Remove `waiter` if more changes could wake a new waiter; return whether it was removed."""

@@ -12,7 +12,16 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
-from fscoord._waiting.wait import KEYS, THREAD_BACKEND, ArrivalRequest, Wait, WaitBackend, WaitRequest, block_on
+from fscoord._waiting.wait import (
+    KEYS,
+    THREAD_BACKEND,
+    ArrivalRequest,
+    NeededRanks,
+    Wait,
+    WaitBackend,
+    WaitRequest,
+    block_on,
+)
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Member, Store
 from fscoord.stores.file.notifier import ChangeNotifier
@@ -22,7 +31,7 @@ from fscoord.stores.file.waits import AnyChange, Arrival, Condition, FileWait, c
 __all__ = ["Sessions"]
 
 MEMBERS_LOCK_S: Final = 0.02
-"""How many seconds `Sessions.members` waits for the log's lock."""
+"""How many seconds `Sessions.members` and `session_states` wait for the log's lock."""
 
 ANSWERS: Final = {True: "yes", False: "no", None: "unknown"}
 
@@ -72,19 +81,54 @@ class Sessions(Store):
         if not self._log.read_only:
             with suppress(StoreTimeoutError):  # the caller may want to find the very process that holds the lock
                 self._log.register(min(self._timeout, MEMBERS_LOCK_S))
-                self._record_deaths(self._log.presumed_alive(wanted), min(self._timeout, MEMBERS_LOCK_S))
-        home = ProcessIdentity.find()
+        found = self._probe(self._log.presumed_alive(wanted))
 
         def answer() -> list[Member]:
             log = self._log
             named = set[int]().union(*(log.table.ranks.get(rank, ()) for rank in wanted or ()))
             return [
-                _member(number, session, log.liveness.is_alive(number, home), log.deaths.get(number, 0))
+                _member(number, session, self._state_of(number, found), log.deaths.get(number, 0))
                 for number, session in sorted(log.sessions.items())
                 if wanted is None or number in named
             ]
 
         return self._log.inspect(answer)
+
+    def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:
+        wanted = set(numbers)
+        self._log.refresh(self._timeout)
+        found = self._probe(self._log.presumed_alive_among(wanted))
+
+        def answer() -> dict[int, str]:
+            known = sorted(wanted & self._log.sessions.keys())
+            forgotten = dict.fromkeys(self._log.table.dead_sessions(wanted.difference(known)), "no")
+            return {number: self._state_of(number, found) for number in known} | forgotten
+
+        return self._log.inspect(answer)
+
+    def _probe(self, numbers: Iterable[int]) -> dict[int, bool | None]:
+        """Probe each of the sessions `numbers` once, and record the deaths if possible; see `Liveness.is_alive`.
+
+        No death is recorded by a handle that is read-only, or while another process keeps the log's lock.
+        """
+        home, log = ProcessIdentity.find(), self._log
+        found = {number: log.is_alive(number, home) for number in numbers}
+        if not log.read_only:
+            with suppress(StoreTimeoutError):
+                for number in [number for number, lives in found.items() if lives is False]:
+                    if not log.record_death(number, min(self._timeout, MEMBERS_LOCK_S)):  # probed alive with the lock
+                        found[number] = log.is_alive(number, home)
+        return found
+
+    def _state_of(self, number: int, found: dict[int, bool | None]) -> str:
+        """Return the state of session `number`, which was probed unless it has registered since.
+
+        The caller holds the process mutex.
+        """
+        log = self._log
+        if number in log.deaths:
+            return ANSWERS[False]
+        return ANSWERS[found[number] if number in found else log.liveness.is_alive(number, ProcessIdentity.find())]
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         """See `Store.dead_ranks`. The call records the deaths that it finds, unless the handle is read-only."""
@@ -108,7 +152,7 @@ class Sessions(Store):
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """See `Store.wait_alive`. The kernel reports the death of a process of this host, so the wait ends at once."""
         limit = self._timeout if timeout is None else to_seconds(timeout)
-        needed = [check_int64("rank", rank) for rank in ranks]
+        needed = ranks if isinstance(ranks, NeededRanks) else [check_int64("rank", rank) for rank in ranks]
         return cast(list[int], self._wait(WaitRequest(KEYS, keys_bytes(keys), limit, ranks=needed)))
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
@@ -159,7 +203,7 @@ class Sessions(Store):
                 self._log.record_death(number, limit)
 
 
-def _member(number: int, session: Session, lives: bool | None, found_dead_ns: int) -> Member:
+def _member(number: int, session: Session, alive: str, found_dead_ns: int) -> Member:
     return Member(
         number=number,
         host=session.host,
@@ -167,6 +211,6 @@ def _member(number: int, session: Session, lives: bool | None, found_dead_ns: in
         rank=session.rank,
         label=session.label,
         since=session.since_ns / 1e9,
-        alive=ANSWERS[lives],
+        alive=alive,
         found_dead=found_dead_ns / 1e9 if found_dead_ns else None,
     )

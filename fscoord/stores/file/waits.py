@@ -19,7 +19,7 @@ from fscoord._runtime import system
 from fscoord._waiting.timing import FIRST_S, SlowWaitLogger
 from fscoord._waiting.wait import COUNT, ITEM, NOT_YET, VALUES, ArrivalRequest, NotYet, WaitRequest, Waker
 from fscoord.errors import LimitExceededError
-from fscoord.stores.file.death_watch import DeathWatch
+from fscoord.stores.file.death_watch import DeathWatch, RankNeeds, SessionNeeds
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState, materialize
 
@@ -132,7 +132,7 @@ class FileWait(Generic[T]):
                 waiter = self._notifier.new_waiter(self._deadline)
             else:
                 longest, sessions = death_watch.max_sleep_s, death_watch.known_sessions
-                waiter = self._notifier.new_waiter(self._deadline, longest, sessions)
+                waiter = self._notifier.new_waiter(self._deadline, longest, sessions, death_watch.is_check_due)
             # Recorded before `add_waiter`, so that `close` finds the waiter: a signal handler may raise at any point.
             self._waiter = waiter
             self._notifier.add_waiter(waiter)
@@ -222,12 +222,9 @@ def condition_of(
     condition = _Keys(log, state, request.keys)
     ranks, sessions = request.ranks, request.sessions
     if sessions is not None:
-        dead, undead = partial(log.dead_sessions, sessions), partial(log.presumed_alive_among, sessions)
-        condition.death_watch = DeathWatch(log, notifier, dead, undead, known_sessions=sessions)
+        condition.death_watch = DeathWatch(log, notifier, SessionNeeds(log, sessions), known_sessions=sessions)
     elif ranks is not None:
-        condition.death_watch = DeathWatch(
-            log, notifier, partial(log.dead_ranks, ranks), partial(log.presumed_alive, ranks)
-        )
+        condition.death_watch = DeathWatch(log, notifier, RankNeeds(log, state, ranks))
     return condition
 
 
@@ -243,15 +240,14 @@ class _KeyCondition(Condition[T]):
 class _Keys(_KeyCondition["list[int]"]):
     """The condition that each key has a value or a non-empty queue, or that a needed session or rank is dead.
 
-    The answer is the list of the dead.
+    The answer is the list of the dead. It is also empty if the wait needs no rank any more.
     """
 
     def look(self, timeout: float, arm: Callable[[], None]) -> list[int] | NotYet:  # noqa: ARG002 - see there
         self.missing = self._log.refresh(timeout, lambda: self._state.missing(self._keys))
         if not self.missing:
             return []
-        death_watch = self.death_watch
-        return (death_watch.find_dead(timeout) if death_watch else None) or NOT_YET
+        return self.death_watch.find_dead(timeout) if self.death_watch else NOT_YET
 
 
 class _Values(_KeyCondition["list[bytes]"]):

@@ -1,0 +1,253 @@
+"""Nodes watch their successors in a ring: what that costs, and that no death stays unnoticed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.places import start_thread, until
+
+from fscoord import FileStore, HashStore, PrefixStore
+from fscoord._log.liveness.liveness_file import LivenessFile
+from fscoord._log.log import Log
+from fscoord.rendezvous import C10dRendezvousBackend, DynamicRendezvousHandler, RendezvousTimeout
+from fscoord.rendezvous.backend import SharedState, latest_change
+from fscoord.rendezvous.keep_alive import NEIGHBOURS, TICKS_PER_READ
+from fscoord.rendezvous.parameters import RendezvousSettings
+from fscoord.rendezvous.state import Limits, Observed, State, Verdict, decide
+
+HOUR = 3600
+"""The interval of keep-alives that only tests send."""
+
+
+class Job:
+    """A rendezvous of handlers on one file. The test makes their ticks."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.handlers: list[DynamicRendezvousHandler] = []
+
+    def meet(self, count: int, least: int = 1) -> list[DynamicRendezvousHandler]:
+        """Let `count` nodes take part in one round, and return them in the order of the ring."""
+        for number in range(count):
+            store = FileStore(self.path)
+            timeout = RendezvousTimeout(last_call=HOUR)
+            settings = RendezvousSettings("id", least, count, timeout, timedelta(seconds=HOUR))
+            backend = C10dRendezvousBackend(store, "id")
+            address = f"host{number % 3}"
+            handler = DynamicRendezvousHandler(settings, backend, store, address, owns_store=True)
+            self.handlers.append(handler)
+        for thread in [start_thread(handler.next_rendezvous) for handler in self.handlers]:
+            thread.join()
+        return sorted(self.handlers, key=lambda handler: handler.node)
+
+    def present(self) -> frozenset[str]:
+        return self.handlers[0]._shared.read()[0].present
+
+    def close(self) -> None:
+        for handler in self.handlers:
+            handler.shutdown()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(str(tmp_path / "job"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The session of each probe."""
+    probes: list[int] = []
+    is_held = LivenessFile.is_held
+
+    def spied(file: LivenessFile, number: int) -> bool:
+        probes.append(number)
+        return is_held(file, number)
+
+    monkeypatch.setattr(LivenessFile, "is_held", spied)
+    return probes
+
+
+def die(handler: DynamicRendezvousHandler) -> None:
+    """End as a process that is killed."""
+    handler._keep_alive.stop()
+
+
+@pytest.mark.parametrize("count", [2, 4, 9])
+def test_tick_probes_the_next_neighbours_and_no_other_session(job: Job, count: int, probed: list[int]) -> None:
+    nodes = job.meet(count)
+    with ExitStack() as stack:
+        workers = [stack.enter_context(FileStore(job.path, rank=rank)).register() for rank in range(20)]
+        for place, handler in enumerate(nodes):
+            probed.clear()
+            handler._keep_alive.tick(0.0)
+            ring = [int(node.node.rpartition("_s")[2]) for node in nodes[place + 1 :] + nodes[:place]]
+            assert sorted(probed) == sorted(ring[:NEIGHBOURS])
+            assert not set(probed) & set(workers)
+
+
+def test_idle_tick_costs_two_reads_and_the_probes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a network mount each look at the log is a request to the server."""
+    looks: list[Log] = []
+    refresh = Log.refresh
+
+    def spied(log: Log, *given: Any) -> Any:
+        looks.append(log)
+        return refresh(log, *given)
+
+    for handler in job.meet(4):
+        with monkeypatch.context() as patch:
+            handler._keep_alive.tick(0.0)
+            handler._keep_alive._ticks_since_read = 0
+            patch.setattr(Log, "refresh", spied)
+            looks.clear()
+            for _ in range(TICKS_PER_READ - 1):
+                handler._keep_alive.tick(0.0)
+            assert len(looks) == 2 * (TICKS_PER_READ - 1)
+            assert len(set(looks)) == 1, "two handles would compare the path with the file twice"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nodes_that_die_at_once_are_evicted_by_one_tick_of_the_rest(job: Job, seed: int) -> None:
+    """However many nodes die, and whichever: at most one interval later they are known, as long as one node lives."""
+    rng = random.Random(seed)
+    nodes = job.meet(8)
+    living = rng.sample(nodes, 1 + seed)
+    for handler in nodes:
+        if handler not in living:
+            die(handler)
+    rng.shuffle(living)
+    for handler in living:
+        handler._keep_alive.tick(0.0)
+    assert job.present() == {handler.node for handler in living}
+
+
+def test_node_is_watched_by_others_than_a_stopped_one(job: Job) -> None:
+    nodes = job.meet(5)
+    stopped, dead = nodes[1], nodes[2]
+    die(dead)
+    for handler in nodes:
+        if handler not in (stopped, dead):
+            handler._keep_alive.tick(0.0)
+    assert dead.node not in job.present()
+
+
+def test_change_whose_maker_died_before_it_rang_is_read_after_some_ticks(job: Job) -> None:
+    nodes = job.meet(3)
+    for handler in nodes:
+        handler._keep_alive.tick(0.0)
+    with FileStore(job.path) as store:
+        backend = C10dRendezvousBackend(store, "id")
+        found = backend.get_state()
+        assert found is not None
+        state = State.decode(found[0])
+        late = f"a_s{store.register()}"
+        backend.set_state(replace(state, sequence=state.sequence + 1, waiting=(late,)).encode(), found[1])
+    for _ in range(TICKS_PER_READ):
+        for handler in nodes:
+            handler._keep_alive.tick(0.0)
+    assert late not in job.present(), "its session has ended"
+
+
+def test_node_of_a_job_that_died_is_replaced_though_nobody_saw_the_others_come(job: Job, tmp_path: Path) -> None:
+    """What a dead job left is evicted at once by the next node to come, however many nodes it had."""
+    for handler in job.meet(7):
+        die(handler)
+    again = Job(job.path)
+    (handler,) = again.meet(1)
+    assert job.present() == {handler.node}
+    again.close()
+
+
+def test_round_is_completed_by_a_node_that_did_not_see_the_others_join(job: Job) -> None:
+    """The first participant, which saw them, is stopped before it completes the round."""
+    with FileStore(job.path, timeout=60) as store, ExitStack() as stack:
+        clones = [stack.enter_context(store.clone()) for _ in range(6)]
+        names = tuple(f"a{number}_s{clone.register()}" for number, clone in enumerate(clones))
+        backend = C10dRendezvousBackend(store, "id")
+        backend.set_state(State(sequence=1, participants=names).encode())
+        settings = RendezvousSettings("id", 1, 7, RendezvousTimeout(join=20, last_call=0), timedelta(seconds=HOUR))
+        handler = DynamicRendezvousHandler(settings, backend, store, "b")
+        PrefixStore("torch.rendezvous.id.0", store).multi_set(["MASTER_ADDR", "MASTER_PORT"], ["x", "1"])
+        info = handler.next_rendezvous()
+        assert (info.rank, info.world_size) == (6, 7)
+        handler.depart()
+
+
+def test_nodes_that_meet_do_not_all_probe_all_others(job: Job, probed: list[int]) -> None:
+    job.meet(12, least=12)
+    assert len(probed) <= 12 * (NEIGHBOURS + 2), "and not 12 times 11"
+
+
+def test_first_participant_alone_asks_for_all_others_before_it_has_waited(job: Job) -> None:
+    """Otherwise all of them would ask, each time that the last one joins."""
+    nodes = job.meet(4)
+    forming = State(sequence=1, participants=tuple(handler.node for handler in nodes))
+    for handler in nodes:
+        handler._limits = Limits(4, 4)
+        seen = Observed(life=0)
+        decision = decide(forming, handler.node, handler._limits, seen)
+        assert decision.verdict is Verdict.WAIT
+        assert handler._must_know_all(decision, forming, seen, None) is (handler is nodes[0])
+        assert handler._must_know_all(decision, forming, seen, forming)
+
+
+def test_latest_change_ignores_what_no_node_writes() -> None:
+    store = HashStore()
+    assert latest_change(store) == 0
+    for name in ("3", "12", "x", "\u0663", "-1"):
+        store.set(f"changed/{name}", b"")
+    assert latest_change(store) == 12
+
+
+def test_participants_read_the_state_a_few_times_however_many_join() -> None:
+    """Otherwise each of them would be woken by each that joins, and read the state."""
+    reads: Counter[int] = Counter()
+
+    class Counted(C10dRendezvousBackend):
+        def get_state(self) -> Any:
+            reads[id(self)] += 1
+            return super().get_state()
+
+    store, count, handlers, threads = HashStore(), 24, list[DynamicRendezvousHandler](), list[Any]()
+    for _ in range(count):
+        settings = RendezvousSettings("id", count, count, RendezvousTimeout(), timedelta(seconds=HOUR))
+        handlers.append(DynamicRendezvousHandler(settings, Counted(store, "id"), store))
+    watching = C10dRendezvousBackend(store, "id")
+    for number, handler in enumerate(handlers):  # one after another, and each waits before the next one comes
+        threads.append(start_thread(handler.next_rendezvous))
+        until(lambda number=number: _joined(watching) == number + 1)
+    for thread in threads:
+        thread.join()
+    for handler in handlers:
+        handler.shutdown()
+    first, *others = sorted(reads.values(), reverse=True)
+    assert first <= count + 6
+    assert max(others) <= 8
+
+
+def _joined(backend: C10dRendezvousBackend) -> int:
+    found = backend.get_state()
+    return len(State.decode(found[0]).participants) if found else 0
+
+
+@pytest.mark.parametrize("change", ["complete", "closed"])
+def test_change_that_settles_a_round_wakes_its_participants(change: str) -> None:
+    store = HashStore(timeout=60)
+    shared = SharedState(C10dRendezvousBackend(store, "id"), store)
+    forming, token, _ = shared.write(State(sequence=1, round=7, participants=("a", "b")), None)
+    joined, token, _ = shared.write(replace(forming, sequence=2, participants=("a", "b", "c")), token)
+    with start_thread(shared.wait_until_settled, forming, 20) as waiter:
+        until(lambda: store._shared.readers)
+        assert waiter.is_alive()
+        shared.write(replace(joined, sequence=3, **{change: True}), token)
+        assert store.check(["settled/7"])
