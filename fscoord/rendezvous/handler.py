@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,13 @@ from fscoord.errors import (
     RendezvousTimeoutError,
     StoreTimeoutError,
 )
-from fscoord.rendezvous.backend import POLL_INTERVAL_S, RendezvousBackend, SharedState, store_errors_as_rendezvous
+from fscoord.rendezvous.backend import (
+    POLL_INTERVAL_S,
+    RendezvousBackend,
+    SharedState,
+    Token,
+    store_errors_as_rendezvous,
+)
 from fscoord.rendezvous.base import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
 from fscoord.rendezvous.keep_alive import KeepAliveThread
@@ -35,6 +42,18 @@ __all__ = ["ADDRESS_POLL_S", "DynamicRendezvousHandler", "RoundDeadlines"]
 
 ADDRESS_POLL_S = POLL_INTERVAL_S
 """The seconds between two checks, by a node that waits for the address of rank 0, that the round is not broken."""
+
+POLLS_PER_S = 8
+"""How many polls the participants of a round that forms make together in a second, except the first participant."""
+
+SETTLED_POLL_S = 5.0
+"""The longest time, in seconds, between two polls of such a participant."""
+
+SLOW_WRITE_S = 0.002
+"""How long a write that was refused must have taken, in seconds, for a random pause before the next one."""
+
+SPREAD = 2.0
+"""The longest random pause after a write that was refused, in times that the write took."""
 
 _local_ids = itertools.count()
 
@@ -275,9 +294,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
             # The last look before the deadline may still write, but a write that is refused is not repeated after it.
             if decision.verdict is Verdict.WRITE and not (writes and deadlines.is_over(state, self._node)):
                 writes += 1
+                began = system.time.monotonic()
                 state, token, is_written = self._shared.write(decision.state, token)
                 if not is_written:
                     backoff.pause()
+                    state, token = self._read_apart(state, token, system.time.monotonic() - began, deadlines)
                 continue
             if decision.verdict is Verdict.JOINED:
                 return state
@@ -290,21 +311,37 @@ class DynamicRendezvousHandler(RendezvousHandler):
             if deadlines.is_over(state, self._node):
                 raise RendezvousTimeoutError(self._too_few(state, backoff.tries))
             slow_wait.warn_if_due(lambda: self._needs(state))  # noqa: B023 - it is called at once
-            self._wait(state, deadlines.left())
+            self._wait(state, deadlines)
             waited_for = state
             state, token = self._shared.read()
             writes, backoff = 0, Backoff(math.inf)
 
-    def _wait(self, state: State, timeout: float) -> None:
-        """Wait for a change of `state` after which this node may have something to do, for at most `timeout` seconds.
+    def _read_apart(
+        self, state: State, token: Token | None, took: float, deadlines: RoundDeadlines
+    ) -> tuple[State, Token | None]:
+        """Pause at random after a write that was refused, and read the state again, before the next write.
+
+        The longer the write `took`, in seconds, the more nodes wait for the store's lock to write. If they all repeated
+        their writes at once, one of them would succeed, and the others would have waited in vain.
+        """
+        if took < SLOW_WRITE_S:
+            return state, token
+        system.time.sleep(min(random.uniform(0, SPREAD * took), deadlines.left()))
+        return self._shared.read()
+
+    def _wait(self, state: State, deadlines: RoundDeadlines) -> None:
+        """Wait for a change of `state` after which this node may have something to do, or until the next poll.
 
         Each node that joins changes the state. Only the first participant follows these changes: if all participants
-        read the state after each change, their requests would grow with the square of their number.
+        read the state after each change, their requests would grow with the square of their number. For the same reason
+        the others poll the more rarely, the more they are.
         """
         if self._node in state.participants[1:] and not (state.complete or state.closed):
-            self._shared.wait_until_settled(state, timeout)
+            pause = POLL_INTERVAL_S * len(state.participants) / POLLS_PER_S
+            longest = min(max(POLL_INTERVAL_S, pause), SETTLED_POLL_S)
+            self._shared.wait_until_settled(state, deadlines.left(longest))
         else:
-            self._shared.wait(state, timeout)
+            self._shared.wait(state, deadlines.left())
 
     def _must_know_all(self, decision: Decision, state: State, observed: Observed, waited_for: State | None) -> bool:
         """Return whether this node must find out about every node, because that may change its `decision`.
@@ -386,12 +423,12 @@ class RoundDeadlines:
             self._deadline = now + self._join
         return now >= self._deadline
 
-    def left(self) -> float:
-        """Return the longest time, in seconds, that the caller may wait before it observes the state again."""
+    def left(self, longest: float = POLL_INTERVAL_S) -> float:
+        """Return the time, in seconds and at most `longest`, until the caller must observe the state again."""
         now = system.time.monotonic()
         marks = [mark[1] + self._last_call for mark in (self._forming, self._enough) if mark is not None]
         ends = [end - now for end in (*marks, self._deadline) if end > now]
-        return max(0.0, min([POLL_INTERVAL_S, *ends]))
+        return max(0.0, min([longest, *ends]))
 
     def _is_past(self, mark: tuple[int, float] | None, now: float) -> bool:
         return mark is not None and now >= mark[1] + self._last_call

@@ -622,6 +622,20 @@ MUTANTS = (
         ("tests/rendezvous/test_ring.py::test_change_that_settles_a_round_wakes_its_participants",),
     ),
     Mutant(
+        "a node repeats a refused write at once, however long it took",
+        "DynamicRendezvousHandler._read_apart",
+        "if took < SLOW_WRITE_S:",
+        "if True:",
+        ("tests/rendezvous/test_ring.py::test_node_whose_write_was_refused_pauses_and_reads_before_it_writes_again",),
+    ),
+    Mutant(
+        "participants poll as often, however many they are",
+        "DynamicRendezvousHandler._wait",
+        "POLL_INTERVAL_S * len(state.participants) / POLLS_PER_S",
+        "POLL_INTERVAL_S",
+        ("tests/rendezvous/test_ring.py::test_participants_poll_more_rarely_the_more_they_are",),
+    ),
+    Mutant(
         "a change that was not rung is never read",
         "KeepAliveThread._latest_state",
         " and self._ticks_since_read < TICKS_PER_READ",

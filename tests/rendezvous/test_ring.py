@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ from support.places import start_thread, until
 from fscoord import FileStore, HashStore, PrefixStore
 from fscoord._log.liveness.liveness_file import LivenessFile
 from fscoord._log.log import Log
+from fscoord._runtime import system
 from fscoord.rendezvous import C10dRendezvousBackend, DynamicRendezvousHandler, RendezvousTimeout
 from fscoord.rendezvous.backend import SharedState, latest_change
+from fscoord.rendezvous.handler import RoundDeadlines
 from fscoord.rendezvous.keep_alive import NEIGHBOURS, TICKS_PER_READ
 from fscoord.rendezvous.parameters import RendezvousSettings
 from fscoord.rendezvous.state import Limits, Observed, State, Verdict, decide
@@ -251,3 +254,45 @@ def test_change_that_settles_a_round_wakes_its_participants(change: str) -> None
         assert waiter.is_alive()
         shared.write(replace(joined, sequence=3, **{change: True}), token)
         assert store.check(["settled/7"])
+
+
+def test_node_whose_write_was_refused_pauses_and_reads_before_it_writes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where writes are slow, others that wait to write would make the next one fail as well."""
+    store = HashStore()
+    settings = RendezvousSettings("id", 1, 2, RendezvousTimeout(), timedelta(seconds=HOUR))
+    handler = DynamicRendezvousHandler(settings, C10dRendezvousBackend(store, "id"), store)
+    other = SharedState(C10dRendezvousBackend(store, "id"), store)
+    old, token, _ = other.write(State(sequence=1), None)
+    now, _, _ = other.write(State(sequence=2, waiting=("x",)), token)
+    pauses: list[float] = []
+    clock = SimpleNamespace(monotonic=system.time.monotonic, sleep=pauses.append)
+    deadlines = RoundDeadlines(handler._limits, settings.timeout)
+    monkeypatch.setattr(system, "time", clock)
+    assert handler._read_apart(old, token, 0.0, deadlines) == (old, token), "a fast write is repeated at once"
+    assert pauses == []
+    for took in (0.01, 0.4):
+        pauses.clear()
+        for _ in range(20):
+            assert handler._read_apart(old, token, took, deadlines)[0] == now
+        assert took / 2 < max(pauses) <= 2 * took
+    monkeypatch.undo()
+    handler.shutdown()
+
+
+@pytest.mark.parametrize(("count", "longest"), [(2, 1.0), (8, 1.0), (16, 2.0), (1000, 5.0)])
+def test_participants_poll_more_rarely_the_more_they_are(
+    count: int, longest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = HashStore()
+    settings = RendezvousSettings("id", count + 1, count + 1, RendezvousTimeout(), timedelta(seconds=HOUR))
+    handler = DynamicRendezvousHandler(settings, C10dRendezvousBackend(store, "id"), store)
+    waits: list[tuple[str, float]] = []
+    monkeypatch.setattr(handler._shared, "wait", lambda _, seconds: waits.append(("change", seconds)))
+    monkeypatch.setattr(handler._shared, "wait_until_settled", lambda _, seconds: waits.append(("settled", seconds)))
+    deadlines = RoundDeadlines(handler._limits, settings.timeout)
+    others = tuple(f"n{number}" for number in range(count - 1))
+    handler._wait(State(participants=(*others, handler.node)), deadlines)
+    handler._wait(State(participants=(handler.node, *others)), deadlines)
+    handler._wait(State(participants=others, waiting=(handler.node,)), deadlines)
+    assert waits == [("settled", longest), ("change", 1.0), ("change", 1.0)]
+    handler.shutdown()
