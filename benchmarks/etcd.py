@@ -20,7 +20,7 @@ from benchmarks import crew
 from benchmarks.measure import Budget, Row, Settings, median, percentile, take_turns
 from benchmarks.stores import ETCD, ETCD_REREADING, OURS, Place, fresh
 from benchmarks.uncontended import OPERATIONS
-from benchmarks.wakeup import exchange
+from benchmarks.wakeup import one_way
 from fscoord.errors import StoreTimeoutError
 from fscoord.stores.etcd.requests import after_prefix, compare, key_values, put, range_of, unb64
 from fscoord.stores.etcd.transactions import KeySnapshot, WatchRange
@@ -163,8 +163,7 @@ def wake_up(settings: Settings, count: int) -> Row:
     def once(store: str) -> list[float]:
         with fresh(store, settings.directory) as place:
             filled(place, count).close()
-            first, second = crew.run(exchange, 2, place, 3 if settings.quick else 100, False)
-            return [*first, *second]
+            return one_way(place, 3 if settings.quick else 100, 0.0)
 
     taken, missing = take_turns(settings, STORES, rounds, once, "wake-up")
     return Row(

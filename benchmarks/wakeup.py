@@ -49,7 +49,12 @@ def measure(settings: Settings) -> Iterator[Row]:
 def exchange(kind: str, count: int, pause: float, directory: str) -> list[float]:
     """Return what each wake-up took, in µs, in an exchange of two processes."""
     with fresh(OURS if kind == BARE else kind, directory) as place:
-        (set_0, got_1), (set_1, got_0) = crew.run(set_and_get, 2, place, kind == BARE, count, pause)
+        return one_way(place, count, pause, bare=kind == BARE)
+
+
+def one_way(place: Place, count: int, pause: float, *, bare: bool = False) -> list[float]:
+    """Return what each wake-up took, in µs, in an exchange of two processes on the store at `place`."""
+    (set_0, got_1), (set_1, got_0) = crew.run(set_and_get, 2, place, bare, count, pause)
     return [(got - begun) / 1e3 for begun, got in (*zip(set_0, got_0, strict=True), *zip(set_1, got_1, strict=True))]
 
 
