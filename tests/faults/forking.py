@@ -268,6 +268,8 @@ def in_parent(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> Non
         pass
     if moment.reached.is_set():
         moment.gate.await_all(1)
+    if case.fork is fork_in_c:
+        await_imports()
     pid = case.fork()
     if not pid:
         in_child(case, moment, store, for_child)
@@ -280,6 +282,18 @@ def in_parent(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> Non
     thread.join(HANG_S)
     outside.tell(ended)
     outside.hear()
+
+
+def await_imports() -> None:
+    """Return when no import of the package is under way.
+
+    Its thread is the one of the package that runs while others stand still. A fork in C beside a thread that runs may
+    leave the interpreter's own lock (GIL) waiting for that thread, so that nothing runs in the child. CPython renews
+    this lock after `os.fork` only. What the library can do beside an import is tested in `faults/test_first_uses.py`.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "fscoord-import":
+            thread.join(HANG_S)
 
 
 def fork_within(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> None:
