@@ -16,6 +16,7 @@ import ctypes
 import gc
 import inspect
 import json
+import logging
 import os
 import select
 import signal
@@ -457,7 +458,8 @@ def fork_at(case: Case, number: int) -> int:
     pid = os.fork()
     if not pid:
         # A thread that starts another holds a lock of `threading`, which Python renews in a child unless C has forked.
-        skipped = threading.__file__ if case.fork is fork_in_c else ""
+        # os.fork() waits for the lock of `logging`, and so for ever for a thread that stands still with it.
+        skipped = threading.__file__ if case.fork is fork_in_c else logging.__file__
         be_parent(case, Moment(number, skipped), far_parent, far_child)
     for end in (*far_parent, *far_child):
         os.close(end)
