@@ -16,6 +16,7 @@ import ctypes
 import gc
 import inspect
 import json
+import logging
 import os
 import select
 import signal
@@ -268,6 +269,8 @@ def in_parent(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> Non
         pass
     if moment.reached.is_set():
         moment.gate.await_all(1)
+    if case.fork is fork_in_c:
+        await_imports()
     pid = case.fork()
     if not pid:
         in_child(case, moment, store, for_child)
@@ -280,6 +283,18 @@ def in_parent(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> Non
     thread.join(HANG_S)
     outside.tell(ended)
     outside.hear()
+
+
+def await_imports() -> None:
+    """Return when no import of the package is under way.
+
+    Its thread is the one of the package that runs while others stand still. A fork in C beside a thread that runs may
+    leave the interpreter's own lock (GIL) waiting for that thread, so that nothing runs in the child. CPython renews
+    this lock after `os.fork` only. What the library can do beside an import is tested in `faults/test_first_uses.py`.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "fscoord-import":
+            thread.join(HANG_S)
 
 
 def fork_within(case: Case, moment: Moment, outside: Ends, for_child: Ends) -> None:
@@ -443,7 +458,8 @@ def fork_at(case: Case, number: int) -> int:
     pid = os.fork()
     if not pid:
         # A thread that starts another holds a lock of `threading`, which Python renews in a child unless C has forked.
-        skipped = threading.__file__ if case.fork is fork_in_c else ""
+        # os.fork() waits for the lock of `logging`, and so for ever for a thread that stands still with it.
+        skipped = threading.__file__ if case.fork is fork_in_c else logging.__file__
         be_parent(case, Moment(number, skipped), far_parent, far_child)
     for end in (*far_parent, *far_child):
         os.close(end)
