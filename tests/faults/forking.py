@@ -16,7 +16,6 @@ import ctypes
 import gc
 import inspect
 import json
-import logging
 import os
 import select
 import signal
@@ -25,6 +24,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
@@ -35,6 +35,8 @@ from fscoord import FileStore, FscoordError, StoreTimeoutError
 from fscoord._log.locking import kernel_wait, log_lock
 from fscoord._runtime import system
 
+LOGGING = find_spec("logging").origin or ""  # type: ignore[union-attr]
+"""The source of `logging`, which is not imported here: `first_worker` needs a process that has not done so."""
 HANG_S = 20
 SOON_S = 0.05
 """The deadline of what a child does while it may not get the lock."""
@@ -459,7 +461,7 @@ def fork_at(case: Case, number: int) -> int:
     if not pid:
         # A thread that starts another holds a lock of `threading`, which Python renews in a child unless C has forked.
         # os.fork() waits for the lock of `logging`, and so for ever for a thread that stands still with it.
-        skipped = threading.__file__ if case.fork is fork_in_c else logging.__file__
+        skipped = threading.__file__ if case.fork is fork_in_c else LOGGING
         be_parent(case, Moment(number, skipped), far_parent, far_child)
     for end in (*far_parent, *far_child):
         os.close(end)
