@@ -109,8 +109,8 @@ def barrier(
             timeout and the first 16 missing ranks. If the store can detect dead sessions, the message lists the dead
             ranks apart from the late ranks. The message is the same on every store.
         BrokenBarrierError: with `fail_fast`, missing ranks are dead.
-        BarrierError: more than `world_size` callers arrived, the barrier has been used before, the callers disagree
-            about `world_size`, or `rank` is not below it.
+        UsedBeforeError: the barrier has been used before, or more than `world_size` callers arrived.
+        BarrierError: the callers disagree about `world_size`, or `rank` is not below it.
         ValueError: a decoder or `fail_fast` is given without `rank`.
     """
     if key is not None or key_prefix is None:
@@ -199,7 +199,7 @@ def synchronize(
 
     Raises:
         StoreTimeoutError: it names the ranks without data or, on rank 0, the ranks that have not finished.
-        BarrierError: the prefix has been used before. Nothing was overwritten.
+        UsedBeforeError: the prefix has been used before. Nothing was overwritten.
     """
     prefix = key_given(key, "key_prefix", key_prefix)
     return run_blocking(store, steps.synchronize(store, data, rank, world_size, prefix, timeout))
@@ -254,6 +254,6 @@ def gather(
 
     Raises:
         StoreTimeoutError: only on the target. The error names the ranks without data.
-        BarrierError: the key has been used before. Nothing was overwritten.
+        UsedBeforeError: the key has been used before. Nothing was overwritten.
     """
     return run_blocking(store, steps.gather(store, data, rank, world_size, key, timeout, target))

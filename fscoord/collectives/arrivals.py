@@ -23,8 +23,8 @@ from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
 from fscoord._waiting.wait import APPEND, KEYS, ArrivalRequest, NeededRanks, WaitRequest, WaitSteps
-from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
-from fscoord.store import Member, Store
+from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
+from fscoord.store import Member, Store, how_to_run_again
 
 __all__ = [
     "MISSING_MAX",
@@ -32,7 +32,6 @@ __all__ = [
     "Attempt",
     "Decoder",
     "MissingRanks",
-    "UsedBeforeError",
     "check_rank",
     "describe_missing",
     "location_of",
@@ -104,10 +103,6 @@ def location_of(members: Sequence[Member]) -> str:
 
 def _clock(what: str, when: float | None) -> str:
     return f"{what} {system.time.strftime('%H:%M:%S', system.time.gmtime(when))} UTC" if when else "dead"
-
-
-class UsedBeforeError(BarrierError):
-    """All ranks had arrived before this call, and so had this rank. `StoreBarrier` catches this error and passes."""
 
 
 class Verdict(NamedTuple):
@@ -199,11 +194,11 @@ class Attempt(NamedTuple):
         ambiguous = self.prefix[-1:].isdigit() or self.prefix.endswith(b":")
         return self.prefix + b":" if ambiguous else self.prefix
 
-    def used_before(self) -> UsedBeforeError:
-        """Return the error for a prefix that was used before."""
+    def used_before(self, store: Store) -> UsedBeforeError:
+        """Return the error for a prefix of `store` that was used before."""
         return UsedBeforeError(
-            f"rank {self.rank} came to {key_text(self.prefix)!r} (world_size={self.world_size}), which is finished: it"
-            " was used before, or two callers have one rank; give every barrier and exchange a prefix of its own"
+            f"rank {self.rank} came to {key_text(self.prefix)!r} (world_size={self.world_size}), which has completed:"
+            f" the prefix was used before, or two callers have one rank; {how_to_run_again(store)}"
         )
 
     def _named(self, rank: int) -> str:
@@ -402,11 +397,11 @@ class Arrivals:
         if (self._call.rank, True) in events:
             self._refuse_unless_timed_out(events)
         elif events and not self._store.check([data_key]):
-            raise self._call.used_before()
+            raise self._call.used_before(self._store)
 
     def _refuse_unless_timed_out(self, events: list[Event]) -> None:
         if [came for rank, came in events if rank == self._call.rank][-1]:
-            raise self._call.used_before()
+            raise self._call.used_before(self._store)
 
     def _read(self) -> list[Event]:
         return self._events(self._read_text())

@@ -12,8 +12,8 @@ from fscoord._arguments import Key, Timeout, Value, check_positive, key_bytes, k
 from fscoord._runtime import system
 from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps
 from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank
-from fscoord.errors import BarrierError, StoreTimeoutError
-from fscoord.store import Store
+from fscoord.errors import StoreTimeoutError, UsedBeforeError
+from fscoord.store import Store, how_to_run_again
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "synchronize"]
 
@@ -105,7 +105,7 @@ def gather(
     prefix = call.data_prefix()
     end = prefix + b"/gathered"
     if store.check([end]):
-        raise call.used_before()
+        raise call.used_before(store)
     _give(store, prefix + b"%d" % rank, content)
     if rank != target:
         return None
@@ -184,12 +184,12 @@ def _give(store: Store, key: bytes, content: bytes) -> None:
     """Set `key` to `content`, unless the key already has that value.
 
     Raises:
-        BarrierError: the key has another value. The value is unchanged, because another rank may have read it.
+        UsedBeforeError: the key has another value. The value is unchanged, because another rank may have read it.
     """
     if not store.check([key]):
         store.set(key, content)
     elif store.get(key) != content:
-        raise BarrierError(
+        raise UsedBeforeError(
             f"key {key_text(key)!r} holds other data already: its prefix was used before, or two callers have one"
-            " rank; give every exchange a prefix of its own"
+            f" rank; {how_to_run_again(store)}"
         )
