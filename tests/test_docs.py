@@ -92,12 +92,9 @@ def test_recipes_are_all_in_a_how_to() -> None:
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=named)
 def test_code_of_a_page_runs_as_the_page_says(page: Path, tmp_path: Path) -> None:
-    assert run(page, tmp_path) == sum(block.language in RUN for block in blocks(page))
-
-
-@pytest.mark.parametrize("page", TWICE, ids=named)
-def test_first_programs_run_a_second_time_in_the_same_directory(page: Path, tmp_path: Path) -> None:
-    assert run(page, tmp_path, "2") == 2 * sum(block.language in RUN for block in blocks(page))
+    """A user runs the first programs again; so those pages run twice, in one directory."""
+    times = 2 if page in TWICE else 1
+    assert run(page, tmp_path, str(times)) == times * sum(block.language in RUN for block in blocks(page))
 
 
 @pytest.mark.parametrize("page", PASTED, ids=named)
