@@ -20,7 +20,14 @@ author = "The fscoord authors"
 copyright = "2026, the fscoord authors"
 version = release = fscoord.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.graphviz", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.graphviz",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["_build"]
 html_static_path = ["static"]
 html_css_files = ["site.css"]
@@ -46,6 +53,7 @@ html_title = f"fscoord {release}"
 
 graphviz_output_format = "svg"  # of docs/drawings, by Graphviz' `dot`; without that program the build warns, and fails
 
+autosummary_generate = False  # the tables of the reference link to entries on the same page
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
@@ -61,6 +69,14 @@ def install_from_index(_app: Sphinx, _name: str, source: list[str]) -> None:
         source[0] = source[0].replace("pip install .`", "pip install fscoord`").replace(" (in a checkout)", "")
 
 
+def skip_reference_to_contract(
+    _app: Sphinx, _what: str, _name: str, member: object, _skip: bool, _options: object
+) -> bool | None:
+    """Leave out a method of a store that says no more than "See `Store.get`."."""
+    return True if re.fullmatch(r"See `Store\.\w+`\.\s*", getattr(member, "__doc__", None) or "") else None
+
+
 def setup(app: Sphinx) -> None:
-    """Connect `install_from_index`."""
+    """Connect the functions above."""
     app.connect("source-read", install_from_index)
+    app.connect("autodoc-skip-member", skip_reference_to_contract)
