@@ -136,7 +136,7 @@ def drawings_on(page: Path) -> list[Path]:
     return [(page.parent / name).resolve() for name in names]
 
 
-def test_every_drawing_is_shown_on_one_page_and_no_other() -> None:
+def test_drawings_are_each_shown_on_one_page() -> None:
     shown = [drawing for page in DOCS.rglob("*.md") for drawing in drawings_on(page)]
     assert len(drawings_on(PAGE)) >= 5
     assert sorted(shown) == sorted(path.resolve() for path in (DOCS / "drawings").iterdir())
