@@ -104,9 +104,8 @@ def test_waiters_of_a_node_probe_the_missing_rank_once_together(
 ) -> None:
     """The sleeps are short, the poller counts as well, and its findings stay fresh: all that a busy machine changes."""
     monkeypatch.setattr(waiter_module, "SLOW_LAST_S", 0.02)
-    monkeypatch.setattr(
-        node_poller.PollerElection, "heartbeat_count", lambda self, counts=itertools.count(): next(counts)
-    )
+    beats = itertools.count()
+    monkeypatch.setattr(node_poller.PollerElection, "heartbeat_count", lambda self: next(beats))
     monkeypatch.setattr(death_watch, "STALE_S", 1000.0)
     path, size = str(tmp_path / "log"), 8
     with ExitStack() as stack:
