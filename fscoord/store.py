@@ -593,10 +593,10 @@ def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
 
 def wait_on(store: Store, request: Request) -> Any:
     """Carry out `request` in this thread, and return its answer."""
-    if isinstance(request, WaitRequest):
-        return store._wait(request)
     if isinstance(request, ArrivalRequest):
         return store._arrive(request)
+    if isinstance(request, WaitRequest):
+        return store._wait(request)
     store.barrier(*request)
     return None
 

@@ -198,12 +198,12 @@ class Wait(Protocol[T_co]):
         The driver calls this method again after each sleep, because a sleep may end early although no look is due.
         """
 
-    def block(self, seconds: float) -> None:
-        """Sleep in this thread until the waker is set, at most `seconds`."""
+    def sleep(self) -> object:
+        """Sleep in this thread until the next look is due, as `max_sleep` says."""
 
     @property
     def waker(self) -> Waker:
-        """The waker that ends a sleep. An event loop sleeps on it and does not call `block`."""
+        """The waker that ends a sleep. An event loop sleeps on it and does not call `sleep`."""
 
     def close(self) -> None:
         """End the wait, and disarm it. This method may be called twice."""
@@ -217,8 +217,7 @@ def block_on(wait: Wait[T]) -> T:
             found = wait.look()
             if not isinstance(found, NotYet):
                 return found
-            while (seconds := wait.max_sleep()) > 0:
-                wait.block(seconds)
+            wait.sleep()
     finally:
         wait.close()
 

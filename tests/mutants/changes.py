@@ -809,7 +809,8 @@ MUTANTS = (
     Mutant(
         "a rank sleeps though the key that ends its barrier is there",
         "Arrival._decide",
-        "        if state.has(request.done):\n            return (None, False), kind, content\n",
+        "        if request.done in state.values or request.done in state.queues:\n"
+        "            return (None, False), kind, content\n",
         "",
         (f"{ARRIVALS}::test_key_of_the_end_that_is_there_already_ends_the_wait_at_once",),
     ),
@@ -832,7 +833,7 @@ MUTANTS = (
         "Waiter.max_sleep",
         "                    self._wakes_at = self._begin_sleep(deadline)\n",
         "                    self._wakes_at = self._begin_sleep(deadline)\n"
-        "                    self._event_count = self.watcher.event_count\n",
+        "                    self.event_count = self.watcher.event_count\n",
         (f"{ARRIVAL_FAULTS}::test_event_that_another_thread_reads_before_the_sleep_ends_it",),
     ),
     Mutant(
