@@ -31,7 +31,7 @@ from fscoord._arguments import (
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
-from fscoord._waiting.wait import APPEND, KEYS, ArrivalRequest, NeededRanks, WaitRequest, WaitSteps
+from fscoord._waiting.wait import APPEND, KEYS, ArrivalRequest, NeededRanks, WaitRequest, WaitSteps, new_tuple
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
 from fscoord.store import Member, Store
 
@@ -53,8 +53,6 @@ MISSING_MAX = 16
 
 TRACE_TIMEOUT_S = 0.05
 """The default trace timeout in seconds: how long after its deadline a call may still write its time-out token."""
-
-new = tuple.__new__  # makes a named tuple in half of the time that its own constructor takes
 
 Decoder = Callable[[int], str]
 Event = tuple[int, bool]
@@ -282,7 +280,7 @@ class Arrivals:
             key_bytes(arrivals)  # raises the error
         left = max(0.0, call.timeout - (system.time.monotonic() - call.start))
         keys = (arrivals, self._own, self._complete)
-        return new(ArrivalRequest, (APPEND, *keys, self._is_last, left, self._new_slow_logger))
+        return new_tuple(ArrivalRequest, (APPEND, *keys, self._is_last, left, self._new_slow_logger))
 
     def time_out(self, error: StoreTimeoutError) -> None:
         """Record that this rank's wait in a barrier has timed out with `error`, and raise the error of the barrier.

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 from fscoord._arguments import Key, Timeout, Value, check_positive, key_bytes, key_text, to_seconds, value_bytes
 from fscoord._runtime import system
-from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps
-from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank, new
+from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps, new_tuple
+from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank
 from fscoord.errors import BarrierError, StoreTimeoutError
 from fscoord.store import Store
 
@@ -66,7 +66,7 @@ def arrivals_of(
     prefix = key_bytes(key_prefix)
     is_usual = trace_timeout.__class__ is float and trace_timeout >= 0  # without a call
     trace_s = trace_timeout if is_usual else to_seconds(trace_timeout)
-    call = new(Attempt, (prefix, rank, world_size, limit, start, trace_s, rank_tracing_decoder))
+    call = new_tuple(Attempt, (prefix, rank, world_size, limit, start, trace_s, rank_tracing_decoder))
     return Arrivals(store, prefix, call)
 
 
