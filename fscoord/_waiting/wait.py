@@ -5,9 +5,9 @@ A recipe or a collective is written once, as a generator that yields a `WaitRequ
 event loop. For each request, the store makes a `Wait`. A driver runs the wait, and the answer is sent into the
 generator.
 
-A `Wait` does not sleep. It returns for how long to sleep, and has a waker that ends a sleep early. There are two
-drivers, `block_on` for threads and `next_look` for event loops. Code that leaves its blocking to a driver is known as
-"sans-I/O".
+A `Wait` decides nothing about how it is driven. It returns for how long to sleep, and has a waker that ends a sleep
+early. There are two drivers: `block_on` for threads, which calls ``sleep``, and `next_look` for event loops, which
+sleep by themselves. Code that leaves its blocking to a driver is known as "sans-I/O".
 
 The order of the calls makes sure that no change is missed::
 

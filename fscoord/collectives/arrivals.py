@@ -274,13 +274,14 @@ class Arrivals:
 
         If its answer is a text, the text must be passed to `settle`.
         """
-        call, arrivals = self._call, self._arrivals
+        call, key = self._call, self._arrivals
         self._store.announce_rank(call.rank)
-        if len(arrivals) > KEY_MAX:
-            key_bytes(arrivals)  # raises the error
-        left = max(0.0, call.timeout - (system.time.monotonic() - call.start))
-        keys = (arrivals, self._own, self._complete)
-        return new_tuple(ArrivalRequest, (APPEND, *keys, self._is_last, left, self._new_slow_logger))
+        if len(key) > KEY_MAX:
+            key_bytes(key)  # raises the error
+        left = call.timeout - (system.time.monotonic() - call.start)  # as `Attempt.left`, without a call
+        left = left if left > 0 else 0.0
+        values = (APPEND, key, self._own, self._complete, self._is_last, left, self._new_slow_logger)
+        return new_tuple(ArrivalRequest, values)
 
     def time_out(self, error: StoreTimeoutError) -> None:
         """Record that this rank's wait in a barrier has timed out with `error`, and raise the error of the barrier.
