@@ -41,16 +41,13 @@ from fscoord.errors import FscoordError, LockLostError, StoreTimeoutError
 from fscoord.recipes._entry import ID_MAX, NO_LEASE, Entry, State, WakeUp, format_line, parse_line, with_new_sign
 from fscoord.recipes._keys import Refusals, RefusedError, foreign_value_error
 from fscoord.recipes._lease import LeaseMonitor, check_interval
-from fscoord.store import Store, typical_call_s
+from fscoord.store import Store
 
 __all__ = ["Entry", "Line", "Policy", "force_release", "not_acquired", "one", "readers_or_writer"]
 
 
 SLOW_LOOK_S: Final = 1.0
 """The longest pause between two looks of a waiter: the process that served it may have died before it woke it."""
-
-QUICK_S: Final = 0.001
-"""The usual longest call, in seconds, of a store whose reads only use memory or the page cache."""
 
 _waking: set[str] = set()
 """The ids of the entries whose wake keys this process is about to set."""
@@ -87,8 +84,6 @@ class Line:
         self._lease = f"{ttl}:0" if ttl else NO_LEASE
         self._signs = LeaseMonitor()
         self._text: bytes | None = None  # the line as it was seen last: the first guess of the next change
-        # Others have entered the line since, as a rule. Where a read takes microseconds, it is cheaper than a refusal.
-        self._reads_first = typical_call_s(store) <= QUICK_S
         self._alone = ("", b"", b"")  # our entry that was alone in line, that line, and the line without it
         self._free = (b"", 0)  # a line without entries, and its last token
         self._cleared: set[str] = set()  # entries whose wake keys were deleted here: each is set only once
@@ -176,8 +171,6 @@ class Line:
                 self._text = new
                 return True
             self._text = found if found != text else None
-        elif self._reads_first:
-            self._text = None
         was_there = False
 
         def without(entries: list[Entry]) -> list[Entry]:
