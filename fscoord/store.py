@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
+    KEY_MAX,
     VALUE_MAX,
     CounterRangeError,
     Key,
@@ -47,6 +48,7 @@ from fscoord._waiting.wait import (
     WaitBackend,
     WaitRequest,
     WaitSteps,
+    new_tuple,
 )
 from fscoord.errors import BarrierError, StoreTimeoutError, UsedBeforeError
 
@@ -284,26 +286,21 @@ class Store(ABC):
             StoreTimeoutError: fewer than `world_size` callers arrived before the deadline.
         """
         limit = self._timeout if timeout is None else to_seconds(timeout)
-        run_blocking(self, self._barrier_steps(key, world_size, limit))
+        request = _counted_arrival(key, world_size, limit)
+        try:  # as in `_barrier_steps`, without a generator, because this thread makes the wait itself
+            arrived = self._arrive(request)
+        except (NotACounterError, CounterRangeError) as error:
+            raise _not_counted(error) from error
+        if arrived is not None:
+            raise _counted_too_far(self, key, world_size, arrived)
 
     def _barrier_steps(self, key: Key, world_size: int, timeout: float) -> WaitSteps[None]:
-        check_positive("world_size", world_size)
-        name = key_bytes(key)
-        counter = key_bytes(name + b"/num_members")
-
-        def judge(count: bytes) -> bool | None:
-            arrived = int(count)
-            return arrived == world_size if arrived <= world_size else None
-
         try:
-            arrived = yield ArrivalRequest(COUNT, counter, b"", key_bytes(name + b"/last_member"), judge, timeout)
+            arrived = yield _counted_arrival(key, world_size, timeout)
         except (NotACounterError, CounterRangeError) as error:
-            raise BarrierError(f"{error}, so it is not a barrier's counter; give every barrier its own key") from error
+            raise _not_counted(error) from error
         if arrived is not None:
-            raise UsedBeforeError(
-                f"barrier {key_text(name)!r} got arrival {int(arrived)} of {world_size}: its key was used before, or by"
-                f" too many callers; {how_to_run_again(self)}"
-            )
+            raise _counted_too_far(self, key, world_size, arrived)
 
     @property
     def has_liveness(self) -> bool:
@@ -595,12 +592,38 @@ def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
 
 def wait_on(store: Store, request: Request) -> Any:
     """Carry out `request` in this thread, and return its answer."""
-    if isinstance(request, WaitRequest):
-        return store._wait(request)
     if isinstance(request, ArrivalRequest):
         return store._arrive(request)
+    if isinstance(request, WaitRequest):
+        return store._wait(request)
     store.barrier(*request)
     return None
+
+
+def _counted_arrival(key: Key, world_size: int, timeout: float) -> ArrivalRequest:
+    """Check the arguments of `Store.barrier`, and return the request of one arrival."""
+    check_positive("world_size", world_size)
+    name = key_bytes(key)
+    counter, last = name + b"/num_members", name + b"/last_member"  # of one length
+    if len(counter) > KEY_MAX:
+        key_bytes(counter)  # raises the error
+
+    def judge(count: bytes) -> bool | None:
+        arrived = int(count)
+        return arrived == world_size if arrived <= world_size else None
+
+    return new_tuple(ArrivalRequest, (COUNT, counter, b"", last, judge, timeout, None))
+
+
+def _not_counted(error: Exception) -> BarrierError:
+    return BarrierError(f"{error}, so it is not a barrier's counter; give every barrier its own key")
+
+
+def _counted_too_far(store: Store, key: Key, world_size: int, arrived: bytes) -> UsedBeforeError:
+    return UsedBeforeError(
+        f"barrier {key_text(key_bytes(key))!r} got arrival {int(arrived)} of {world_size}: its key was used before, or"
+        f" by too many callers; {how_to_run_again(store)}"
+    )
 
 
 def barrier_steps(store: Store, request: BarrierRequest) -> WaitSteps[None]:

@@ -32,7 +32,8 @@ from fscoord._arguments import Key, Timeout, Value, key_given, timeout_given
 from fscoord.collectives import steps
 from fscoord.collectives.arrivals import Decoder
 from fscoord.collectives.timeout import store_timeout
-from fscoord.store import Store, run_blocking
+from fscoord.errors import StoreTimeoutError
+from fscoord.store import Store, run_blocking, wait_on
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "store_timeout", "synchronize"]
 
@@ -118,8 +119,20 @@ def barrier(
         key_prefix = key_given(key, "key_prefix", key_prefix)
     if timeout is not None:
         barrier_timeout = timeout_given(timeout, "barrier_timeout", barrier_timeout)
-    arguments = (world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
-    run_blocking(store, steps.barrier(store, *arguments, fail_fast=fail_fast))
+    if rank is None or fail_fast:
+        arguments = (world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
+        return run_blocking(store, steps.barrier(store, *arguments, fail_fast=fail_fast))
+    # The usual barrier: as in `steps.barrier`, without a generator, because this thread makes each wait itself.
+    arrivals = steps.arrivals_of(
+        store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout
+    )
+    try:
+        text = wait_on(store, arrivals.request())
+        if text is not None:
+            run_blocking(store, arrivals.settle(text))
+    except StoreTimeoutError as error:
+        arrivals.time_out(error)
+    return None
 
 
 @overload
