@@ -50,7 +50,7 @@ from fscoord._waiting.wait import (
     WaitSteps,
     new_tuple,
 )
-from fscoord.errors import BarrierError, StoreTimeoutError
+from fscoord.errors import BarrierError, StoreTimeoutError, UsedBeforeError
 
 __all__ = [
     "Capabilities",
@@ -59,6 +59,7 @@ __all__ = [
     "StoreView",
     "arrival_steps",
     "barrier_steps",
+    "how_to_run_again",
     "new_arrival_wait",
     "new_wait",
     "notifier_for",
@@ -280,7 +281,8 @@ class Store(ABC):
         libraries can meet at one barrier.
 
         Raises:
-            BarrierError: more than `world_size` callers arrived, or a key of the barrier has a value of another kind.
+            UsedBeforeError: more than `world_size` callers arrived.
+            BarrierError: a key of the barrier has a value of another kind.
             StoreTimeoutError: fewer than `world_size` callers arrived before the deadline.
         """
         limit = self._timeout if timeout is None else to_seconds(timeout)
@@ -290,7 +292,7 @@ class Store(ABC):
         except (NotACounterError, CounterRangeError) as error:
             raise _not_counted(error) from error
         if arrived is not None:
-            raise _counted_too_far(key, world_size, arrived)
+            raise _counted_too_far(self, key, world_size, arrived)
 
     def _barrier_steps(self, key: Key, world_size: int, timeout: float) -> WaitSteps[None]:
         try:
@@ -298,7 +300,7 @@ class Store(ABC):
         except (NotACounterError, CounterRangeError) as error:
             raise _not_counted(error) from error
         if arrived is not None:
-            raise _counted_too_far(key, world_size, arrived)
+            raise _counted_too_far(self, key, world_size, arrived)
 
     @property
     def has_liveness(self) -> bool:
@@ -617,10 +619,10 @@ def _not_counted(error: Exception) -> BarrierError:
     return BarrierError(f"{error}, so it is not a barrier's counter; give every barrier its own key")
 
 
-def _counted_too_far(key: Key, world_size: int, arrived: bytes) -> BarrierError:
-    return BarrierError(
+def _counted_too_far(store: Store, key: Key, world_size: int, arrived: bytes) -> UsedBeforeError:
+    return UsedBeforeError(
         f"barrier {key_text(key_bytes(key))!r} got arrival {int(arrived)} of {world_size}: its key was used before, or"
-        " by too many callers; give every barrier its own key"
+        f" by too many callers; {how_to_run_again(store)}"
     )
 
 
@@ -681,3 +683,19 @@ def typical_call_s(store: Store) -> float:
     It is 0 if the calls only use memory.
     """
     return store._typical_call_s
+
+
+def how_to_run_again(store: Store) -> str:
+    """Return the advice of a `UsedBeforeError`: how a program can be run again on `store`, which the text names."""
+    while isinstance(store, StoreView):
+        store = store._inner
+    advice = "give every barrier and exchange a key of its own"
+    if type(store).__repr__ is object.__repr__:  # a store without a path or an address
+        return advice
+    path = getattr(store, "path", None)
+    if path is None:
+        return f"{advice}, and every run of a program its own keys in {store!r}"
+    return (
+        f"{advice}; to run a program again, open the store with run_id= or world_size=, or remove the old one:"
+        f" {path} and {path}.*"
+    )

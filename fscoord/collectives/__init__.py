@@ -8,7 +8,7 @@ raises `~fscoord.BarrierError`.
 **Keys.** These keys are the same as in torch:
 
 - ``{prefix}/num_members`` and ``{prefix}/last_member`` of a barrier without ranks. This barrier is `Store.barrier`,
-  which uses the keys of c10d, so processes of torch can take part. Some stores execute it in one round trip.
+  which uses the keys of c10d, so processes of torch can take part.
 - ``{prefix}{i}`` with the data of `get_all`. The callers of `get_all` write this data.
 - ``{prefix}/finished``, the prefix of the barrier with ranks at the end of `get_all`.
 
@@ -86,7 +86,8 @@ def barrier(
     rank whose call timed out may call again, and passes even if the other ranks have passed meanwhile. Without `rank`,
     every call counts. Either all callers of a barrier give a rank, or no caller does.
 
-    Each rank makes one write, one read and one wait. The last rank makes one more write.
+    On a `~fscoord.FileStore`, a rank without `fail_fast` records its arrival in one transaction, and then waits.
+    Elsewhere each rank makes one write, one read and one wait, and the last rank makes one more write.
 
     Args:
         store: the store that the callers share.
@@ -110,8 +111,8 @@ def barrier(
             timeout and the first 16 missing ranks. If the store can detect dead sessions, the message lists the dead
             ranks apart from the late ranks. The message is the same on every store.
         BrokenBarrierError: with `fail_fast`, missing ranks are dead.
-        BarrierError: more than `world_size` callers arrived, the barrier has been used before, the callers disagree
-            about `world_size`, or `rank` is not below it.
+        UsedBeforeError: the barrier has been used before, or more than `world_size` callers arrived.
+        BarrierError: the callers disagree about `world_size`, or `rank` is not below it.
         ValueError: a decoder or `fail_fast` is given without `rank`.
     """
     if key is not None or key_prefix is None:
@@ -212,7 +213,7 @@ def synchronize(
 
     Raises:
         StoreTimeoutError: it names the ranks without data or, on rank 0, the ranks that have not finished.
-        BarrierError: the prefix has been used before. Nothing was overwritten.
+        UsedBeforeError: the prefix has been used before. Nothing was overwritten.
     """
     prefix = key_given(key, "key_prefix", key_prefix)
     return run_blocking(store, steps.synchronize(store, data, rank, world_size, prefix, timeout))
@@ -267,6 +268,6 @@ def gather(
 
     Raises:
         StoreTimeoutError: only on the target. The error names the ranks without data.
-        BarrierError: the key has been used before. Nothing was overwritten.
+        UsedBeforeError: the key has been used before. Nothing was overwritten.
     """
     return run_blocking(store, steps.gather(store, data, rank, world_size, key, timeout, target))

@@ -32,8 +32,8 @@ from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
 from fscoord._waiting.wait import APPEND, KEYS, ArrivalRequest, NeededRanks, WaitRequest, WaitSteps, new_tuple
-from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
-from fscoord.store import Member, Store
+from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
+from fscoord.store import Member, Store, how_to_run_again
 
 __all__ = [
     "MISSING_MAX",
@@ -41,7 +41,6 @@ __all__ = [
     "Attempt",
     "Decoder",
     "MissingRanks",
-    "UsedBeforeError",
     "check_rank",
     "describe_missing",
     "location_of",
@@ -113,10 +112,6 @@ def location_of(members: Sequence[Member]) -> str:
 
 def _clock(what: str, when: float | None) -> str:
     return f"{what} {system.time.strftime('%H:%M:%S', system.time.gmtime(when))} UTC" if when else "dead"
-
-
-class UsedBeforeError(BarrierError):
-    """All ranks had arrived before this call, and so had this rank. `StoreBarrier` catches this error and passes."""
 
 
 class Verdict(NamedTuple):
@@ -208,11 +203,11 @@ class Attempt(NamedTuple):
         ambiguous = self.prefix[-1:].isdigit() or self.prefix.endswith(b":")
         return self.prefix + b":" if ambiguous else self.prefix
 
-    def used_before(self) -> UsedBeforeError:
-        """Return the error for a prefix that was used before."""
+    def used_before(self, store: Store) -> UsedBeforeError:
+        """Return the error for a prefix of `store` that was used before."""
         return UsedBeforeError(
-            f"rank {self.rank} came to {key_text(self.prefix)!r} (world_size={self.world_size}), which is finished: it"
-            " was used before, or two callers have one rank; give every barrier and exchange a prefix of its own"
+            f"rank {self.rank} came to {key_text(self.prefix)!r} (world_size={self.world_size}), which has completed:"
+            f" the prefix was used before, or two callers have one rank; {how_to_run_again(store)}"
         )
 
     def _named(self, rank: int) -> str:
@@ -344,8 +339,8 @@ class Arrivals:
     def wait_alive(self) -> WaitSteps[None]:
         """Wait until all ranks have arrived, or a missing rank is known to be dead. `arrive` must be called first.
 
-        A rank is needed until it arrives, also if the wait began before. So this wait declares no rank dead that has
-        arrived.
+        A rank is needed until it arrives, even if it arrives after the wait has begun. So this wait declares no rank
+        dead that has arrived.
 
         Raises:
             BrokenBarrierError: a missing rank is dead. All ranks that arrived before the verdict raise the same error.
@@ -432,11 +427,11 @@ class Arrivals:
         if (self._call.rank, True) in events:
             self._refuse_unless_timed_out(events)
         elif events and not self._store.check([data_key]):
-            raise self._call.used_before()
+            raise self._call.used_before(self._store)
 
     def _refuse_unless_timed_out(self, events: list[Event]) -> None:
         if [came for rank, came in events if rank == self._call.rank][-1]:
-            raise self._call.used_before()
+            raise self._call.used_before(self._store)
 
     def _read(self) -> list[Event]:
         return self._events(self._read_text())
@@ -474,9 +469,9 @@ class Arrivals:
                 raise self._foreign(token)
             if theirs != self._call.world_size:
                 raise BarrierError(
-                    f"rank {rank} came to {key_text(self._call.prefix)!r} with world_size={theirs}, rank"
-                    f" {self._call.rank} with world_size={self._call.world_size}: all must give the same, and every"
-                    " barrier and exchange a prefix of its own"
+                    f"rank {rank} called {key_text(self._call.prefix)!r} with world_size={theirs}, and rank"
+                    f" {self._call.rank} with world_size={self._call.world_size}: all must give the same world_size,"
+                    " and every barrier and exchange needs a prefix of its own"
                 )
             events.append((rank, not name.startswith(b"-")))
         return Rounds(events, verdicts)

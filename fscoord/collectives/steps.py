@@ -12,8 +12,8 @@ from fscoord._arguments import Key, Timeout, Value, check_positive, key_bytes, k
 from fscoord._runtime import system
 from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps, new_tuple
 from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank
-from fscoord.errors import BarrierError, StoreTimeoutError
-from fscoord.store import Store
+from fscoord.errors import StoreTimeoutError, UsedBeforeError
+from fscoord.store import Store, how_to_run_again
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "synchronize"]
 
@@ -118,7 +118,7 @@ def gather(
     prefix = call.data_prefix()
     end = prefix + b"/gathered"
     if store.check([end]):
-        raise call.used_before()
+        raise call.used_before(store)
     _give(store, prefix + b"%d" % rank, content)
     if rank != target:
         return None
@@ -149,7 +149,7 @@ def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: fl
         mixed = "; other callers gave a rank: either all do, or none" if store.check([prefix + b"/arrivals"]) else ""
         raise StoreTimeoutError(
             f"Timed out waiting on barrier for key prefix: {key_text(prefix)} (world_size={world_size},"
-            f" timeout={timeout:g}): {came} came; with rank it would name the missing{mixed}",
+            f" timeout={timeout:g}): {came} arrived; a barrier with rank also names the missing ranks{mixed}",
             keys=error.keys,
             holder=error.holder,
             waited=system.time.monotonic() - start,
@@ -197,12 +197,12 @@ def _give(store: Store, key: bytes, content: bytes) -> None:
     """Set `key` to `content`, unless the key already has that value.
 
     Raises:
-        BarrierError: the key has another value. The value is unchanged, because another rank may have read it.
+        UsedBeforeError: the key has another value. The value is unchanged, because another rank may have read it.
     """
     if not store.check([key]):
         store.set(key, content)
     elif store.get(key) != content:
-        raise BarrierError(
-            f"key {key_text(key)!r} holds other data already: its prefix was used before, or two callers have one"
-            " rank; give every exchange a prefix of its own"
+        raise UsedBeforeError(
+            f"key {key_text(key)!r} already holds other data: the prefix was used before, or two callers gave the"
+            f" same rank; {how_to_run_again(store)}"
         )

@@ -37,11 +37,6 @@ class ChangeNotifier:
     there can be no bell, the log itself is watched, or polled. In both cases a slow poll limits the delay that a lost
     ring causes.
 
-    Attributes:
-        add_waiter, discard_waiter: add a waiter to those whose sleeps `close` ends, and remove it from them. They are C
-            functions, because each wait calls them.
-        passes_on_changes: whether `after_look` rings for the changes that a look has found.
-
     Args:
         log: the log of the handle.
         wanted: the options with which the log was opened.
@@ -49,6 +44,11 @@ class ChangeNotifier:
         backend: the backend of the waits.
         watches_every_key: whether the waits are for a change of any key. Then the log itself is watched, because a bell
             only reports changes of single keys.
+
+    Attributes:
+        add_waiter, discard_waiter: add a waiter to those whose sleeps `close` ends, and remove it from them. They are C
+            functions, because each wait calls them.
+        passes_on_changes: whether `after_look` rings for the changes that a look has found.
     """
 
     def __init__(
