@@ -41,6 +41,7 @@ from fscoord._waiting.wait import (
     KEYS,
     ArrivalRequest,
     BarrierRequest,
+    LastOfCount,
     NeededRanks,
     Request,
     Wait,
@@ -288,10 +289,7 @@ class Store(ABC):
         check_positive("world_size", world_size)
         name = key_bytes(key)
         counter = key_bytes(name + b"/num_members")
-
-        def judge(count: bytes) -> bool | None:
-            arrived = int(count)
-            return arrived == world_size if arrived <= world_size else None
+        judge = LastOfCount(world_size)
 
         try:
             arrived = yield ArrivalRequest(COUNT, counter, b"", key_bytes(name + b"/last_member"), judge, timeout)

@@ -125,6 +125,14 @@ def acquire_host_mutex(name: str) -> socket.socket | None:
     return found
 
 
+def datagram_socket() -> socket.socket:
+    """Return a datagram socket for addresses of this host (unix(7)). It never blocks, and a forked child closes it."""
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    _names.add(found)
+    found.setblocking(False)
+    return found
+
+
 # A child closes the inherited sockets, which would hold the parent's mutexes for as long as the child lives.
 _names = system.reset_in_child("names", socket.socket.close)
 

@@ -42,7 +42,7 @@ EXPLAINED: dict[str, str] = {
     "Compactor._commit: lock.unlock() -> pass": "closing gives the lock back",
     "Compactor._next_header: log_id = * | 16 -> 17": IN_THE_ID,
     "Compactor.begin_empty: handle.recovery = POSITION -> pass": "until its record is there, all can be read as before",
-    "Log._lock_timeout: if isinstance(number, int) and number not in sessions: |*-> Or": SPARES,
+    "Log.lock_timeout: if isinstance(number, int) and number not in sessions: |*-> Or": SPARES,
     "_dump: fd = -1* | 1 -> 2": NEGATIVE,
     '_records: *data, position = *b"", 0* | 0 -> 1': "of no bytes none are left, so that they are read",
     "_records: system.os.lseek(fd, offset, 0) -> pass (2)": "the VOID that was read ends there",

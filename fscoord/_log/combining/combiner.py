@@ -1,0 +1,623 @@
+"""`Combiner`: carries out write operations of one handle, together with those of other processes of its host.
+
+A writer tries the seat. With the seat it leads: it takes the log's lock, reads to the end, claims all requests that
+wait, decides its own operation and the claimed ones in one draft, and appends the records in one write. Without the
+seat it publishes a request and waits for the answer. It publishes first and then tries the seat once more: the leader
+may have looked at the requests for the last time between the first try and the publishing, and then nobody would come
+for this one.
+
+What became of a request that has no answer:
+
+========================================== =========================================== ===============================
+the author finds                           so the operation                            the author
+========================================== =========================================== ===============================
+its own unlink(2) succeeds                 was not claimed, and never will be          leads, writes alone or times out
+the file is gone, its record is in the log took effect                                 returns the result
+the file is gone, the author has the log's was not appended, because a claim ends with decides it itself, under the
+lock, and no record of it is in the log    the hold of the lock                        same hold
+the file is gone, the log's lock does not  may still be appended                       raises, with ``maybe_applied``
+come before the deadline
+========================================== =========================================== ===============================
+
+"Took effect" needs a read of the log. "Not appended" needs the log's lock: without it, a leader that was stopped
+between its claim and its write may go on.
+
+A thread that waits for an answer holds no lock. Otherwise the threads of a process could not share a batch, and the
+leader could wait for a follower. All I/O on files of the host is the `Station`'s. Its errors never reach the caller of
+an operation: without a station the operation is written alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol, TypeVar
+
+from fscoord._log.access.network import NetworkAccess
+from fscoord._log.combining import request as requests
+from fscoord._log.combining.outcomes import Outcomes, Watch
+from fscoord._log.combining.request import Answer, Author, Request, decode_request, encode_request
+from fscoord._log.combining.station import Slot, Station
+from fscoord._log.format.record import Record
+from fscoord._log.io.writer import TIMES
+from fscoord._log.locking.log_lock import OFD
+from fscoord._log.log import BATCH, LOCK_GRACE_S, Log
+from fscoord._log.recovery import CLOSED
+from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
+from fscoord.errors import FscoordError, StoreError, StoreTimeoutError, StoreUnavailableError
+
+LOOK_S = 0.05
+"""How long a follower waits for an answer before it tries the seat again, in seconds."""
+
+STALLED_S = 0.5
+"""How long a leader that waits for the log's lock may show no life, in seconds. Then its followers write alone."""
+
+SILENT_S = 2.0
+"""How long a leader may show no change in any phase, in seconds. It may have died and left the seat to a child."""
+
+TELL_S = 0.005
+"""How long an author waits for the answer of a leader that has just left the seat, in seconds."""
+
+RETRY_S = 5.0
+"""The pause between two attempts to open a station, and between two checks that it is still there, in seconds."""
+
+BATCH_MAX: Final = 1 << 18
+"""The most bytes of a batch, if the mount allows so many in one request. A batch is never split: a reader's flush of
+the cache, or a lost connection, could otherwise leave a hole between its records."""
+
+_RECORD_SIZE: Final = 64
+"""The bytes that the records of a request may take beside its content."""
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Draft(Protocol[T_contra]):
+    """The state of a store as it will be once the records of a batch are applied."""
+
+    def decide(self, operation: T_contra, *, is_own: bool) -> tuple[list[tuple[int, bytes, bytes]], Any]:
+        """Return the records of `operation`, at most `TIMES`, and its result."""
+
+    def resume(self, operation: T_contra, noted: Any) -> tuple[list[tuple[int, bytes, bytes]], Any]:
+        """Return the records that `operation`, whose first record is in the log, still needs, and its result."""
+
+
+class Decider(Protocol[T]):
+    """What the combiner needs to know of operations."""
+
+    @property
+    def refusals(self) -> tuple[type[Exception], ...]:
+        """The errors by which a draft refuses an operation. The author raises them."""
+
+    @property
+    def must_write_alone(self) -> type[Exception]:
+        """The error by which a draft leaves an operation to its author."""
+
+    def begin(self) -> Draft[T]:
+        """Return the draft for one batch. The caller holds the log's lock and has read to the end."""
+
+    def decode(self, data: bytes) -> T:
+        """Return the operation in `data`."""
+
+    def note(self, operation: T, found: Any) -> Any:
+        """Return what the result of `operation` depends on, before its record `found` is applied."""
+
+    def encode_result(self, result: Any) -> bytes:
+        """Return `result` as bytes."""
+
+    def decode_result(self, data: bytes) -> Any:
+        """Return the result in `data`."""
+
+
+class Operation(Protocol):
+    """A write operation."""
+
+    def encode(self) -> bytes:
+        """Return the operation as bytes."""
+
+    @property
+    def size(self) -> int:
+        """About how many bytes its record takes."""
+
+
+class _Write:
+    """One call of an author: its operation, the time of its record, and what has become of its request."""
+
+    def __init__(self, operation: Any, time: int, limit: float) -> None:
+        self.operation = operation
+        self.time = time
+        self.started = system.time.monotonic()
+        self.deadline = self.started + max(limit, LOCK_GRACE_S)
+        self.path = ""  # of the request while it may be in the directory
+        self.watch: Watch | None = None
+        self.is_claimed = False
+        self.result: Any = None
+        self.refusal: BaseException | None = None
+
+    def waited(self) -> float:
+        return system.time.monotonic() - self.started
+
+    def left(self) -> float:
+        return max(0.0, self.deadline - system.time.monotonic())
+
+
+class _Claim:
+    """A request that this leader has claimed, and what it will tell the author."""
+
+    def __init__(self, request: Request) -> None:
+        self.address = request.address
+        self.answer = Answer(request.time, requests.UNKNOWN)
+        self.keys: list[bytes] = []
+
+
+class _Batch:
+    """The plan of one transaction: the author's own operation, and the requests that it claims if it leads.
+
+    Args:
+        log: the log.
+        decider: decides the operations.
+        write: the own operation.
+        station: the station, if this is the batch of a leader.
+        slot: the slot of the leader.
+    """
+
+    def __init__(
+        self, log: Log, decider: Decider[Any], write: _Write, station: Station | None = None, slot: Slot | None = None
+    ) -> None:
+        self._log = log
+        self._decider = decider
+        self._write = write
+        self._station = station
+        self._slot = slot
+        self._life = system.time.monotonic_ns()
+        self.claims: list[_Claim] = []
+        self.keys: list[bytes] = []
+        self.failed: list[_Claim] = []
+
+    def __len__(self) -> int:
+        return int(self._write.operation.size)
+
+    def show_life(self) -> None:
+        """See `BatchPlan.show_life`."""
+        self._show(requests.WAITING)
+
+    def _show(self, phase: int) -> None:
+        if self._station is not None:
+            self._life += 1
+            try:
+                self._station.show(phase, self._life)
+            except OSError as error:  # followers then take this leader for stopped, and write alone
+                raise_if_foreign(error)
+
+    def decide(self, session: int) -> list[Record]:
+        """See `BatchPlan.decide`."""
+        # An earlier attempt of this transaction has released the lock. Its claims have ended with that hold, and must
+        # not be repeated: their authors may have decided by themselves since.
+        self.failed += self.claims
+        self.claims, self.keys = [], []
+        draft = self._decider.begin()
+        records = self._decide_own(draft, session)
+        if self._station is not None and self._slot is not None:
+            self._show(requests.HOLDING)
+            try:
+                self._claim(draft, records, self._station, self._slot)
+            except OSError as error:  # the files of this host must not fail the write. The claims so far are whole
+                raise_if_foreign(error)
+        return records
+
+    def _decide_own(self, draft: Draft[Any], session: int) -> list[Record]:
+        write = self._write
+        watch, first = write.watch, 0
+        write.refusal = None
+        try:
+            if watch is not None and watch.is_found:
+                # A leader has appended the record, and died or failed before it told the result.
+                found, write.result = draft.resume(write.operation, watch.noted)
+                first = 1
+            else:
+                if watch is not None and write.is_claimed:
+                    self._check_certain(watch)
+                    write.is_claimed = False  # nothing was appended for the request, and never will be
+                found, write.result = draft.decide(write.operation, is_own=True)
+        except self._decider.refusals as error:
+            write.refusal = error  # raised after the write, so that it does not fail the requests of others
+            return []
+        self.keys += [key for _, key, _ in found]
+        assert len(found) + first <= TIMES, "each record needs a time of its own"
+        return [(kind, key, value, session, write.time + first + n) for n, (kind, key, value) in enumerate(found)]
+
+    def _check_certain(self, watch: Watch) -> None:
+        log, outcomes = self._log, self._log.outcomes
+        if outcomes is not None and not outcomes.is_certain(watch, log.handle.header.generation):
+            raise StoreUnavailableError(
+                f"{log.path}: the leader of this host did not answer, and the log was compacted before the record of"
+                " this operation was found or missed; it may or may not have taken effect",
+                path=log.path,
+                maybe_applied=True,
+            )
+
+    def _claim(self, draft: Draft[Any], records: list[Record], station: Station, slot: Slot) -> None:
+        access = self._log.access
+        assert isinstance(access, NetworkAccess), "writes are combined on mounts that hosts share"
+        left = min(BATCH_MAX, access.piece) - sum(len(key) + len(value) + _RECORD_SIZE for _, key, value, *_ in records)
+        for path in station.requests():
+            data = station.read(path)
+            if data is None:
+                continue
+            left -= len(data) + _RECORD_SIZE
+            if left < 0:
+                return  # the next leader begins with this request
+            request = decode_request(data)
+            is_wanted = request is not None and station.is_there(slot, request.address)
+            # From here on the request is this leader's. If the author has withdrawn it in the meantime, it is not.
+            if not station.remove(path):
+                continue
+            if request is not None and is_wanted:
+                claim = _Claim(request)
+                self.claims.append(claim)
+                records += self._decide_for(draft, request, claim)
+
+    def _decide_for(self, draft: Draft[Any], request: Request, claim: _Claim) -> list[Record]:
+        """Decide `request`, set its answer, and return its records."""
+        decider = self._decider
+        claim.answer = Answer(request.time, requests.ALONE)
+        if not self._may_write_for(request):
+            return []
+        try:
+            found, result = draft.decide(decider.decode(request.operation), is_own=False)
+        except (decider.must_write_alone, *decider.refusals):
+            return []  # the author meets the same error, in its own words
+        claim.answer = Answer(request.time, requests.DONE, decider.encode_result(result))
+        claim.keys = [key for _, key, _ in found]
+        return [(kind, key, value, request.session, request.time + n) for n, (kind, key, value) in enumerate(found)]
+
+    def _may_write_for(self, request: Request) -> bool:
+        """Return whether a record in the name of the author may be appended: its session is registered and not dead."""
+        log = self._log
+        session = log.table.sessions.get(request.session)
+        if session is None or request.session in log.table.deaths:
+            return False
+        follower = log.follower
+        return request.is_of(Author(request.session, session.alive_id, follower.life, follower.run))
+
+
+def _free(slot: Slot) -> None:
+    """Leave the seat, if the thread of `slot` has it."""
+    try:
+        slot.free()
+    except OSError as error:  # a signal handler has forked, and this is the child: the seat is the parent's
+        raise_if_foreign(error)
+
+
+class Combiner:
+    """The combined writes of one handle.
+
+    Args:
+        log: the log of the handle.
+        decider: decides the operations.
+        notify: wakes the waiters for keys that were written.
+        outcomes: where the records of requests are noted.
+    """
+
+    def __init__(
+        self, log: Log, decider: Decider[Any], notify: Callable[[Iterable[bytes]], None], outcomes: Outcomes
+    ) -> None:
+        self._log = log
+        self._decider = decider
+        self._notify = notify
+        self._outcomes = outcomes
+        self._stations: dict[str, Station] = {}  # of one station; threads that open one at once agree by `setdefault`
+        self._is_closed = False
+        self._check_at = 0.0
+        self._stalled = b""
+        self._jitter = SILENT_S * system.random_bytes(1)[0] / 512
+
+    def write(self, operation: Operation, limit: float) -> Any:
+        """Carry out `operation`, and return its result.
+
+        Args:
+            operation: the operation.
+            limit: how long it may take, in seconds.
+
+        Raises:
+            StoreTimeoutError: neither the log's lock nor an answer came within `limit` seconds; ``maybe_applied`` is
+                true if a leader may still append the record.
+            StoreUnavailableError, StoreGoneError, CorruptLogError: as in `Log.update`.
+        """
+        if not system.fork_marker[0]:
+            system.recover_from_fork()
+        log = self._log
+        if log.handle.shared.leader == system.threading.get_ident():
+            raise log.entered_twice()
+        write = _Write(operation, log.writer.next_time(), limit)
+        station = self._station_for(operation)
+        if station is None:
+            return self._write_alone(write)
+        taken: list[Slot] = []
+        try:
+            try:
+                station.take_slot(taken)
+            except OSError as error:
+                raise_if_foreign(error)
+                self._lose(station, error)
+                return self._write_alone(write)
+            return self._write_with(station, taken[0], write)
+        finally:
+            for slot in taken:
+                _free(slot)
+                if system.process_epoch() == station.epoch:
+                    station.give_back(slot)
+
+    def close(self) -> None:
+        """Close the station. Threads that wait for an answer withdraw their requests, and raise."""
+        self._is_closed = True
+        for station in list(self._stations.values()):
+            self._drop(station)
+
+    # -- the station -----------------------------------------------------------------------------------------------
+
+    def _station_for(self, operation: Operation) -> Station | None:
+        """Return the station, or None if `operation` must be written alone."""
+        handle, access = self._log.handle, self._log.access
+        # A long operation is its own batch. In a durable log each record is synced by itself, and a batch that lost a
+        # sector in its middle would be damage.
+        if operation.size > requests.REQUEST_MAX or handle.root.header.durable or handle.lock.kind != OFD:
+            return None
+        if not (isinstance(access, NetworkAccess) and access.coherence == "direct") or handle.is_copy:
+            return None
+        station, now = self._stations.get("open"), system.time.monotonic()
+        if station is not None and station.is_closed:  # after a fork
+            self._drop(station)
+            self._check_at, station = 0.0, None
+        if now < self._check_at:
+            return station
+        self._check_at = now + RETRY_S
+        if station is not None:
+            if not station.is_lost:
+                return station
+            self._drop(station)
+        if self._is_closed or handle.recovery & CLOSED:
+            return None
+        try:
+            station = Station(handle.root.key)
+        except (OSError, FscoordError, ImportError) as error:
+            raise_if_foreign(error)
+            self._lose(None, error)
+            return None
+        first = self._stations.setdefault("open", station)
+        if first is not station:
+            station.close()
+        return first
+
+    def _drop(self, station: Station) -> None:
+        if self._stations.get("open") is station:
+            self._stations.pop("open", None)
+        station.close()
+
+    def _lose(self, station: Station | None, error: BaseException) -> None:
+        """Give `station` up for a while, after `error`."""
+        logger(__name__).debug("%s: this process writes alone for now: %s", self._log.path, str(error))
+        if station is not None:
+            self._drop(station)
+
+    # -- the author ------------------------------------------------------------------------------------------------
+
+    def _write_alone(self, write: _Write) -> Any:
+        """Carry out `write` under the log's lock, without the requests of others."""
+        batch = _Batch(self._log, self._decider, write)
+        try:
+            self._log.update(BATCH, b"", batch, None, write.left())  # type: ignore[arg-type]
+        except (StoreError, StoreTimeoutError) as error:
+            if write.is_claimed:  # it was not found out, under the lock, what became of the request
+                if write.watch is not None and write.watch.is_found:
+                    return self._result_without_lock(write, error)
+                error.maybe_applied = True
+            raise
+        return self._finish(write, batch)
+
+    def _finish(self, write: _Write, batch: _Batch) -> Any:
+        """Wake the waiters for the keys of `batch`, and return the result of `write` or raise its refusal."""
+        keys = batch.keys + [key for claim in batch.claims for key in claim.keys]
+        if keys and self._log.handle.bell:
+            self._notify(keys)
+        if write.refusal is not None:
+            try:
+                raise write.refusal
+            finally:
+                write.refusal = None  # break the reference cycle of the error's traceback and this frame
+        return write.result
+
+    def _write_with(self, station: Station, slot: Slot, write: _Write) -> Any:
+        log = self._log
+        try:
+            if station.try_seat(slot):
+                return self._lead(station, slot, write)
+            if self._stalled and station.seat_state() == self._stalled:
+                return self._write_alone(write)  # the leader that was stopped has not moved since
+            self._stalled = b""
+            session = log.handle.lock.session
+            data = self._encode(write, session, slot)
+            if data is None:
+                return self._write_alone(write)
+        except OSError as error:
+            if isinstance(error, FscoordError):
+                raise
+            raise_if_foreign(error)
+            self._lose(station, error)
+            return self._write_alone(write)
+        token = session, write.time
+        decider, operation = self._decider, write.operation
+        write.watch = self._outcomes.open(
+            token, lambda found: decider.note(operation, found), log.handle.header.generation
+        )
+        try:
+            try:
+                write.path = station.publish(slot, data, f"{session}.{write.time}")
+            except OSError as error:
+                raise_if_foreign(error)
+                self._lose(station, error)
+                return self._write_alone(write)
+            return self._follow(station, slot, write)
+        finally:
+            # After an interruption the request must not stay: it would be appended although its call has ended.
+            if write.path and system.process_epoch() == station.epoch:
+                self._withdraw(station, write)
+            self._outcomes.close(token)
+
+    def _encode(self, write: _Write, session: int, slot: Slot) -> bytes | None:
+        """Return the request of `write`; None if this handle has no session that a leader could write for."""
+        log = self._log
+        known = log.table.sessions.get(session)
+        if known is None or log.handle.recovery & CLOSED:
+            return None
+        author = Author(session, known.alive_id, log.follower.life, log.follower.run)
+        data = encode_request(author, write.time, slot.name, write.operation.encode())
+        return data if len(data) <= requests.REQUEST_MAX else None
+
+    def _withdraw(self, station: Station, write: _Write) -> bool:
+        """Withdraw the request of `write`. Return False if a leader may have claimed it."""
+        path = write.path
+        if path and station.remove(path):
+            write.path = ""
+            return True
+        write.path = ""
+        write.is_claimed = True
+        return False
+
+    def _follow(self, station: Station, slot: Slot, write: _Write) -> Any:
+        """Wait for the answer to the published request of `write`, or take the seat over."""
+        state, since = b"", system.time.monotonic()
+        wait_s = 0.0  # the first look at the seat comes at once, behind the publishing
+        while True:
+            answer = self._receive(station, slot, write, wait_s) if wait_s else None
+            if system.process_epoch() != station.epoch:  # a signal handler has forked, and this is the child
+                write.path, write.watch = "", None
+                return self.write(write.operation, write.left())
+            if answer is not None:
+                return self._take(answer, write)
+            if station.try_seat(slot):
+                return self._take_over(station, slot, write)
+            now = system.time.monotonic()
+            if now >= write.deadline:
+                return self._give_up(station, write)
+            if self._log.handle.recovery & CLOSED:
+                self._withdraw(station, write)
+                return self._write_alone(write)  # raises
+            seen = station.seat_state()
+            if seen != state:
+                state, since = seen, now
+            phase = requests.decode_seat(seen)[0]
+            if now - since > (STALLED_S if phase == requests.WAITING else SILENT_S + self._jitter):
+                self._bypass(state, now - since)
+                self._withdraw(station, write)
+                return self._write_alone(write)
+            wait_s = max(min(LOOK_S, write.deadline - now), 0.001)
+
+    def _receive(self, station: Station, slot: Slot, write: _Write, seconds: float) -> Answer | None:
+        """Return the answer to `write`; None if none has come within `seconds`, or if the seat is free."""
+        until = system.time.monotonic() + seconds
+        while True:
+            data = station.receive(slot, max(until - system.time.monotonic(), 0.0))
+            if data is None:
+                return None
+            answer = Answer.decode(data)
+            if answer is None or answer.verdict == requests.LEAD:
+                return None
+            # The address may have been used for an earlier request, whose answer comes late.
+            if answer.time == write.time:
+                return answer
+
+    def _take(self, answer: Answer, write: _Write) -> Any:
+        """Return the result in `answer`. If there is none, carry `write` out alone."""
+        write.path = ""  # the leader has claimed it
+        write.is_claimed = True
+        if answer.verdict == requests.DONE:
+            return self._decider.decode_result(answer.result)
+        return self._write_alone(write)
+
+    def _bypass(self, state: bytes, seconds: float) -> None:
+        """Note that the leader that wrote `state` seems to be stopped. Until it writes again, nobody waits for it."""
+        self._stalled = state
+        logger(__name__).debug(
+            "%s: the process that writes for this host has shown no life for %.1f s; writing alone",
+            self._log.path,
+            seconds,
+        )
+
+    def _take_over(self, station: Station, slot: Slot, write: _Write) -> Any:
+        """Lead if the request was not claimed. Otherwise find out what became of it. This thread has the seat."""
+        is_leading = False
+        try:
+            is_leading = self._withdraw(station, write)
+            if is_leading:
+                return self._lead(station, slot, write)
+        finally:
+            try:
+                slot.free()
+            except OSError as error:  # as in `_free`
+                raise_if_foreign(error)
+        # The leader has left the seat, and may be about to tell the result.
+        answer = self._receive(station, slot, write, TELL_S)
+        return self._write_alone(write) if answer is None else self._take(answer, write)
+
+    def _give_up(self, station: Station, write: _Write) -> Any:
+        """End `write` at its deadline: return its result if its record is in the log, or raise `StoreTimeoutError`."""
+        log = self._log
+        if self._withdraw(station, write):
+            raise log.lock_timeout(write.waited())
+        log.refresh(LOCK_GRACE_S)
+        error = log.lock_timeout(write.waited())
+        if write.watch is not None and write.watch.is_found:
+            return self._result_without_lock(write, error)
+        error.maybe_applied = True
+        raise error
+
+    def _result_without_lock(self, write: _Write, error: StoreError | StoreTimeoutError) -> Any:
+        """Return the result of `write`, whose record was read. Raise `error` if its second record is missing."""
+        watch = write.watch
+        assert watch is not None, "its record was found"
+        noted = watch.noted
+        left, result = self._log.inspect(lambda: self._decider.begin().resume(write.operation, noted))
+        if left:
+            error.maybe_applied = True
+            raise error
+        return result
+
+    # -- the leader ------------------------------------------------------------------------------------------------
+
+    def _lead(self, station: Station, slot: Slot, write: _Write) -> Any:
+        """Carry out `write` and all requests that wait, in one hold of the log's lock. This thread has the seat."""
+        log = self._log
+        batch = _Batch(log, self._decider, write, station, slot)
+        shared, is_written = log.handle.shared, False
+        try:
+            shared.leader = system.threading.get_ident()
+            batch.show_life()
+            log.update(BATCH, b"", batch, None, write.left())  # type: ignore[arg-type]
+            is_written = True
+        finally:
+            # A C function comes first, as in `Log.update`: otherwise Ctrl-C could leave the seat taken.
+            try:
+                slot.free()
+            except OSError as error:  # as in `_free`
+                raise_if_foreign(error)
+            shared.leader = 0
+            self._tell(station, slot, batch, is_written=is_written)
+        station.sweep_if_due()
+        return self._finish(write, batch)
+
+    def _tell(self, station: Station, slot: Slot, batch: _Batch, *, is_written: bool) -> None:
+        """Tell each author its answer, after the records are complete on the server, and then call the next leader."""
+        if system.process_epoch() != station.epoch:
+            return  # a signal handler has forked, and this is the child: the requests are the parent's
+        for claim in batch.claims if is_written else ():
+            station.tell(slot, claim.address, claim.answer)
+        for claim in batch.failed if is_written else batch.failed + batch.claims:
+            station.tell(slot, claim.address, Answer(claim.answer.time, requests.UNKNOWN))
+        for path in station.requests():
+            data = station.read(path)
+            request = None if data is None else decode_request(data)
+            # Any author may take the seat. This only saves the oldest one the time until its next look.
+            if request is not None and station.tell(slot, request.address, Answer(0, requests.LEAD)):
+                return
