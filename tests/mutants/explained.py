@@ -85,7 +85,7 @@ EXPLAINED: dict[str, str] = {
     "PollerElection._lock: *POLLER_BYTE, 1, 0)) | 0 -> 1": "the descriptor stands at its beginning",
     "PollerElection._lock: *POLLER_BYTE, 1, 0)) | 1 -> 2": "no process locks the byte after it",
     "PollerElection.remove: if self._poller is not None or *| self._poller is not None or*": "a needless wake",
-    "node_bell_path: raise OSError*": "never reached, for FALLBACK is absolute; types need an end",
+    "node_path: raise OSError*": "never reached, for FALLBACK is absolute; types need an end",
     "PollerElection.heartbeat: self._put(HEARTBEAT_BYTE, *) | *-> Sub": "all that counts is a change",
     "open_log: reader = -1 | 1 -> 2": NEGATIVE,
     "open_log: writer = -1 if *| 1 -> 2": NEGATIVE,

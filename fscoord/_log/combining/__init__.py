@@ -7,6 +7,7 @@ session that asked for it. Any writer may lead, for one hold of the lock. There 
 
 - `request`: requests and answers as bytes. Pure.
 - `outcomes`: notes the record of a request when it is read. `station`: the files, the seat and the sockets of a host.
+- `batch`: the plan of one hold of the log's lock: which requests it claims, and which records it appends.
 - `combiner`: the protocol, from the author of an operation to its result.
 
 Safety rests on two things only: the log's lock, and unlink(2) of a request file, which exactly one process wins. The

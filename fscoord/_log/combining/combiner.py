@@ -30,22 +30,21 @@ an operation: without a station the operation is written alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any
 
 from fscoord._log.access.network import NetworkAccess
 from fscoord._log.combining import request as requests
-from fscoord._log.combining.outcomes import Outcomes, Watch
-from fscoord._log.combining.request import Answer, Author, Request, decode_request, encode_request
+from fscoord._log.combining.batch import Batch, Decider, Operation, Write
+from fscoord._log.combining.outcomes import Outcomes
+from fscoord._log.combining.request import Answer, Author, decode_request, encode_request
 from fscoord._log.combining.station import Slot, Station
-from fscoord._log.format.record import Record
-from fscoord._log.io.writer import TIMES
 from fscoord._log.locking.log_lock import OFD
 from fscoord._log.log import BATCH, LOCK_GRACE_S, Log
 from fscoord._log.recovery import CLOSED
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
-from fscoord.errors import FscoordError, StoreError, StoreTimeoutError, StoreUnavailableError
+from fscoord.errors import FscoordError, StoreError, StoreTimeoutError
 
 LOOK_S = 0.05
 """How long a follower waits for an answer before it tries the seat again, in seconds."""
@@ -61,225 +60,6 @@ TELL_S = 0.005
 
 RETRY_S = 5.0
 """The pause between two attempts to open a station, and between two checks that it is still there, in seconds."""
-
-BATCH_MAX: Final = 1 << 18
-"""The most bytes of a batch, if the mount allows so many in one request. A batch is never split: a reader's flush of
-the cache, or a lost connection, could otherwise leave a hole between its records."""
-
-_RECORD_SIZE: Final = 64
-"""The bytes that the records of a request may take beside its content."""
-
-T = TypeVar("T")
-T_contra = TypeVar("T_contra", contravariant=True)
-
-
-class Draft(Protocol[T_contra]):
-    """The state of a store as it will be once the records of a batch are applied."""
-
-    def decide(self, operation: T_contra, *, is_own: bool) -> tuple[list[tuple[int, bytes, bytes]], Any]:
-        """Return the records of `operation`, at most `TIMES`, and its result."""
-
-    def resume(self, operation: T_contra, noted: Any) -> tuple[list[tuple[int, bytes, bytes]], Any]:
-        """Return the records that `operation`, whose first record is in the log, still needs, and its result."""
-
-
-class Decider(Protocol[T]):
-    """What the combiner needs to know of operations."""
-
-    @property
-    def refusals(self) -> tuple[type[Exception], ...]:
-        """The errors by which a draft refuses an operation. The author raises them."""
-
-    @property
-    def must_write_alone(self) -> type[Exception]:
-        """The error by which a draft leaves an operation to its author."""
-
-    def begin(self) -> Draft[T]:
-        """Return the draft for one batch. The caller holds the log's lock and has read to the end."""
-
-    def decode(self, data: bytes) -> T:
-        """Return the operation in `data`."""
-
-    def note(self, operation: T, found: Any) -> Any:
-        """Return what the result of `operation` depends on, before its record `found` is applied."""
-
-    def encode_result(self, result: Any) -> bytes:
-        """Return `result` as bytes."""
-
-    def decode_result(self, data: bytes) -> Any:
-        """Return the result in `data`."""
-
-
-class Operation(Protocol):
-    """A write operation."""
-
-    def encode(self) -> bytes:
-        """Return the operation as bytes."""
-
-    @property
-    def size(self) -> int:
-        """About how many bytes its record takes."""
-
-
-class _Write:
-    """One call of an author: its operation, the time of its record, and what has become of its request."""
-
-    def __init__(self, operation: Any, time: int, limit: float) -> None:
-        self.operation = operation
-        self.time = time
-        self.started = system.time.monotonic()
-        self.deadline = self.started + max(limit, LOCK_GRACE_S)
-        self.path = ""  # of the request while it may be in the directory
-        self.watch: Watch | None = None
-        self.is_claimed = False
-        self.result: Any = None
-        self.refusal: BaseException | None = None
-
-    def waited(self) -> float:
-        return system.time.monotonic() - self.started
-
-    def left(self) -> float:
-        return max(0.0, self.deadline - system.time.monotonic())
-
-
-class _Claim:
-    """A request that this leader has claimed, and what it will tell the author."""
-
-    def __init__(self, request: Request) -> None:
-        self.address = request.address
-        self.answer = Answer(request.time, requests.UNKNOWN)
-        self.keys: list[bytes] = []
-
-
-class _Batch:
-    """The plan of one transaction: the author's own operation, and the requests that it claims if it leads.
-
-    Args:
-        log: the log.
-        decider: decides the operations.
-        write: the own operation.
-        station: the station, if this is the batch of a leader.
-        slot: the slot of the leader.
-    """
-
-    def __init__(
-        self, log: Log, decider: Decider[Any], write: _Write, station: Station | None = None, slot: Slot | None = None
-    ) -> None:
-        self._log = log
-        self._decider = decider
-        self._write = write
-        self._station = station
-        self._slot = slot
-        self._life = system.time.monotonic_ns()
-        self.claims: list[_Claim] = []
-        self.keys: list[bytes] = []
-        self.failed: list[_Claim] = []
-
-    def __len__(self) -> int:
-        return int(self._write.operation.size)
-
-    def show_life(self) -> None:
-        """See `BatchPlan.show_life`."""
-        self._show(requests.WAITING)
-
-    def _show(self, phase: int) -> None:
-        if self._station is not None:
-            self._life += 1
-            try:
-                self._station.show(phase, self._life)
-            except OSError as error:  # followers then take this leader for stopped, and write alone
-                raise_if_foreign(error)
-
-    def decide(self, session: int) -> list[Record]:
-        """See `BatchPlan.decide`."""
-        # An earlier attempt of this transaction has released the lock. Its claims have ended with that hold, and must
-        # not be repeated: their authors may have decided by themselves since.
-        self.failed += self.claims
-        self.claims, self.keys = [], []
-        draft = self._decider.begin()
-        records = self._decide_own(draft, session)
-        if self._station is not None and self._slot is not None:
-            self._show(requests.HOLDING)
-            try:
-                self._claim(draft, records, self._station, self._slot)
-            except OSError as error:  # the files of this host must not fail the write. The claims so far are whole
-                raise_if_foreign(error)
-        return records
-
-    def _decide_own(self, draft: Draft[Any], session: int) -> list[Record]:
-        write = self._write
-        watch, first = write.watch, 0
-        write.refusal = None
-        try:
-            if watch is not None and watch.is_found:
-                # A leader has appended the record, and died or failed before it told the result.
-                found, write.result = draft.resume(write.operation, watch.noted)
-                first = 1
-            else:
-                if watch is not None and write.is_claimed:
-                    self._check_certain(watch)
-                    write.is_claimed = False  # nothing was appended for the request, and never will be
-                found, write.result = draft.decide(write.operation, is_own=True)
-        except self._decider.refusals as error:
-            write.refusal = error  # raised after the write, so that it does not fail the requests of others
-            return []
-        self.keys += [key for _, key, _ in found]
-        assert len(found) + first <= TIMES, "each record needs a time of its own"
-        return [(kind, key, value, session, write.time + first + n) for n, (kind, key, value) in enumerate(found)]
-
-    def _check_certain(self, watch: Watch) -> None:
-        log, outcomes = self._log, self._log.outcomes
-        if outcomes is not None and not outcomes.is_certain(watch, log.handle.header.generation):
-            raise StoreUnavailableError(
-                f"{log.path}: the leader of this host did not answer, and the log was compacted before the record of"
-                " this operation was found or missed; it may or may not have taken effect",
-                path=log.path,
-                maybe_applied=True,
-            )
-
-    def _claim(self, draft: Draft[Any], records: list[Record], station: Station, slot: Slot) -> None:
-        access = self._log.access
-        assert isinstance(access, NetworkAccess), "writes are combined on mounts that hosts share"
-        left = min(BATCH_MAX, access.piece) - sum(len(key) + len(value) + _RECORD_SIZE for _, key, value, *_ in records)
-        for path in station.requests():
-            data = station.read(path)
-            if data is None:
-                continue
-            left -= len(data) + _RECORD_SIZE
-            if left < 0:
-                return  # the next leader begins with this request
-            request = decode_request(data)
-            is_wanted = request is not None and station.is_there(slot, request.address)
-            # From here on the request is this leader's. If the author has withdrawn it in the meantime, it is not.
-            if not station.remove(path):
-                continue
-            if request is not None and is_wanted:
-                claim = _Claim(request)
-                self.claims.append(claim)
-                records += self._decide_for(draft, request, claim)
-
-    def _decide_for(self, draft: Draft[Any], request: Request, claim: _Claim) -> list[Record]:
-        """Decide `request`, set its answer, and return its records."""
-        decider = self._decider
-        claim.answer = Answer(request.time, requests.ALONE)
-        if not self._may_write_for(request):
-            return []
-        try:
-            found, result = draft.decide(decider.decode(request.operation), is_own=False)
-        except (decider.must_write_alone, *decider.refusals):
-            return []  # the author meets the same error, in its own words
-        claim.answer = Answer(request.time, requests.DONE, decider.encode_result(result))
-        claim.keys = [key for _, key, _ in found]
-        return [(kind, key, value, request.session, request.time + n) for n, (kind, key, value) in enumerate(found)]
-
-    def _may_write_for(self, request: Request) -> bool:
-        """Return whether a record in the name of the author may be appended: its session is registered and not dead."""
-        log = self._log
-        session = log.table.sessions.get(request.session)
-        if session is None or request.session in log.table.deaths:
-            return False
-        follower = log.follower
-        return request.is_of(Author(request.session, session.alive_id, follower.life, follower.run))
 
 
 def _free(slot: Slot) -> None:
@@ -330,7 +110,7 @@ class Combiner:
         log = self._log
         if log.handle.shared.leader == system.threading.get_ident():
             raise log.entered_twice()
-        write = _Write(operation, log.writer.next_time(), limit)
+        write = Write(operation, log.writer.next_time(), limit)
         station = self._station_for(operation)
         if station is None:
             return self._write_alone(write)
@@ -403,9 +183,9 @@ class Combiner:
 
     # -- the author ------------------------------------------------------------------------------------------------
 
-    def _write_alone(self, write: _Write) -> Any:
+    def _write_alone(self, write: Write) -> Any:
         """Carry out `write` under the log's lock, without the requests of others."""
-        batch = _Batch(self._log, self._decider, write)
+        batch = Batch(self._log, self._decider, write)
         try:
             self._log.update(BATCH, b"", batch, None, write.left())  # type: ignore[arg-type]
         except (StoreError, StoreTimeoutError) as error:
@@ -416,7 +196,7 @@ class Combiner:
             raise
         return self._finish(write, batch)
 
-    def _finish(self, write: _Write, batch: _Batch) -> Any:
+    def _finish(self, write: Write, batch: Batch) -> Any:
         """Wake the waiters for the keys of `batch`, and return the result of `write` or raise its refusal."""
         keys = batch.keys + [key for claim in batch.claims for key in claim.keys]
         if keys and self._log.handle.bell:
@@ -428,7 +208,7 @@ class Combiner:
                 write.refusal = None  # break the reference cycle of the error's traceback and this frame
         return write.result
 
-    def _write_with(self, station: Station, slot: Slot, write: _Write) -> Any:
+    def _write_with(self, station: Station, slot: Slot, write: Write) -> Any:
         log = self._log
         try:
             if station.try_seat(slot):
@@ -465,7 +245,7 @@ class Combiner:
                 self._withdraw(station, write)
             self._outcomes.close(token)
 
-    def _encode(self, write: _Write, session: int, slot: Slot) -> bytes | None:
+    def _encode(self, write: Write, session: int, slot: Slot) -> bytes | None:
         """Return the request of `write`; None if this handle has no session that a leader could write for."""
         log = self._log
         known = log.table.sessions.get(session)
@@ -475,7 +255,7 @@ class Combiner:
         data = encode_request(author, write.time, slot.name, write.operation.encode())
         return data if len(data) <= requests.REQUEST_MAX else None
 
-    def _withdraw(self, station: Station, write: _Write) -> bool:
+    def _withdraw(self, station: Station, write: Write) -> bool:
         """Withdraw the request of `write`. Return False if a leader may have claimed it."""
         path = write.path
         if path and station.remove(path):
@@ -485,7 +265,7 @@ class Combiner:
         write.is_claimed = True
         return False
 
-    def _follow(self, station: Station, slot: Slot, write: _Write) -> Any:
+    def _follow(self, station: Station, slot: Slot, write: Write) -> Any:
         """Wait for the answer to the published request of `write`, or take the seat over."""
         state, since = b"", system.time.monotonic()
         wait_s = 0.0  # the first look at the seat comes at once, behind the publishing
@@ -514,7 +294,7 @@ class Combiner:
                 return self._write_alone(write)
             wait_s = max(min(LOOK_S, write.deadline - now), 0.001)
 
-    def _receive(self, station: Station, slot: Slot, write: _Write, seconds: float) -> Answer | None:
+    def _receive(self, station: Station, slot: Slot, write: Write, seconds: float) -> Answer | None:
         """Return the answer to `write`; None if none has come within `seconds`, or if the seat is free."""
         until = system.time.monotonic() + seconds
         while True:
@@ -528,7 +308,7 @@ class Combiner:
             if answer.time == write.time:
                 return answer
 
-    def _take(self, answer: Answer, write: _Write) -> Any:
+    def _take(self, answer: Answer, write: Write) -> Any:
         """Return the result in `answer`. If there is none, carry `write` out alone."""
         write.path = ""  # the leader has claimed it
         write.is_claimed = True
@@ -545,7 +325,7 @@ class Combiner:
             seconds,
         )
 
-    def _take_over(self, station: Station, slot: Slot, write: _Write) -> Any:
+    def _take_over(self, station: Station, slot: Slot, write: Write) -> Any:
         """Lead if the request was not claimed. Otherwise find out what became of it. This thread has the seat."""
         is_leading = False
         try:
@@ -561,7 +341,7 @@ class Combiner:
         answer = self._receive(station, slot, write, TELL_S)
         return self._write_alone(write) if answer is None else self._take(answer, write)
 
-    def _give_up(self, station: Station, write: _Write) -> Any:
+    def _give_up(self, station: Station, write: Write) -> Any:
         """End `write` at its deadline: return its result if its record is in the log, or raise `StoreTimeoutError`."""
         log = self._log
         if self._withdraw(station, write):
@@ -573,7 +353,7 @@ class Combiner:
         error.maybe_applied = True
         raise error
 
-    def _result_without_lock(self, write: _Write, error: StoreError | StoreTimeoutError) -> Any:
+    def _result_without_lock(self, write: Write, error: StoreError | StoreTimeoutError) -> Any:
         """Return the result of `write`, whose record was read. Raise `error` if its second record is missing."""
         watch = write.watch
         assert watch is not None, "its record was found"
@@ -586,10 +366,10 @@ class Combiner:
 
     # -- the leader ------------------------------------------------------------------------------------------------
 
-    def _lead(self, station: Station, slot: Slot, write: _Write) -> Any:
+    def _lead(self, station: Station, slot: Slot, write: Write) -> Any:
         """Carry out `write` and all requests that wait, in one hold of the log's lock. This thread has the seat."""
         log = self._log
-        batch = _Batch(log, self._decider, write, station, slot)
+        batch = Batch(log, self._decider, write, station, slot)
         shared, is_written = log.handle.shared, False
         try:
             shared.leader = system.threading.get_ident()
@@ -607,7 +387,7 @@ class Combiner:
         station.sweep_if_due()
         return self._finish(write, batch)
 
-    def _tell(self, station: Station, slot: Slot, batch: _Batch, *, is_written: bool) -> None:
+    def _tell(self, station: Station, slot: Slot, batch: Batch, *, is_written: bool) -> None:
         """Tell each author its answer, after the records are complete on the server, and then call the next leader."""
         if system.process_epoch() != station.epoch:
             return  # a signal handler has forked, and this is the child: the requests are the parent's

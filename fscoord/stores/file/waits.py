@@ -336,15 +336,18 @@ class Arrival(Condition["bytes | None"]):
             # Armed before the arrival can be in the log, and so before the record of the last arrival.
             arm()
             operation = Operation(kind, request.key, request.piece, done=request.done, judge=judge)
-            arrived: Arrived = self._combiner.write(operation, self._write_timeout)
-            self._has_arrived = True
-            return arrived.answer
+            return self._arrive_combined(self._combiner, operation)
         answer: bytes | NotYet | None
         answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout, arm)
         self._has_arrived = True
         if log.handle.bell:
             self._notify((request.key, request.done) if is_last else (request.key,))
         return answer
+
+    def _arrive_combined(self, combiner: Combiner, operation: Operation) -> bytes | NotYet | None:
+        arrived: Arrived = combiner.write(operation, self._write_timeout)
+        self._has_arrived = True
+        return arrived.answer
 
     def _decide(self, name: bytes, piece: bytes) -> tuple[tuple[bytes | NotYet | None, bool], int, Any]:
         request, state = self._request, self._state
