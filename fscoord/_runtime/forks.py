@@ -35,7 +35,7 @@ ORDER: Final = (
     "events",
     "watchers",  # which use the last three
     "names",
-    "stations",  # whose sockets "names" has closed
+    "stations",
     "calls",
     "memory stores",
     "tcp connections",

@@ -35,7 +35,6 @@ from fscoord._log.format import record
 from fscoord._log.io.writer import SharedLogWriter
 from fscoord._log.wakeup.node_poller import node_path
 from fscoord._runtime import system
-from fscoord.inspect import dump
 from fscoord.stores.file.operations import Operation
 
 LIMIT_S = 60
@@ -192,10 +191,9 @@ def test_author_looks_at_the_seat_once_more_behind_the_publishing(
         publish = Station.publish
         with Seat(store) as seat:
 
-            def publish_late(station: Station, *given: Any) -> str:
-                found = publish(station, *given)
+            def publish_late(station: Station, *given: Any) -> None:
+                publish(station, *given)
                 seat.leave()
-                return found
 
             monkeypatch.setattr(Station, "publish", publish_late)
             assert store.add("n", 1) == 1
@@ -436,7 +434,7 @@ def foreign_request(path: str, store: FileStore, change: Callable[[Author], Auth
         waiting = Seat(store)
         stack.callback(lambda: (waiting.station.give_back(waiting.slot), waiting.station.close()))
         data = encode_request(change(author), 5, waiting.slot.name, Operation(record.SET, b"foreign", b"1").encode())
-        waiting.station.publish(waiting.slot, data, "x")
+        waiting.station.publish(waiting.slot, data, waiting.station.request_path("x"))
         assert len(station.requests()) == 1
         store.set("k", "1")
         assert station.requests() == []
@@ -488,7 +486,7 @@ def test_request_whose_author_is_gone_is_dropped(path: str) -> None:
         author = Author(session, log.table.sessions[session].alive_id, log.follower.life, log.follower.run)
         gone = Seat(store)
         data = encode_request(author, 5, gone.slot.name, Operation(record.SET, b"foreign", b"1").encode())
-        gone.station.publish(gone.slot, data, "x")
+        gone.station.publish(gone.slot, data, gone.station.request_path("x"))
         gone.station.give_back(gone.slot)
         gone.station.close()
         for content in (b"", data[:20], data[:-1] + b"?"):
@@ -650,7 +648,7 @@ def test_batch_that_meets_a_full_disk_at_any_byte_counts_as_far_as_it_is_whole(
                 break
             room += step
         assert room > 90
-    written = [(entry.writer, entry.time) for entry in dump(path)]
+    written = [(writer, time) for *_, writer, time in read_newest(Path(path)).records]
     assert len(set(written)) == len(written), "no two records of a session have the same time"
 
 

@@ -88,6 +88,7 @@ class Write:
     Attributes:
         operation: the operation.
         time: the time of its first record.
+        epoch: the process that began the call; see `system.process_epoch`.
         started: when the call began (monotonic, in seconds).
         deadline: when the call ends.
         path: the path of its request; empty if there is none that this author may still withdraw.
@@ -100,6 +101,7 @@ class Write:
     def __init__(self, operation: Any, time: int, limit: float) -> None:
         self.operation = operation
         self.time = time
+        self.epoch = system.process_epoch()
         self.started = system.time.monotonic()
         self.deadline = self.started + max(limit, LOCK_GRACE_S)
         self.path = ""
@@ -194,7 +196,8 @@ class Batch:
 
     def _decide_own(self, draft: Draft[Any], session: int) -> list[Record]:
         write = self._write
-        watch, first = write.watch, 0
+        # In a child that a signal handler has forked, the record of the parent is not that of this call.
+        watch, first = (write.watch if system.process_epoch() == write.epoch else None), 0
         write.refusal = None
         try:
             if watch is not None and watch.is_found:

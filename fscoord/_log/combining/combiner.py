@@ -233,12 +233,25 @@ class Combiner:
         )
         try:
             try:
-                write.path = station.publish(slot, data, f"{session}.{write.time}")
+                # Before the publishing: an interruption right behind it must find the path.
+                write.path = station.request_path(f"{session}.{write.time}")
+                station.publish(slot, data, write.path)
             except OSError as error:
                 raise_if_foreign(error)
+                write.path = ""
                 self._lose(station, error)
                 return self._write_alone(write)
-            return self._follow(station, slot, write)
+            try:
+                return self._follow(station, slot, write)
+            except (
+                OSError
+            ) as error:  # of the seat: this is the child of a signal handler that has forked, or it is lost
+                if isinstance(error, FscoordError):
+                    raise
+                raise_if_foreign(error)
+                self._withdraw(station, write)
+                self._lose(station, error)
+                return self._write_alone(write)
         finally:
             # After an interruption the request must not stay: it would be appended although its call has ended.
             if write.path and system.process_epoch() == station.epoch:
@@ -272,8 +285,8 @@ class Combiner:
         while True:
             answer = self._receive(station, slot, write, wait_s) if wait_s else None
             if system.process_epoch() != station.epoch:  # a signal handler has forked, and this is the child
-                write.path, write.watch = "", None
-                return self.write(write.operation, write.left())
+                write.path = ""
+                return self._write_alone(write)
             if answer is not None:
                 return self._take(answer, write)
             if station.try_seat(slot):

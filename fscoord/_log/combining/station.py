@@ -48,21 +48,72 @@ class Slot:
 
     The seat is an open-file-description lock, so two threads that shared a descriptor would not exclude each other.
 
+    A slot that is lost to an interruption is closed when it is collected.
+
+    Args:
+        path: the path of the address.
+        owned_fds: the open descriptors of the station.
+
     Attributes:
         name: the name of the address.
-        fd: the descriptor of the seat.
-        inbox: the socket that is bound to the address.
-        outbox: the socket that probes and tells others.
-        free: releases the seat. It is a C function, so it may be the first call of a ``finally``; see `interrupts`.
+        take: takes the seat, or raises BlockingIOError.
+        free: leaves the seat. It is a C function, so it may be the first call of a ``finally``; see `interrupts`.
     """
 
-    def __init__(self, name: str, fd: int, inbox: Any, outbox: Any) -> None:
-        fcntl = system.fcntl
-        self.name, self.fd, self.inbox, self.outbox = name, fd, inbox, outbox
+    def __init__(self, path: str, owned_fds: set[int]) -> None:
+        self.name = system.os.path.basename(path)
+        self.take: Callable[[], object] = _no_descriptor
+        self.free: Callable[[], object] = _nothing
+        self._sockets: list[Any] = []
+        self._fd: list[int] = []
+        self.poll = system.select.poll()
+        epoch = system.process_epoch()
+        self.close = weakref.finalize(self, _close, path, epoch, self._sockets, self._fd, owned_fds)
+        self.close.atexit = False
+
+    def open(self, way: str, seat: str, network: Any, owned_fds: set[int]) -> None:
+        """Open the sockets and the seat. `way` leads to the directory of the addresses."""
+        network.datagram_sockets(self._sockets)
+        self.inbox.bind(way + self.name)
+        self.poll.register(self.inbox.fileno(), system.select.POLLIN)
+        fd, fcntl = safe_files.open_descriptor(seat, system.os.O_RDWR, owned_fds=owned_fds), system.fcntl
+        self._fd.append(fd)
         self.free = partial(fcntl.fcntl, fd, fcntl.F_OFD_SETLK, _seat_lock(fcntl.F_UNLCK))
         self.take = partial(fcntl.fcntl, fd, fcntl.F_OFD_SETLK, _seat_lock(fcntl.F_WRLCK))
-        self.poll = system.select.poll()
-        self.poll.register(inbox.fileno(), system.select.POLLIN)
+
+    @property
+    def inbox(self) -> Any:
+        """The socket that is bound to the address."""
+        return self._sockets[0]
+
+    @property
+    def outbox(self) -> Any:
+        """The socket that probes and tells others."""
+        return self._sockets[1]
+
+    def after_fork(self) -> None:
+        """Close the sockets in a forked child, and forget the descriptor, whose number may belong to another file."""
+        self.take, self.free = _no_descriptor, _nothing
+        self._fd.clear()
+        for each in self._sockets:
+            each.close()
+
+
+def _close(path: str, epoch: int, sockets: list[Any], fds: list[int], owned_fds: set[int]) -> None:
+    """Close what a slot has opened, and remove its address, unless this is a forked child."""
+    safe_files.unlink_quietly(path, epoch)
+    for each in sockets:
+        each.close()
+    for fd in fds:
+        safe_files.close_owned(fd, owned_fds)
+
+
+def _no_descriptor() -> None:
+    raise OSError(system.errno.EBADF, "the descriptor was closed by a fork")
+
+
+def _nothing() -> None:
+    """Do nothing, in the place of `Slot.free`."""
 
 
 def _seat_lock(kind: int) -> bytes:
@@ -84,7 +135,7 @@ class Station:
         self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._fds)
         self._finalizer.atexit = False
         self._free_slots: list[Slot] = []
-        self._slots: set[Slot] = set()
+        self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
         self._swept_at = 0.0
         self.is_closed = False
         self.epoch = system.process_epoch()
@@ -142,18 +193,10 @@ class Station:
     def _add_slot(self, record: Callable[[Slot], None]) -> None:
         """Make a slot, and pass it to `record`, a C function."""
         name = f"{system.os.getpid():x}-{system.random_bytes(4).hex()}"
-        inbox, outbox = self._network.datagram_socket(), self._network.datagram_socket()
-        inbox.bind(self._way + name)
-        fd = safe_files.open_descriptor(self._seat, system.os.O_RDWR, owned_fds=self._fds)
-        slot = Slot(name, fd, inbox, outbox)
-        system.in_one_chain(partial(self._slots.add, slot), partial(record, slot))
-
-    def _close_slot(self, slot: Slot) -> None:
-        self._slots.discard(slot)
-        safe_files.unlink_quietly(system.os.path.join(self._addresses, slot.name), self.epoch)
-        slot.inbox.close()
-        slot.outbox.close()
-        safe_files.close_owned(slot.fd, self._fds)
+        slot = Slot(system.os.path.join(self._addresses, name), self._fds)
+        self._slots.add(slot)
+        slot.open(self._way, self._seat, self._network, self._fds)
+        record(slot)
 
     # -- the seat --------------------------------------------------------------------------------------------------
 
@@ -168,7 +211,9 @@ class Station:
 
     def show(self, phase: int, count: int) -> None:
         """Write into the seat what the leader does. Only a leader calls this method."""
-        system.os.pwrite(self._seat_fd, encode_seat(phase, count), 0)
+        data = encode_seat(phase, count)
+        # No signal handler runs between the two steps of this line. In a child that one forks, the descriptor is -1.
+        system.os.pwrite(self._seat_fd, data, 0)
 
     def seat_state(self) -> bytes:
         """Return what the leader has written into the seat."""
@@ -185,24 +230,26 @@ class Station:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def publish(self, slot: Slot, data: bytes, name: str) -> str:
-        """Publish the request `data`, and return its path.
+    def request_path(self, name: str) -> str:
+        """Return the path of a new request. Its name begins with the time, so that the oldest request comes first."""
+        return system.os.path.join(self._requests, f"{system.time.monotonic_ns():020d}.{name}")
 
-        Args:
-            slot: the slot of the author.
-            data: the content of the request.
-            name: the end of the name. The beginning is the time, so that the oldest request comes first.
+    def publish(self, slot: Slot, data: bytes, path: str) -> None:
+        """Publish the request `data` of the author with `slot`, at `path`.
+
+        Raises:
+            OSError: the file can't be written, or this is a forked child: the address of `slot` is the parent's.
         """
         temporary = system.os.path.join(self._addresses, slot.name + _TEMPORARY)
-        path = system.os.path.join(self._requests, f"{system.time.monotonic_ns():020d}.{name}")
         flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_TRUNC
         fd = safe_files.open_descriptor(temporary, flags, owned_fds=self._fds)
         try:
             safe_files.write_all(fd, data)
         finally:
             safe_files.close_owned(fd, self._fds)
+        if system.process_epoch() != self.epoch:
+            _no_descriptor()
         system.os.rename(temporary, path)
-        return path
 
     def requests(self) -> list[str]:
         """Return the paths of all requests, the oldest first. The list is empty if the directory is gone."""
@@ -284,7 +331,7 @@ class Station:
         """Remove addresses whose sockets are closed. A socket is open from before its name exists."""
         self._swept_at = now
         slot = self._free_slots[-1] if self._free_slots else None
-        if slot is None:
+        if slot is None or system.process_epoch() != self.epoch:
             return
         for name in system.os.listdir(self._addresses):
             address = name.removesuffix(_TEMPORARY)
@@ -297,9 +344,10 @@ class Station:
         The last user of the directory removes it: while another process has an address in it, the first rmdir(2) fails.
         """
         self.is_closed = True
-        for slot in list(self._free_slots):
-            self._close_slot(slot)
-        self._free_slots.clear()
+        while self._free_slots:
+            slot = self._free_slots.pop()
+            slot.close()
+            self._slots.discard(slot)
         if not self._slots:
             self._finalizer()
             if system.process_epoch() == self.epoch:
@@ -321,9 +369,12 @@ class Station:
     def after_fork(self) -> None:
         """Forget the slots in a forked child. All files and locks are the parent's, so nothing is removed or unlocked.
 
-        The descriptors are closed already, and so are the sockets. The child opens a station of its own.
+        The descriptors are closed already. The child opens a station of its own.
         """
         self.is_closed = True
+        self._seat_fd = -1
+        for slot in list(self._slots):
+            slot.after_fork()
         self._free_slots.clear()
         self._slots.clear()
 
