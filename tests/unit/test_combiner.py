@@ -188,6 +188,7 @@ def test_author_looks_at_the_seat_once_more_behind_the_publishing(
     """The leader may have left between the first try and the publishing, and then nobody comes."""
     with ExitStack() as stack:
         (store,) = opened(path, stack, 1)
+        store.set_timeout(5)
         publish = Station.publish
         with Seat(store) as seat:
 
@@ -420,6 +421,30 @@ def test_second_record_of_an_arrival_that_a_torn_batch_has_lost_is_appended_by_i
             thread.join()
         assert leader.get("b/complete") == b"1"
         assert leader.get("b/arrivals") == b"0/1 "
+
+
+def test_request_that_is_withdrawn_while_the_leader_reads_it_is_not_appended(
+    path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        leader, author = opened(path, stack, 2)
+        author.set_timeout(0.3)
+        with Seat(author) as seat:
+            thread = start_thread(author.add, "n", 1)
+            seat.requests(1)
+        is_there = Station.is_there
+
+        def when_withdrawn(station: Station, *given: Any) -> bool:
+            found = is_there(station, *given)
+            until(lambda: not thread.is_alive())
+            return found
+
+        monkeypatch.setattr(Station, "is_there", when_withdrawn)
+        leader.set("led", "1")
+        with pytest.raises(StoreTimeoutError) as caught:
+            thread.join()
+        assert not caught.value.maybe_applied
+        assert leader.add("n", 0) == 0
 
 
 # Requests that nobody may write
