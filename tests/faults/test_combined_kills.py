@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.combining import HeldLock, Thread, combiner_of, log_of, share, station_of, until
+from support.combining import HeldLock, Thread, combiner_of, share, station_of, until
 from support.faulty import faulty_system
+from support.internals import log_of
 from support.plain_reader import read_newest
 from support.processes import Processes
 
@@ -69,7 +70,7 @@ def judge(directory: Path, seed: int) -> Counter[str]:
     return Counter(word for word, _ in outcome.values())
 
 
-def test_writers_that_are_killed_and_stopped_at_random_leave_each_write_done_once_or_never(tmp_path: Path) -> None:
+def test_writes_are_done_once_or_never_while_writers_are_killed_and_stopped(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     draw, names = random.Random(seed), itertools.count()
@@ -194,7 +195,7 @@ def test_leader_that_is_killed_before_any_call_leaves_each_write_done_once(
 
 
 @pytest.mark.exhaustive
-def test_follower_that_is_killed_before_any_call_leaves_its_write_done_once_or_never(
+def test_follower_that_is_killed_before_any_call_has_written_once_or_never(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share(str(tmp_path), monkeypatch)

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from support.internals import log_of
+
 from fscoord import FileStore
 from fscoord._log import opened
 from fscoord._log.access import mount
@@ -19,7 +21,7 @@ from fscoord._log.combining.request import WAITING, Answer, Request, decode_requ
 from fscoord._log.combining.station import Slot, Station
 from fscoord._log.format import record
 from fscoord._log.locking.log_lock import BASE
-from fscoord._log.log import BATCH, Log
+from fscoord._log.log import BATCH
 from fscoord._log.wakeup import node_poller
 from fscoord._runtime import system
 from fscoord.stores.file.operations import Operation
@@ -42,11 +44,6 @@ def share(directory: str, monkeypatch: Any = None) -> None:
     put(opened, "find_mount", lambda path: mount.Mount("nfs4", directory, ("rw",)))
     put(system, "O_DIRECT", 0)
     put(system, "nfs_recovers_lost_locks", lambda: False)
-
-
-def log_of(store: FileStore) -> Log:
-    """Return the handle of `store` on its log; see `support.internals`, which imports what a worker had better not."""
-    return combiner_of(store)._log
 
 
 def combiner_of(store: FileStore) -> Combiner:

@@ -15,12 +15,12 @@ from support.combining import (
     Seat,
     combiner_of,
     left_behind,
-    log_of,
     share,
     station_of,
     until,
 )
 from support.faulty import faulty_os, faulty_system
+from support.internals import log_of
 from support.places import start_thread
 from support.plain_reader import read_newest
 
@@ -403,7 +403,7 @@ def test_claims_of_an_attempt_that_is_repeated_are_not_repeated(path: str) -> No
             assert thread.join() == 1
 
 
-def test_second_record_of_an_arrival_that_a_torn_batch_has_lost_is_appended_by_its_author(path: str) -> None:
+def test_second_record_of_an_arrival_lost_in_a_torn_batch_is_appended_by_its_author(path: str) -> None:
     with ExitStack() as stack:
         leader, author = opened(path, stack, 2)
         author.announce_rank(0)

@@ -67,7 +67,7 @@ def test_answer_and_seat_are_the_same_when_they_are_decoded() -> None:
 # The watch
 
 
-def test_record_with_an_open_token_is_noted_before_it_is_applied_and_after_those_before_it() -> None:
+def test_record_with_an_open_token_is_noted_right_before_it_is_applied() -> None:
     state = KeyValueState()
     outcomes = Outcomes(state)
     records: list[Any] = [(record.SET, b"k", b"%d" % number, 1, number) for number in range(5)]
