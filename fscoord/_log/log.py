@@ -50,7 +50,7 @@ T = TypeVar("T")
 SEVERAL: Final = -1
 """The kind by which a `Decide` returns several records: its value is the list of their kinds, keys and values."""
 
-BATCH: Final = 1 << 8
+BATCH: Final = -2
 """The kind of a transaction that appends a batch: its value is the `BatchPlan`, which names the records."""
 
 Decide = Callable[[bytes, bytes], tuple[Any, int, Any]]
@@ -345,7 +345,7 @@ class Log:
                         raise
                     cause = _cause_of(first, error)
                     if cause is not None and not self._is_cut_by_fork(cause, mutex):
-                        self._raise_unless_retried(cause, maybe_applied=result is not MOVED and kind > 0)
+                        self._raise_unless_retried(cause, maybe_applied=result is not MOVED and kind != 0)
                 except GenerationUnlinked:  # the next attempt recovers
                     pass
                 except BaseException:
@@ -390,25 +390,24 @@ class Log:
                 return result
         if handle.offset + len(value) >= handle.compact_at and self.compactor.compact_if_due(len(value)):
             return MOVED
-        if kind == SEVERAL:
-            several: Any = value
-            self._append_all(several, session)
-            return result
-        if kind == BATCH:
-            plan: Any = value
-            # Nothing may come between this line and the write. A claim of a request ends with this hold of the lock.
-            records = plan.decide(session)
-            if records:
-                self._append_batch(records)
+        if kind < 0:
+            self._append_several(kind, value, session)
             return result
         self._append(kind, key, value, session)
         if appended is not None:
             appended()
         return result
 
-    def _append_batch(self, records: list[Record]) -> None:
-        assert isinstance(self.writer, SharedLogWriter), "only a handle whose records others may append writes batches"
-        self.writer.append_batch(records)
+    def _append_several(self, kind: int, value: Any, session: int) -> None:
+        """Append the records of `value`: those of a `SEVERAL`, or those that the plan of a `BATCH` decides now."""
+        if kind == SEVERAL:
+            self._append_all(value, session)
+            return
+        # Nothing may come between this line and the write. A claim of a request ends with this hold of the lock.
+        records = value.decide(session)
+        if records:
+            assert isinstance(self.writer, SharedLogWriter), "only a log whose writes are combined has batches"
+            self.writer.append_batch(records)
 
     def _append_all(self, records: list[tuple[int, bytes, bytes]], session: int) -> None:
         """Append `records`. An error has ``maybe_applied`` set if an earlier one of them was written."""

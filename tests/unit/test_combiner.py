@@ -732,3 +732,20 @@ def test_close_of_a_handle_ends_the_write_that_waits_for_an_answer(path: str) ->
             with pytest.raises(Exception, match="is closed"):
                 thread.join()
             assert seat.station.requests() == []
+
+
+def test_arrival_in_a_durable_log_is_written_and_synced_record_by_record(path: str) -> None:
+    """Of a batch that lost a sector in its middle, a sound record would follow, which is damage."""
+    made: list[str] = []
+
+    def see(name: str, _: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if name in ("write", "fdatasync") and os.readlink(f"/proc/self/fd/{arguments[0]}") == path:
+            made.append(name)
+
+    with FileStore(path, rank=0, durable=True, timeout=LIMIT_S) as store:
+        store.set("registered", "1")
+        with pytest.raises(StoreTimeoutError):
+            store.wait(["never"], 0.01)  # announces the bell
+        with faulty_os() as faulty, faulty.instead(see):
+            barrier(store, 1, "b", LIMIT_S, 0)
+    assert made == ["write", "fdatasync"] * 2

@@ -131,6 +131,9 @@ class SharedLogWriter(LogWriter):
     def append_batch(self, records: Sequence[Record]) -> None:
         """Write `records` in one write(2), and apply them. They are all data records, or there is only one.
 
+        A durable log is written and synced record by record: of a batch that lost a sector in its middle, a sound
+        record would follow, which is damage.
+
         Of a write that fails, or of a process that dies in it, any number of records may be complete, from the first
         on. These count.
 
@@ -138,6 +141,9 @@ class SharedLogWriter(LogWriter):
             StoreUnavailableError: the write failed; ``maybe_applied`` is true if a record may have been written.
         """
         handle = self._handle
+        if handle.root.header.durable and len(records) > 1:  # a power loss may only harm the last record
+            self._append_each(records)
+            return
         parts, chain = [], handle.chain
         for kind, key, value, session, time_ns in records:
             data, chain = record.encode(kind, key, value, session, time_ns, chain)
@@ -154,3 +160,13 @@ class SharedLogWriter(LogWriter):
         handle.offset += len(data)
         handle.chain = chain
         handle.recovery = POSITION
+
+    def _append_each(self, records: Sequence[Record]) -> None:
+        is_first = True
+        try:
+            for each in records:
+                self.append_batch([each])
+                is_first = False
+        except StoreUnavailableError as error:
+            error.maybe_applied = error.maybe_applied or not is_first
+            raise
