@@ -148,6 +148,7 @@ class FileWait(Generic[T]):
             self._waiter = waiter
             self._notifier.add_waiter(waiter)
             if is_early:
+                waiter.stand_for_election()
                 return
         self._arm()
 
