@@ -92,6 +92,8 @@ class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
         dead_ranks: the missing ranks that are known dead, as text; the other missing ranks are late.
         holder: the process that held the log lock at the end, as ``host:pid``, or None if the lock was not the reason.
         waited: the time waited, in seconds.
+        maybe_applied: whether the write that waited may still take effect. Only a write to a log that hosts share can
+            end like this: another process of the host has the write in hand, and was stopped.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
         self.dead_ranks = tuple(dead_ranks)
         self.holder = holder
         self.waited = waited
+        self.maybe_applied = False
 
 
 class StoreError(FscoordError):

@@ -42,6 +42,7 @@ from fscoord._waiting.wait import (
     KEYS,
     ArrivalRequest,
     BarrierRequest,
+    LastOfCount,
     NeededRanks,
     Request,
     Wait,
@@ -608,11 +609,7 @@ def _counted_arrival(key: Key, world_size: int, timeout: float) -> ArrivalReques
     if len(counter) > KEY_MAX:
         key_bytes(counter)  # raises the error
 
-    def judge(count: bytes) -> bool | None:
-        arrived = int(count)
-        return arrived == world_size if arrived <= world_size else None
-
-    return new_tuple(ArrivalRequest, (COUNT, counter, b"", last, judge, timeout, None))
+    return new_tuple(ArrivalRequest, (COUNT, counter, b"", last, LastOfCount(world_size), timeout, None))
 
 
 def _not_counted(error: Exception) -> BarrierError:

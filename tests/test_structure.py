@@ -17,7 +17,7 @@ from support.sources import MODULES, PACKAGE, imported, is_for_types, module_of,
 
 pytestmark = pytest.mark.once
 
-MODULES_MAX = 170
+MODULES_MAX = 177
 """How many modules the package may have. A change that joins modules lowers this."""
 
 NOT_A_SUBJECT = frozenset(

@@ -140,6 +140,18 @@ LAYERS = [
             "errors",
         ],
     ),
+    ("_log.combining.request", []),
+    ("_log.combining.outcomes", ["_log.combining.request", "_log.io.spill", "_log.state_machine"]),
+    (
+        "_log.combining.station",  # all files and sockets of combined writes
+        [
+            "_log.combining.request",
+            "_log.io.safe_files",
+            "_log.locking.process_mutex",
+            "_log.wakeup.node_poller",
+            "_runtime.*",
+        ],
+    ),
     (
         "_log.log",
         [
@@ -155,6 +167,21 @@ LAYERS = [
             "_log.access.network",
             "_log.generations.*",
             "_log.wakeup.changed_keys",
+            "_log.combining.outcomes",
+            "_runtime.*",
+            "errors",
+        ],
+    ),
+    (
+        "_log.combining.*",  # the protocol begins transactions, so it comes after the log
+        [
+            "_log.combining.*",
+            "_log.format.record",
+            "_log.recovery",
+            "_log.io.writer",
+            "_log.locking.log_lock",
+            "_log.access.network",
+            "_log.log",
             "_runtime.*",
             "errors",
         ],
@@ -299,8 +326,8 @@ LAYERS = [
     ("", ["*"]),
 ]
 PACKAGES = {  # mere folders: their __init__ imports nothing
-    "_log", "_log.access", "_log.format", "_log.generations", "_log.inspect", "_log.io", "_log.liveness",
-    "_log.locking", "_log.wakeup", "_runtime", "_waiting", "demo", "doctor", "integrations", "stores",
+    "_log", "_log.access", "_log.combining", "_log.format", "_log.generations", "_log.inspect", "_log.io",
+    "_log.liveness", "_log.locking", "_log.wakeup", "_runtime", "_waiting", "demo", "doctor", "integrations", "stores",
 }  # fmt: skip
 
 # What touches files, locks, processes or clocks, and so is for _system alone.

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from fscoord._log.access.local import PATH_CHECK_S, Access, LocalAccess
 from fscoord._log.access.mount import DIRECT, LOCAL, Mount, find_mount
 from fscoord._log.access.network import NetworkAccess, SymlinkLockAccess
+from fscoord._log.combining.outcomes import Outcomes
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session, encode_death
 from fscoord._log.format.header import LogIdentity, classify_run
+from fscoord._log.format.record import Record
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.compaction import MOVED, Compactor
 from fscoord._log.generations.follower import GenerationFollower
@@ -31,7 +33,7 @@ from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.cursor import Cursor
 from fscoord._log.io.large_values import LargeValues
 from fscoord._log.io.opening import LogOptions
-from fscoord._log.io.writer import LogWriter
+from fscoord._log.io.writer import LogWriter, SharedLogWriter
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.liveness.own_session import Liveness, Registration
 from fscoord._log.liveness.session_table import SessionTable
@@ -48,10 +50,32 @@ T = TypeVar("T")
 SEVERAL: Final = -1
 """The kind by which a `Decide` returns several records: its value is the list of their kinds, keys and values."""
 
+BATCH: Final = -2
+"""The kind of a transaction that appends a batch: its value is the `BatchPlan`, which names the records."""
+
 Decide = Callable[[bytes, bytes], tuple[Any, int, Any]]
 """A function that decides one transaction. The log calls it with a key and a value, under the log lock, after it has
 applied all records. The function returns ``(result, kind, value)``: the result of the transaction, and the kind and
 value of the record to append. Kind 0 appends nothing."""
+
+
+class BatchPlan(Protocol):
+    """The records of one transaction, which may be those of several sessions."""
+
+    def __len__(self) -> int:
+        """Return about how many bytes the records take."""
+
+    def decide(self, session: int) -> list[Record]:
+        """Return the records to append, all of them data records. `session` is that of the handle.
+
+        The log calls this method as the last step before the write, under the log lock: the handle has read to the end,
+        the log continues in this file, and nothing releases the lock before the write. If an attempt fails, and the
+        transaction begins again, the method is called again.
+        """
+
+    def show_life(self) -> None:
+        """Show that the process waits for the log lock, and is not stopped. Called at least every `LIFE_S`."""
+
 
 IN_A_ROW_NS: Final = 50_000
 """How long after its last record a handle still counts as one that writes without a pause, in nanoseconds."""
@@ -101,7 +125,10 @@ class Log:
         options = options._replace(inodes_last=options.inodes_last and self.mount.inodes_last)
         self.read_only = options.read_only
         self.changed_keys = None if coherence == LOCAL else ChangedKeys(machine)
-        self.machine: StateMachine = self.changed_keys or machine
+        # Other processes of the host may append the records of this handle only where reads are direct.
+        shares = coherence == DIRECT and not (options.is_soft or options.read_only)
+        self.outcomes = Outcomes(self.changed_keys) if shares and self.changed_keys is not None else None
+        self.machine: StateMachine = self.outcomes or self.changed_keys or machine
         self.table = SessionTable(participants)
         self.handle = handle = HandleState(path, options, self.machine, self.table)
         handle.zeros = torn_tail.Zeros(is_sparse=self.mount.reports_holes and not system.is_fake_fs())
@@ -111,7 +138,7 @@ class Log:
         self.cursor = Cursor(handle, None if self.changed_keys is None else self.changed_keys.mark_all)
         self.liveness = Liveness(handle)
         self.access = self._choose_access(coherence)
-        self.writer = LogWriter(handle, self.cursor, self.access.write)
+        self.writer = (LogWriter if self.outcomes is None else SharedLogWriter)(handle, self.cursor, self.access.write)
         self.large_values = LargeValues(handle, self.cursor)
         self.registration = Registration(handle, self.liveness, self.writer, introduce)
         self.follower = GenerationFollower(handle, self.cursor, self.large_values)
@@ -193,7 +220,7 @@ class Log:
         mutex = shared.mutex
         with mutex:
             if shared.is_inside:
-                raise self._entered_twice()
+                raise self.entered_twice()
             try:
                 shared.is_inside = True
                 handle.time_left = limit
@@ -270,7 +297,7 @@ class Log:
             cause: OSError | None = None
             with mutex:
                 if shared.is_inside:
-                    raise self._entered_twice()
+                    raise self.entered_twice()
                 try:
                     shared.is_inside = True
                     handle.time_left = left
@@ -319,7 +346,7 @@ class Log:
                         raise
                     cause = _cause_of(first, error)
                     if cause is not None and not self._is_cut_by_fork(cause, mutex):
-                        self._raise_unless_retried(cause, maybe_applied=result is not MOVED and kind > 0)
+                        self._raise_unless_retried(cause, maybe_applied=result is not MOVED and kind != 0)
                 except GenerationUnlinked:  # the next attempt recovers
                     pass
                 except BaseException:
@@ -331,7 +358,9 @@ class Log:
             if not attempt:
                 started = system.time.monotonic()
             attempt += 1
-            self._wait_for_lock(attempt, started, max(limit, LOCK_GRACE_S))
+            plan: Any = value
+            show_life = plan.show_life if kind == BATCH else None
+            self._wait_for_lock(attempt, started, max(limit, LOCK_GRACE_S), show_life)
             left = limit - (system.time.monotonic() - started)
 
     def _update_locked(
@@ -362,14 +391,24 @@ class Log:
                 return result
         if handle.offset + len(value) >= handle.compact_at and self.compactor.compact_if_due(len(value)):
             return MOVED
-        if kind == SEVERAL:
-            several: Any = value
-            self._append_all(several, session)
+        if kind < 0:
+            self._append_several(kind, value, session)
             return result
         self._append(kind, key, value, session)
         if appended is not None:
             appended()
         return result
+
+    def _append_several(self, kind: int, value: Any, session: int) -> None:
+        """Append the records of `value`: those of a `SEVERAL`, or those that the plan of a `BATCH` decides now."""
+        if kind == SEVERAL:
+            self._append_all(value, session)
+            return
+        # Nothing may come between this line and the write. A claim of a request ends with this hold of the lock.
+        records = value.decide(session)
+        if records:
+            assert isinstance(self.writer, SharedLogWriter), "only a log whose writes are combined has batches"
+            self.writer.append_batch(records)
 
     def _append_all(self, records: list[tuple[int, bytes, bytes]], session: int) -> None:
         """Append `records`. An error has ``maybe_applied`` set if an earlier one of them was written."""
@@ -389,7 +428,7 @@ class Log:
         shared = self.handle.shared
         with shared.mutex:
             if shared.is_inside:
-                raise self._entered_twice()
+                raise self.entered_twice()
             try:
                 shared.is_inside = True
                 return answer()
@@ -406,9 +445,10 @@ class Log:
             system.recover_from_fork()
         with self.handle.mutex:
             if self.handle.shared.is_inside:
-                raise self._entered_twice()
+                raise self.entered_twice()
 
-    def _entered_twice(self) -> StoreError:
+    def entered_twice(self) -> StoreError:
+        """Return the error of an operation that a signal handler or finalizer begins inside of another."""
         return StoreError(
             f"{self.path}: the store was called by a signal handler or finalizer that interrupted a call of the"
             " same thread; hand the work to another thread",
@@ -509,8 +549,16 @@ class Log:
         if not handle.lock.is_taken(error):
             raise handle.lock.refuse(error) or safe_files.unavailable(error, self.path, "locking the log") from error
 
-    def _wait_for_lock(self, attempt: int, started: float, limit: float) -> None:
+    def _wait_for_lock(
+        self, attempt: int, started: float, limit: float, show_life: Callable[[], None] | None = None
+    ) -> None:
         """Wait until another attempt to lock is worthwhile. The caller holds neither the mutex nor the log lock.
+
+        Args:
+            attempt: the number of attempts so far.
+            started: when the transaction began (monotonic, in seconds).
+            limit: how long the transaction may take, in seconds.
+            show_life: see `BatchPlan.show_life`.
 
         Raises:
             StoreTimeoutError: `limit` seconds have passed since `started`.
@@ -518,7 +566,7 @@ class Log:
         handle = self.handle
         waited = system.time.monotonic() - started
         if waited >= limit:
-            raise self._lock_timeout(waited)
+            raise self.lock_timeout(waited)
         if handle.recovery & SERVER_STATE:  # no process holds the lock of a file that the server has forgotten
             system.time.sleep(min(STALE_PAUSE_S * (attempt - 1), STALE_PAUSE_MAX_S))
             return
@@ -527,7 +575,10 @@ class Log:
             self.read_ahead()  # so that the next attempt raises if the log was removed meanwhile
         if attempt == 1:
             self._writes_in_a_row = system.time.time_ns() - self.writer.last_time < IN_A_ROW_NS
-        options = {"patient": not handle.is_shared, "in_a_row": self._writes_in_a_row}
+        options: dict[str, Any] = {"patient": not handle.is_shared, "in_a_row": self._writes_in_a_row}
+        if show_life is not None:
+            options["show_life"] = show_life
+            show_life()
         if handle.lock.wait(attempt, waited, limit - waited, self._reopen_for_lock, **options):
             # All other writers wait while the holder of the lock reads what they have written. So read most of it now.
             self.read_ahead()
@@ -541,7 +592,8 @@ class Log:
         """
         return safe_files.open_descriptor(self.handle.file, self.handle.write_flags)
 
-    def _lock_timeout(self, waited: float) -> StoreTimeoutError:
+    def lock_timeout(self, waited: float) -> StoreTimeoutError:
+        """Return the error of an operation that has waited `waited` seconds for the log lock. It names the holder."""
         lock, sessions = self.handle.lock, self.table.sessions
         number = lock.holder()
         if isinstance(number, int) and number not in sessions:

@@ -68,9 +68,11 @@ class WatchedLog(Log):
         with self._call:
             return super().update(kind, key, value, decide, limit, appended)
 
-    def _wait_for_lock(self, attempt: int, started: float, limit: float) -> None:
+    def _wait_for_lock(
+        self, attempt: int, started: float, limit: float, show_life: Callable[[], None] | None = None
+    ) -> None:
         self._call.end()  # the wait below has a deadline, so it can't hang
-        super()._wait_for_lock(attempt, started, limit)
+        super()._wait_for_lock(attempt, started, limit, show_life)
         self._call.begin()
 
     def close(self) -> None:

@@ -35,6 +35,7 @@ ORDER: Final = (
     "events",
     "watchers",  # which use the last three
     "names",
+    "stations",
     "calls",
     "memory stores",
     "tcp connections",

@@ -125,6 +125,14 @@ def acquire_host_mutex(name: str) -> socket.socket | None:
     return found
 
 
+def datagram_sockets(sockets: list[Any]) -> None:
+    """Add two datagram sockets for addresses of this host (unix(7)) to `sockets`. They never block."""
+    # In one chain of C calls, so that an interruption loses none: `socket.socket` would be a Python class.
+    sockets.extend(map(socket.SocketType, [socket.AF_UNIX] * 2, [socket.SOCK_DGRAM] * 2))
+    for each in sockets:
+        each.setblocking(False)
+
+
 # A child closes the inherited sockets, which would hold the parent's mutexes for as long as the child lives.
 _names = system.reset_in_child("names", socket.socket.close)
 

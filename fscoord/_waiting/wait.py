@@ -99,6 +99,51 @@ class BarrierRequest(NamedTuple):
     timeout: float
 
 
+class LastOfCount:
+    """Decides by a counter whether an arrival is the last of `world_size` arrivals; see `ArrivalRequest.judge`."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+
+    def __call__(self, count: bytes) -> bool | None:
+        """Return whether the arrival that made the counter `count` is the last; None if there are too many."""
+        arrived = int(count)
+        return arrived == self.world_size if arrived <= self.world_size else None
+
+
+class LastOfRanks:
+    """Decides by the tokens of ranks whether an arrival is the last; see `ArrivalRequest.judge`.
+
+    Args:
+        own: the token of the arrival: ``RANK/WORLD_SIZE`` and a space.
+        world_size: how many ranks there are.
+    """
+
+    def __init__(self, own: bytes, world_size: int) -> None:
+        self.own = own
+        self.world_size = world_size
+
+    def __call__(self, text: bytes) -> bool | None:
+        """Return whether the arrival at the end of `text` is the last; None if that takes a look at every token.
+
+        The two usual cases are decided without a loop over all tokens, because the other ranks wait for this call.
+        """
+        own, world_size = self.own, self.world_size
+        count, end = text.count(b" "), own[own.index(b"/") :]
+        if count == text.count(end) and b"-" not in text:
+            if count < world_size:
+                return False
+            if count == world_size and _are_all(text.split(end)[:-1], world_size):
+                return True if text.endswith(b" " + own) or text == own else None
+        return None
+
+
+def _are_all(names: list[bytes], world_size: int) -> bool:
+    if not all(names) or len(max(names, key=len)) > 19 or not b"".join(names).isdigit():  # not an arrival
+        return False
+    return set(map(int, names)) == set(range(world_size))
+
+
 class ArrivalRequest(NamedTuple):
     """A request to record an arrival under one key, and to wait for another key, which the last arrival sets.
 
@@ -111,7 +156,8 @@ class ArrivalRequest(NamedTuple):
         piece: the arrival, for `APPEND`.
         done: the key to wait for, checked.
         judge: returns, for the new value of `key`, whether this arrival is the last, which sets `done`; None if the
-            caller must decide. It is called under the lock of the store, so it must not use the store.
+            caller must decide. It is called under the lock of the store, so it must not use the store. A
+            `LastOfCount` or a `LastOfRanks` can be evaluated in another process.
         timeout: the longest time from the call until `done` is set, in seconds. The write itself is limited by the
             timeout of the store.
         new_slow_logger: returns the logger of the warnings about a long wait, given the time when the wait began. None:

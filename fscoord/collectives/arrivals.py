@@ -31,7 +31,16 @@ from fscoord._arguments import (
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
-from fscoord._waiting.wait import APPEND, KEYS, ArrivalRequest, NeededRanks, WaitRequest, WaitSteps, new_tuple
+from fscoord._waiting.wait import (
+    APPEND,
+    KEYS,
+    ArrivalRequest,
+    LastOfRanks,
+    NeededRanks,
+    WaitRequest,
+    WaitSteps,
+    new_tuple,
+)
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
 from fscoord.store import Member, Store, how_to_run_again
 
@@ -245,6 +254,7 @@ class Arrivals:
         self._store = store
         self._call = call
         self._own = b"%d/%d " % (call.rank, call.world_size)
+        self._is_last = LastOfRanks(self._own, call.world_size)
         self._arrivals = prefix + b"/arrivals"
         self._complete = prefix + b"/complete"  # as long as the first key, whose append fails if the prefix is too long
 
@@ -293,20 +303,6 @@ class Arrivals:
         """Wait until all ranks have arrived, after the arrivals were `text`. Errors as in `arrive`."""
         if not self._arrive_among(self._events(text)):
             yield from self.wait()
-
-    def _is_last(self, text: bytes) -> bool | None:
-        """Return whether the arrival at the end of `text` is the last; None if that takes a look at every token.
-
-        The two usual cases are decided without a loop over all tokens, because the other ranks wait for this call.
-        """
-        own, world_size = self._own, self._call.world_size
-        count, end = text.count(b" "), own[own.index(b"/") :]
-        if count == text.count(end) and b"-" not in text:
-            if count < world_size:
-                return False
-            if count == world_size and _are_all(text.split(end)[:-1], world_size):
-                return True if text.endswith(b" " + own) or text == own else None
-        return None
 
     def _arrive_among(self, events: list[Event]) -> bool:
         """Finish `arrive` if a rank has arrived twice, a rank has timed out, or a rank has another world size."""
@@ -481,12 +477,6 @@ class Arrivals:
             f"key {key_text(self._arrivals)!r} holds {text[:40]!r}, which is no arrival: something else wrote it; give"
             " every barrier and exchange a prefix of its own"
         )
-
-
-def _are_all(names: list[bytes], world_size: int) -> bool:
-    if not all(names) or len(max(names, key=len)) > 19 or not b"".join(names).isdigit():  # not an arrival
-        return False
-    return set(map(int, names)) == set(range(world_size))
 
 
 def _present(events: list[Event]) -> set[int]:

@@ -138,6 +138,12 @@ def repeat(store: Store, count: int, method: str, *given: Any) -> None:
         getattr(store, method)(*given)
 
 
+def meet_often(store: Store, rank: int, size: int, rounds: int) -> None:
+    """Meet the other ranks at one barrier after another."""
+    for number in range(rounds):
+        barrier(store, size, f"often {number}", rank=rank)
+
+
 # Who lives
 
 

@@ -15,6 +15,8 @@ WAITER = "tests/unit/test_waiter.py"
 NETWORK = "tests/unit/test_network_access.py"
 ARRIVAL_FAULTS = "tests/faults/test_arrival_faults.py"
 SPARE = "tests/unit/test_spare_waiter.py"
+COMBINER = "tests/unit/test_combiner.py"
+OPERATIONS = "tests/unit/test_operations.py"
 
 
 class Mutant(NamedTuple):
@@ -33,6 +35,149 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = (
+    Mutant(
+        "a follower is told its result before the records are complete",
+        "Combiner._lead",
+        """\
+            log.update(BATCH, b"", batch, None, write.left())  # type: ignore[arg-type]
+            is_written = True
+""",
+        """\
+            is_written = True
+            log.update(BATCH, b"", batch, None, write.left())  # type: ignore[arg-type]
+""",
+        (f"{COMBINER}::test_batch_that_meets_a_full_disk_at_any_byte_counts_as_far_as_it_is_whole",),
+    ),
+    Mutant(
+        "a request that is claimed stays where others can claim it",
+        "Batch._claim",
+        """\
+            if not station.remove(path):
+                continue
+""",
+        "",
+        (COMBINER,),
+    ),
+    Mutant(
+        "an author that was not told decides again, without a look for its record",
+        "Batch._decide_own",
+        "            if watch is not None and watch.is_found:\n",
+        "            if watch is not None and False:\n",
+        (f"{COMBINER}::test_author_that_is_not_told_finds_its_record_and_does_not_append_it_again",),
+    ),
+    Mutant(
+        "a claimed request counts as not appended although the lock was not had",
+        "Combiner._give_up",
+        "        error.maybe_applied = True\n        raise error\n",
+        "        raise error\n",
+        (f"{COMBINER}::test_request_that_was_claimed_and_not_answered_may_be_applied_at_the_deadline",),
+    ),
+    Mutant(
+        "a request that was withdrawn while it was read is appended",
+        "Batch._claim",
+        """\
+            if not station.remove(path):
+                continue
+""",
+        "            station.remove(path)\n",
+        (f"{COMBINER}::test_request_that_is_withdrawn_while_the_leader_reads_it_is_not_appended",),
+    ),
+    Mutant(
+        "claims outlive the hold of the lock",
+        "Batch.decide",
+        "        self.claims, self.keys = [], []\n",
+        "",
+        (f"{COMBINER}::test_claims_of_an_attempt_that_is_repeated_are_not_repeated",),
+    ),
+    Mutant(
+        "nobody looks at the seat behind the publishing",
+        "Combiner._follow",
+        "        wait_s = 0.0  # the first look at the seat comes at once, behind the publishing\n",
+        "        wait_s = LOOK_S\n",
+        (f"{COMBINER}::test_author_looks_at_the_seat_once_more_behind_the_publishing",),
+    ),
+    Mutant(
+        "a leader that waits for the lock shows no life",
+        "_wait_and_show_life",
+        "        show_life()\n",
+        "",
+        (f"{COMBINER}::test_leader_that_waits_long_and_shows_life_keeps_its_followers",),
+    ),
+    Mutant(
+        "two adds of a batch are decided on one sum",
+        "stores.file.operations.Draft.decide",
+        '            self._values[key] = digits = b"%d" % total\n',
+        '            digits = b"%d" % total\n',
+        (f"{OPERATIONS}::test_batch_decides_what_the_memory_store_does_one_by_one",),
+    ),
+    Mutant(
+        "two pops of a batch take one item",
+        "stores.file.operations.Draft._decide_other",
+        "            queue.pop()\n",
+        "",
+        (f"{OPERATIONS}::test_batch_decides_what_the_memory_store_does_one_by_one",),
+    ),
+    Mutant(
+        "a record is appended in the name of any session that asks",
+        "Batch._decide_for",
+        """\
+        if not self._may_write_for(request):
+            return []
+""",
+        "",
+        (f"{COMBINER}::test_request_of_another_life_run_or_session_is_left_to_its_author",),
+    ),
+    Mutant(
+        "a batch is longer than one request to the server",
+        "Batch._claim",
+        """\
+            if left < 0:
+                return  # the next leader begins with this request
+""",
+        "",
+        (f"{COMBINER}::test_batch_is_not_longer_than_one_request_to_the_server",),
+    ),
+    Mutant(
+        "an answer to an earlier request is taken for this one",
+        "Combiner._receive",
+        """\
+            if answer.time == write.time:
+                return answer
+""",
+        "            return answer\n",
+        (f"{COMBINER}::test_answer_to_an_earlier_request_of_the_address_is_dropped",),
+    ),
+    Mutant(
+        "the path of a request is known only behind its publishing",
+        "Combiner._write_with",
+        """\
+                write.path = station.request_path(f"{session}.{write.time}")
+                station.publish(slot, data, write.path)
+""",
+        """\
+                path = station.request_path(f"{session}.{write.time}")
+                station.publish(slot, data, path)
+                write.path = path
+""",
+        ("tests/faults/test_combined_interrupts.py",),
+    ),
+    Mutant(
+        "a child that a signal handler forks publishes in the name of its parent",
+        "Station.publish",
+        """\
+        if system.process_epoch() != self.epoch:
+            _no_descriptor()
+""",
+        "",
+        ("tests/faults/test_combined_interrupts.py",),
+    ),
+    Mutant(
+        "the second record of an arrival has the time of the next operation",
+        "SharedLogWriter.__init__",
+        "count(step=TIMES)",
+        "count()",
+        ("tests/unit/test_combining_parts.py",),
+    ),
     Mutant(
         "a torn tail is not voided",
         "Log._update_locked",

@@ -26,7 +26,7 @@ from fscoord import (
 )
 from fscoord._runtime import system
 from fscoord.stores import file
-from fscoord.stores.file import lifecycle, waits
+from fscoord.stores.file import lifecycle, operations, waits
 
 
 def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -346,6 +346,7 @@ def test_append_up_to_the_value_limit_succeeds_and_beyond_it_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waits, "VALUE_MAX", 10)
+    monkeypatch.setattr(operations, "VALUE_MAX", 10)
     with FileStore(tmp_path / "store") as store:
         store.append("k", "12345")
         store.append("k", "67890")

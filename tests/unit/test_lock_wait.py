@@ -115,7 +115,7 @@ def test_lock_timeout_names_an_unknown_process_if_the_holder_is_unknown(
             ("x:1", "x:1 holds it"),
         ):
             monkeypatch.setattr(handle.log.handle.lock, "holder", lambda holder=holder: holder)
-            assert named in str(handle.log._lock_timeout(0.5))
+            assert named in str(handle.log.lock_timeout(0.5))
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "broken"), StoreUnavailableError("gone"), NeedsLock()])

@@ -229,7 +229,7 @@ def test_lock_wait_grows_with_the_tries_and_ends_at_the_deadline(
     monkeypatch.setattr(system.time, "sleep", done.append)
     monkeypatch.setattr(system.os, "sched_yield", lambda: done.append("yield"))
     monkeypatch.setattr(
-        lock, "wait_for_lock", lambda _, left, __, keeps: done.append(("line", left)) or keeps_it.append(keeps)
+        lock, "wait_for_lock", lambda _, left, __, keeps, **___: done.append(("line", left)) or keeps_it.append(keeps)
     )
     keeps_it: list[bool] = []
     one = make(OFD)

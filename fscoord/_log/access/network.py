@@ -64,11 +64,12 @@ class NetworkAccess:
 
     Attributes:
         coherence: ``"direct"`` or ``"locked"``. The former becomes the latter if the mount refuses direct reads.
+        piece: the most bytes that one request to the server writes.
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, liveness: Liveness, mount: Mount, coherence: str) -> None:
         wsize = mount.option("wsize") or ""
-        self._piece = int(wsize) if wsize.isdecimal() and int(wsize) else PIECE
+        self.piece = int(wsize) if wsize.isdecimal() and int(wsize) else PIECE
         self._handle = handle
         self._cursor = cursor
         self._liveness = liveness
@@ -279,8 +280,8 @@ class NetworkAccess:
         """
         handle = self._handle
         try:
-            for start in range(0, len(data), self._piece):
-                self._append(data[start : start + self._piece])
+            for start in range(0, len(data), self.piece):
+                self._append(data[start : start + self.piece])
                 if not handle.root.header.durable:
                     self._flush()
         except StoreUnavailableError:

@@ -38,6 +38,10 @@ KEEP_S: Final = 5.0
 """How long the thread and its descriptor are kept for the next wait, in seconds."""
 
 
+LIFE_S: Final = 0.1
+"""The longest pause between two calls of a waiter that show its life, in seconds."""
+
+
 class WaitableLock(Protocol):
     """The lock that is waited for: see `~fscoord._log.locking.log_lock.LogLock`.
 
@@ -76,7 +80,14 @@ class WaitableLock(Protocol):
         """
 
 
-def wait_for_lock(lock: WaitableLock, left: float, reopen: Callable[[], int], *, keeps: bool = False) -> None:
+def wait_for_lock(
+    lock: WaitableLock,
+    left: float,
+    reopen: Callable[[], int],
+    *,
+    keeps: bool = False,
+    show_life: Callable[[], None] | None = None,
+) -> None:
     """Wait until `lock` was handed over, until another attempt to lock is worthwhile, or for `left` seconds.
 
     Args:
@@ -84,6 +95,7 @@ def wait_for_lock(lock: WaitableLock, left: float, reopen: Callable[[], int], *,
         left: how long to wait, in seconds.
         reopen: opens the log once more, and returns the descriptor.
         keeps: keep the thread and a descriptor for the next wait.
+        show_life: called at least every `LIFE_S`, by this thread.
 
     Raises:
         OSError, RuntimeError: no descriptor or thread is left, or the interpreter is about to end.
@@ -91,10 +103,20 @@ def wait_for_lock(lock: WaitableLock, left: float, reopen: Callable[[], int], *,
     waiter = _Waiter(lock, reopen, keeps=keeps)
     try:
         request = _enqueue(waiter)
-        waiter.wake.wait(left)
+        if show_life is None:
+            waiter.wake.wait(left)
+        else:
+            _wait_and_show_life(waiter, left, show_life)
         request.remove(waiter)
     finally:
         waiter.gone = True  # even if Ctrl-C came between any two lines above: the thread then skips this waiter
+
+
+def _wait_and_show_life(waiter: _Waiter, left: float, show_life: Callable[[], None]) -> None:
+    deadline = system.time.monotonic() + left
+    while left > 0 and not waiter.wake.wait(min(left, LIFE_S)):
+        show_life()
+        left = deadline - system.time.monotonic()
 
 
 def cancel_wait(lock: WaitableLock) -> None:

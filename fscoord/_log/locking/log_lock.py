@@ -209,6 +209,7 @@ class LogLock:
         *,
         patient: bool,
         in_a_row: bool = False,
+        show_life: Callable[[], None] | None = None,
     ) -> bool:
         """Wait until another attempt to lock is worthwhile. Return whether other writers had much time meanwhile.
 
@@ -219,6 +220,7 @@ class LogLock:
             reopen: opens the log once more, and returns the descriptor.
             patient: nap and try for a while before waiting in the kernel.
             in_a_row: the caller had the lock just before.
+            show_life: called at least every `LIFE_S` while the kernel is asked to wait.
         """
         if patient and in_a_row and waited < IN_A_ROW_PHASES * NAP_PHASE_S:
             system.time.sleep(min(IN_A_ROW_NAP_S, left))
@@ -231,7 +233,7 @@ class LogLock:
                 system.time.sleep(min(NAP_FIRST_S * 2**doublings, NAP_S, left))
         elif self.can_block:
             try:
-                wait_for_lock(self, left, reopen, keeps=not patient)
+                wait_for_lock(self, left, reopen, keeps=not patient, show_life=show_life)
             except (OSError, RuntimeError) as error:
                 raise_if_foreign(error)
                 self.can_block = False

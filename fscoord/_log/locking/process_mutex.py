@@ -15,6 +15,8 @@ class ProcessMutex:
             thread, a plain lock would deadlock. With a re-entrant lock, the handler finds ``is_inside`` set and gets an
             error.
         is_inside: whether the thread that holds ``mutex`` is inside an operation. Only that thread reads or writes it.
+        leader: the thread that leads combined writes of this log, or 0. A signal handler of that thread must not wait
+            for an answer. Other threads compare it with their own identity only.
     """
 
     def __init__(self) -> None:
@@ -24,6 +26,7 @@ class ProcessMutex:
         """Create the mutex; in a forked child, create it again, because the thread that held it does not exist."""
         self.mutex = system.fake_fs_mutex if system.is_fake_fs() else system.threading.RLock()
         self.is_inside = False
+        self.leader = 0
 
 
 _mutexes: weakref.WeakValueDictionary[tuple[bytes, int, int], ProcessMutex] = weakref.WeakValueDictionary()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 from zlib import crc32
 
@@ -59,7 +59,20 @@ PROBES_PER_S: Final = 64
 def node_bell_path(key: LogKey) -> str:
     """Return the path of the bell that the processes of this user on this host share for the log `key`.
 
+    Raises:
+        OSError: no directory is local to this host and private to this user.
+    """
+    return node_path(key)
+
+
+def node_path(key: LogKey, preferred: Sequence[str] = ()) -> str:
+    """Return a path for what the processes of this user on this host share for the log `key`.
+
     The name depends on the host name and the boot id, because hosts may share one /tmp.
+
+    Args:
+        key: the log.
+        preferred: directories to use rather than /tmp, if they are local.
 
     Raises:
         OSError: no directory is local to this host and private to this user.
@@ -67,7 +80,7 @@ def node_bell_path(key: LogKey) -> str:
     log_id, device, inode = key
     uid = system.os.geteuid()
     runtime = system.os.environ.get("XDG_RUNTIME_DIR", "")
-    bases = [base for base in (runtime, FALLBACK) if system.os.path.isabs(base)]
+    bases = [base for base in (runtime, *preferred, FALLBACK) if system.os.path.isabs(base)]
     node = crc32(system.hostname().encode("utf-8", "surrogateescape"), crc32(system.boot_id()))
     for base in bases:
         directory = system.os.path.join(base, f"fscoord-{uid}")

@@ -87,6 +87,20 @@ class Waiter:
                 raise_if_foreign(error)
                 self.watcher.fall_back_to_polling(error)
 
+    def stand_for_election(self) -> None:
+        """Become the poller now, if there is none, and not only when this waiter goes to sleep.
+
+        A new poller rings every key. A waiter that armed before the ring looks in vain. So a waiter that first writes
+        and then sleeps calls this method before it arms: of many that come at once, only the first few are rung.
+        """
+        election = self.watcher.election
+        if election is not None:
+            try:
+                self._is_poller = election.try_elect(self)
+            except OSError as error:
+                raise_if_foreign(error)
+                self.watcher.fall_back_to_polling(error)
+
     def close(self) -> None:
         """End the wait. If `is_reusable` is true, another wait may use the waiter from now on."""
         watcher = self.watcher

@@ -37,9 +37,10 @@ from fscoord.store import Capabilities
 from fscoord.stores.file import lifecycle
 from fscoord.stores.file.lifecycle import COMPACT_BYTES, SPILL_BYTES, check_platform, log_options, path_argument
 from fscoord.stores.file.notifier import ChangeNotifier
+from fscoord.stores.file.operations import Operation, check_value_size
 from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.sessions import Sessions
-from fscoord.stores.file.waits import check_value_size, pop_item
+from fscoord.stores.file.waits import pop_item
 
 __all__ = ["FileStore"]
 
@@ -137,6 +138,7 @@ class FileStore(Sessions):
         self._log: Log = lifecycle.open_and_join_run(make, self._timeout, shows=rank is not None or bool(label))
         self._notifier = ChangeNotifier(self._log, self._wanted, watch)
         self._notifiers: weakref.WeakSet[ChangeNotifier] = weakref.WeakSet()
+        self._combiner = lifecycle.new_combiner(self._log, self._state, self._notifier.notify)
         self._typical_call_s = TYPICAL_CALL_S if self._log.mount.is_local else math.inf
         lifecycle.register(self, is_participant=self._participants > 0)
 
@@ -154,6 +156,9 @@ class FileStore(Sessions):
     def set(self, key: Key, value: Value) -> None:
         """See `Store.set`."""
         name = key_bytes(key)
+        if self._combiner is not None:
+            self._combiner.write(Operation(record.SET, name, value_bytes(value)), self._timeout)
+            return
         self._log.update(record.SET, name, value_bytes(value), None, self._timeout)
         if self._log.handle.bell:
             self._notifier.notify((name,))
@@ -161,6 +166,8 @@ class FileStore(Sessions):
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`."""
         check_int64("amount", amount)
+        if self._combiner is not None:
+            return int(self._combiner.write(Operation(record.ADD, key_bytes(key), b"%d" % amount), self._timeout))
 
         def decide(name: bytes, _: bytes) -> tuple[int, int, bytes]:
             total = counter_sum(self._state.get(name, self._log.read_locked), amount, name)
@@ -171,6 +178,9 @@ class FileStore(Sessions):
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
         """See `Store.compare_set`."""
         full, wanted, state = key_bytes(key), value_bytes(expected), self._state
+        if self._combiner is not None:
+            operation = Operation(record.COMPARE_SET, full, value_bytes(desired), wanted)
+            return bytes(self._combiner.write(operation, self._timeout))
 
         def decide(name: bytes, value: bytes) -> tuple[bytes, int, bytes]:
             current = state.values.get(name)
@@ -187,6 +197,8 @@ class FileStore(Sessions):
 
     def delete_key(self, key: Key) -> bool:
         """See `Store.delete_key`."""
+        if self._combiner is not None:
+            return bool(self._combiner.write(Operation(record.DELETE, key_bytes(key)), self._timeout))
 
         def decide(name: bytes, _: bytes) -> tuple[bool, int, bytes]:
             return (True, record.DELETE, b"") if self._state.has(name) else (False, 0, b"")
@@ -195,6 +207,9 @@ class FileStore(Sessions):
 
     def append(self, key: Key, value: Value) -> None:
         """See `Store.append`."""
+        if self._combiner is not None:
+            self._combiner.write(Operation(record.APPEND, key_bytes(key), value_bytes(value)), self._timeout)
+            return
 
         def decide(name: bytes, piece: bytes) -> tuple[None, int, bytes]:
             check_value_size(name, len(self._state.values.get(name, b"")) + len(piece), self.path)
@@ -205,13 +220,18 @@ class FileStore(Sessions):
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         """See `Store.multi_set`."""
         pairs = pairs_bytes(keys, values)
-        if pairs:
+        if pairs and self._combiner is not None:
+            self._combiner.write(Operation(record.MULTI_SET, b"", record.encode_pairs(pairs)), self._timeout)
+        elif pairs:
             self._log.update(record.MULTI_SET, b"", record.encode_pairs(pairs), None, self._timeout)
             if self._log.handle.bell:
                 self._notifier.notify([name for name, _ in pairs])
 
     def queue_push(self, key: Key, value: Value) -> None:
         """See `Store.queue_push`."""
+        if self._combiner is not None:
+            self._combiner.write(Operation(record.PUSH, key_bytes(key), value_bytes(value)), self._timeout)
+            return
         self._update(record.PUSH, key_bytes(key), value_bytes(value), None)
 
     def queue_pop(self, key: Key, block: bool = True) -> bytes:
@@ -219,7 +239,7 @@ class FileStore(Sessions):
         name = key_bytes(key)
         if block:
             return cast(bytes, self._wait(WaitRequest(ITEM, [name], self._timeout)))
-        value = pop_item(self._log, self._state, name, self._timeout)
+        value = pop_item(self._log, self._state, name, self._timeout, self._combiner)
         if isinstance(value, NotYet):
             raise QueueEmptyError(f"queue {key_text(name)!r} is empty", path=self.path)
         return value
@@ -295,6 +315,8 @@ class FileStore(Sessions):
         except FscoordError as error:
             logger(__name__).debug("closing %s: %s", self.path, error)  # if the file is left, the next run removes it
         finally:
+            if self._combiner is not None:
+                self._combiner.close()
             self._log.close()
             self._notifier.close(session)
             for notifier in list(self._notifiers):

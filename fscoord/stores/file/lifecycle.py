@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from fscoord._arguments import check_choice, check_positive
 from fscoord._log.access.mount import COHERENCES
+from fscoord._log.combining.combiner import Combiner
 from fscoord._log.format.control_records import Session
 from fscoord._log.format.header import parse_run_id
 from fscoord._log.io import safe_files
@@ -20,6 +21,8 @@ from fscoord._log.wakeup.doorbell import FIFO_SUFFIX
 from fscoord._runtime import system
 from fscoord.errors import FscoordError, StoreGoneError, UnsupportedFilesystemError
 from fscoord.stores.file.notifier import BELL_SUFFIX
+from fscoord.stores.file.operations import KeyValueDecider
+from fscoord.stores.file.replay import KeyValueState
 
 if TYPE_CHECKING:
     from fscoord.stores.file import FileStore
@@ -30,6 +33,7 @@ __all__ = [
     "check_platform",
     "log_options",
     "mark_closed",
+    "new_combiner",
     "open_and_join_run",
     "path_argument",
     "register",
@@ -174,6 +178,13 @@ def open_and_join_run(make: Callable[[], Log], limit: float, *, shows: bool) -> 
                 raise
     assert log is not None, "the loop ends with a log or an error"
     return log
+
+
+def new_combiner(log: Log, state: KeyValueState, notify: Callable[[Iterable[bytes]], None]) -> Combiner | None:
+    """Return what combines the writes of this handle with those of its host; None if each is written alone."""
+    if log.outcomes is None:
+        return None
+    return Combiner(log, KeyValueDecider(state, log.read_locked, log.path), notify, log.outcomes)
 
 
 def session_record(options: Mapping[str, Any]) -> Session:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Final, cast
 
 from fscoord._arguments import Key, Timeout, check_int64, keys_bytes, to_seconds
+from fscoord._log.combining.combiner import Combiner
 from fscoord._log.format.control_records import Session
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.liveness.liveness_file import ProcessIdentity
@@ -45,6 +46,7 @@ class Sessions(Store):
     _wanted: LogOptions
     _options: dict[str, Any]
     _notifier: ChangeNotifier
+    _combiner: Combiner | None
     _notifiers: weakref.WeakSet[ChangeNotifier]
     _change_notifier: ChangeNotifier | None = None
 
@@ -168,8 +170,8 @@ class Sessions(Store):
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
         notifier = self._notifier  # as in `_new_arrival_wait`, without a call
-        condition: Condition[Any] = Arrival(self._log, self._state, request, self._timeout, notifier.notify)
-        wait: FileWait[bytes | None] = FileWait(notifier, condition, request.timeout)
+        arrival = Arrival(self._log, self._state, request, self._timeout, notifier.notify, self._combiner)
+        wait: FileWait[bytes | None] = FileWait(notifier, arrival, request.timeout)
         return block_on(wait)
 
     def _notifier_for(self, backend: WaitBackend) -> ChangeNotifier:
@@ -183,11 +185,11 @@ class Sessions(Store):
         return notifier
 
     def _new_wait(self, request: WaitRequest, notifier: ChangeNotifier) -> Wait[Any]:
-        condition: Condition[Any] = condition_of(request, self._log, self._state, notifier)
+        condition: Condition[Any] = condition_of(request, self._log, self._state, notifier, self._combiner)
         return FileWait(notifier, condition, request.timeout, request.slow_logger)
 
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: ChangeNotifier) -> Wait[Any]:
-        condition = Arrival(self._log, self._state, request, self._timeout, self._notifier.notify)
+        condition = Arrival(self._log, self._state, request, self._timeout, self._notifier.notify, self._combiner)
         return FileWait(notifier, condition, request.timeout)
 
     def _wait_for_change(self, known: object, timeout: float) -> object:

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast
 from zlib import crc32
 
-from fscoord._arguments import VALUE_MAX, counter_sum, key_names, key_text, missing_error
+from fscoord._arguments import VALUE_MAX, counter_sum, key_names, missing_error
+from fscoord._log.combining.combiner import Combiner
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
 from fscoord._log.io.spill import Fetch
@@ -17,10 +18,21 @@ from fscoord._log.wakeup.doorbell import LAST_BUCKET
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
 from fscoord._waiting.timing import FIRST_S, SlowWaitLogger
-from fscoord._waiting.wait import COUNT, ITEM, NOT_YET, VALUES, ArrivalRequest, NotYet, WaitRequest, Waker
-from fscoord.errors import LimitExceededError
+from fscoord._waiting.wait import (
+    COUNT,
+    ITEM,
+    NOT_YET,
+    VALUES,
+    ArrivalRequest,
+    LastOfCount,
+    LastOfRanks,
+    NotYet,
+    WaitRequest,
+    Waker,
+)
 from fscoord.stores.file.death_watch import DeathWatch, RankNeeds, SessionNeeds
 from fscoord.stores.file.notifier import ChangeNotifier
+from fscoord.stores.file.operations import Arrived, Operation, check_value_size
 from fscoord.stores.file.replay import KeyValueState, materialize
 
 __all__ = [
@@ -28,7 +40,6 @@ __all__ = [
     "Arrival",
     "Condition",
     "FileWait",
-    "check_value_size",
     "condition_of",
     "pop_item",
     "read_consistent",
@@ -134,6 +145,7 @@ class FileWait(Generic[T]):
             self._waiter = waiter
             self._notifier.add_waiter(waiter)
             if is_early:
+                waiter.stand_for_election()
                 return
         self._arm()
 
@@ -217,13 +229,13 @@ class FileWait(Generic[T]):
 
 
 def condition_of(
-    request: WaitRequest, log: Log, state: KeyValueState, notifier: ChangeNotifier
+    request: WaitRequest, log: Log, state: KeyValueState, notifier: ChangeNotifier, combiner: Combiner | None
 ) -> Condition[list[int]] | Condition[list[bytes]] | Condition[bytes]:
     """Return the condition that ends the wait of `request`."""
     if request.kind == VALUES:
         return _Values(log, state, request.keys)
     if request.kind == ITEM:
-        return _Item(log, state, request.keys[0])
+        return _Item(log, state, request.keys[0], combiner)
     condition = _Keys(log, state, request.keys)
     ranks, sessions = request.ranks, request.sessions
     if sessions is not None:
@@ -281,13 +293,14 @@ class _Item(Condition[bytes]):
 
     what = "a value in queue"
 
-    def __init__(self, log: Log, state: KeyValueState, name: bytes) -> None:
+    def __init__(self, log: Log, state: KeyValueState, name: bytes, combiner: Combiner | None) -> None:
         self._log = log
         self._state = state
+        self._combiner = combiner
         self.missing = [name]
 
     def look(self, timeout: float, arm: Callable[[], None]) -> bytes | NotYet:  # noqa: ARG002 - see there
-        return pop_item(self._log, self._state, self.missing[0], timeout)
+        return pop_item(self._log, self._state, self.missing[0], timeout, self._combiner)
 
 
 class Arrival(Condition["bytes | None"]):
@@ -303,6 +316,7 @@ class Arrival(Condition["bytes | None"]):
         request: the request.
         write_timeout: the longest wait for the log's lock, in seconds.
         notify: wakes the waiters for keys that were written.
+        combiner: combines the write with those of other processes of the host; None: it is written alone.
     """
 
     arms_wait = True
@@ -314,7 +328,9 @@ class Arrival(Condition["bytes | None"]):
         request: ArrivalRequest,
         write_timeout: float,
         notify: Callable[[Iterable[bytes]], None],
+        combiner: Combiner | None,
     ) -> None:
+        self._combiner = combiner
         self._log = log
         self._state = state
         self._request = request
@@ -336,12 +352,23 @@ class Arrival(Condition["bytes | None"]):
                 return None
             return None if log.inspect(lambda: self._state.has(request.done)) else NOT_YET
         kind = record.ADD if request.kind == COUNT else record.APPEND
+        judge = request.judge
+        if self._combiner is not None and isinstance(judge, LastOfCount | LastOfRanks):
+            # Armed before the arrival can be in the log, and so before the record of the last arrival.
+            arm()
+            operation = Operation(kind, request.key, request.piece, done=request.done, judge=judge)
+            return self._arrive_combined(self._combiner, operation)
         answer: bytes | NotYet | None
         answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout, arm)
         self._has_arrived = True
         if log.handle.bell:
             self._notify((request.key, request.done) if is_last else (request.key,))
         return answer
+
+    def _arrive_combined(self, combiner: Combiner, operation: Operation) -> bytes | NotYet | None:
+        arrived: Arrived = combiner.write(operation, self._write_timeout)
+        self._has_arrived = True
+        return arrived.answer
 
     def _decide(self, name: bytes, piece: bytes) -> tuple[tuple[bytes | NotYet | None, bool], int, Any]:
         request, state = self._request, self._state
@@ -391,15 +418,7 @@ class AnyChange(Condition["tuple[int, int]"]):
         return self._position
 
 
-def check_value_size(name: bytes, size: int, path: str) -> None:
-    """Raise `LimitExceededError` if key `name` can't have a value of `size` bytes."""
-    if size > VALUE_MAX:
-        raise LimitExceededError(
-            f"key {key_text(name)!r}: {size} bytes would be over the limit of {VALUE_MAX}; nothing was added", path=path
-        )
-
-
-def pop_item(log: Log, state: KeyValueState, name: bytes, timeout: float) -> bytes | NotYet:
+def pop_item(log: Log, state: KeyValueState, name: bytes, timeout: float, combiner: Combiner | None) -> bytes | NotYet:
     """Take the oldest value from the queue `name`, and return it. Return `NOT_YET` if the queue is empty."""
 
     def decide(name: bytes, _: bytes) -> tuple[bytes | None, int, bytes]:
@@ -409,7 +428,10 @@ def pop_item(log: Log, state: KeyValueState, name: bytes, timeout: float) -> byt
     log.refresh(timeout)
     if name not in state.queues:
         return NOT_YET
-    value = log.update(record.POP, name, b"", decide, timeout)
+    if combiner is not None:
+        value = combiner.write(Operation(record.POP, name), timeout)
+    else:
+        value = log.update(record.POP, name, b"", decide, timeout)
     return NOT_YET if value is None else bytes(value)
 
 

@@ -1,0 +1,271 @@
+"""`Batch`: the plan of one hold of the log's lock: an operation of its own, and the requests that it claims.
+
+A request is claimed only by the holder of the log's lock that has read to the end, and the claim ends with that hold:
+between a claim and the write nothing gives the lock back. So an author that gets the lock later, and finds no record of
+its request, knows that none will come.
+
+`Draft` and `Decider` are what the store brings: they know keys and values, and this package does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol, TypeVar
+
+from fscoord._log.access.network import NetworkAccess
+from fscoord._log.combining import request as requests
+from fscoord._log.combining.outcomes import Watch
+from fscoord._log.combining.request import Answer, Author, Request, decode_request
+from fscoord._log.combining.station import Slot, Station
+from fscoord._log.format.record import Record
+from fscoord._log.io.writer import TIMES
+from fscoord._log.log import LOCK_GRACE_S, Log
+from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord.errors import StoreUnavailableError
+
+BATCH_MAX: Final = 1 << 18
+"""The most bytes of a batch, if the mount allows so many in one request. A batch is never split: a reader's flush of
+the cache, or a lost connection, could otherwise leave a hole between its records."""
+
+_RECORD_SIZE: Final = 64
+"""The bytes that the records of a request may take beside its content."""
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Draft(Protocol[T_contra]):
+    """The state of a store as it will be once the records of a batch are applied."""
+
+    def decide(self, operation: T_contra, *, is_own: bool) -> tuple[list[tuple[int, bytes, bytes]], Any]:
+        """Return the records of `operation`, at most `TIMES`, and its result."""
+
+    def resume(self, operation: T_contra, noted: Any) -> tuple[list[tuple[int, bytes, bytes]], Any]:
+        """Return the records that `operation`, whose first record is in the log, still needs, and its result."""
+
+
+class Decider(Protocol[T]):
+    """What the combiner needs to know of operations."""
+
+    @property
+    def refusals(self) -> tuple[type[Exception], ...]:
+        """The errors by which a draft refuses an operation. The author raises them."""
+
+    @property
+    def must_write_alone(self) -> type[Exception]:
+        """The error by which a draft leaves an operation to its author."""
+
+    def begin(self) -> Draft[T]:
+        """Return the draft for one batch. The caller holds the log's lock and has read to the end."""
+
+    def decode(self, data: bytes) -> T:
+        """Return the operation in `data`."""
+
+    def note(self, operation: T, found: Any) -> Any:
+        """Return what the result of `operation` depends on, before its record `found` is applied."""
+
+    def encode_result(self, result: Any) -> bytes:
+        """Return `result` as bytes."""
+
+    def decode_result(self, data: bytes) -> Any:
+        """Return the result in `data`."""
+
+
+class Operation(Protocol):
+    """A write operation."""
+
+    def encode(self) -> bytes:
+        """Return the operation as bytes."""
+
+    @property
+    def size(self) -> int:
+        """About how many bytes its record takes."""
+
+
+class Write:
+    """One call of an author.
+
+    Attributes:
+        operation: the operation.
+        time: the time of its first record.
+        epoch: the process that began the call; see `system.process_epoch`.
+        started: when the call began (monotonic, in seconds).
+        deadline: when the call ends.
+        path: the path of its request; empty if there is none that this author may still withdraw.
+        watch: the watch for its record, from before the request is published.
+        is_claimed: whether a leader may have appended its record. The log's lock clears the doubt.
+        result: its result, once the operation was decided by this process.
+        refusal: the error by which it was refused.
+    """
+
+    def __init__(self, operation: Any, time: int, limit: float) -> None:
+        self.operation = operation
+        self.time = time
+        self.epoch = system.process_epoch()
+        self.started = system.time.monotonic()
+        self.deadline = self.started + max(limit, LOCK_GRACE_S)
+        self.path = ""
+        self.watch: Watch | None = None
+        self.is_claimed = False
+        self.result: Any = None
+        self.refusal: BaseException | None = None
+
+    def waited(self) -> float:
+        """Return how long the call has taken, in seconds."""
+        return system.time.monotonic() - self.started
+
+    def left(self) -> float:
+        """Return how long the call may still take, in seconds."""
+        return max(0.0, self.deadline - system.time.monotonic())
+
+
+class Claim:
+    """A request that a leader has claimed.
+
+    Attributes:
+        address: where its author waits.
+        answer: what the leader will tell the author if the write succeeds.
+        keys: the keys that its records change.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.address = request.address
+        self.answer = Answer(request.time, requests.UNKNOWN)
+        self.keys: list[bytes] = []
+
+
+class Batch:
+    """The plan of one transaction: the author's own operation, and the requests that it claims if it leads.
+
+    Args:
+        log: the log.
+        decider: decides the operations.
+        write: the own operation.
+        station: the station, if this is the batch of a leader.
+        slot: the slot of the leader.
+
+    Attributes:
+        claims: the requests that the last attempt has claimed.
+        failed: the requests that earlier attempts have claimed, whose authors must find out for themselves.
+        keys: the keys that the records of the own operation change.
+    """
+
+    def __init__(
+        self, log: Log, decider: Decider[Any], write: Write, station: Station | None = None, slot: Slot | None = None
+    ) -> None:
+        self._log = log
+        self._decider = decider
+        self._write = write
+        self._station = station
+        self._slot = slot
+        self._life = system.time.monotonic_ns()
+        self.claims: list[Claim] = []
+        self.keys: list[bytes] = []
+        self.failed: list[Claim] = []
+
+    def __len__(self) -> int:
+        return int(self._write.operation.size)
+
+    def show_life(self) -> None:
+        """See `BatchPlan.show_life`."""
+        self._show(requests.WAITING)
+
+    def _show(self, phase: int) -> None:
+        if self._station is not None:
+            self._life += 1
+            try:
+                self._station.show(phase, self._life)
+            except OSError as error:  # followers then take this leader for stopped, and write alone
+                raise_if_foreign(error)
+
+    def decide(self, session: int) -> list[Record]:
+        """See `BatchPlan.decide`."""
+        # An earlier attempt of this transaction has released the lock. Its claims have ended with that hold, and must
+        # not be repeated: their authors may have decided by themselves since.
+        self.failed += self.claims
+        self.claims, self.keys = [], []
+        draft = self._decider.begin()
+        records = self._decide_own(draft, session)
+        if self._station is not None and self._slot is not None:
+            self._show(requests.HOLDING)
+            try:
+                self._claim(draft, records, self._station, self._slot)
+            except OSError as error:  # the files of this host must not fail the write. The claims so far are whole
+                raise_if_foreign(error)
+        return records
+
+    def _decide_own(self, draft: Draft[Any], session: int) -> list[Record]:
+        write = self._write
+        # In a child that a signal handler has forked, the record of the parent is not that of this call.
+        watch, first = (write.watch if system.process_epoch() == write.epoch else None), 0
+        write.refusal = None
+        try:
+            if watch is not None and watch.is_found:
+                # A leader has appended the record, and died or failed before it told the result.
+                found, write.result = draft.resume(write.operation, watch.noted)
+                first = 1
+            else:
+                if watch is not None and write.is_claimed:
+                    self._check_certain(watch)
+                    write.is_claimed = False  # nothing was appended for the request, and never will be
+                found, write.result = draft.decide(write.operation, is_own=True)
+        except self._decider.refusals as error:
+            write.refusal = error  # raised after the write, so that it does not fail the requests of others
+            return []
+        self.keys += [key for _, key, _ in found]
+        assert len(found) + first <= TIMES, "each record needs a time of its own"
+        return [(kind, key, value, session, write.time + first + n) for n, (kind, key, value) in enumerate(found)]
+
+    def _check_certain(self, watch: Watch) -> None:
+        log, outcomes = self._log, self._log.outcomes
+        if outcomes is not None and not outcomes.is_certain(watch, log.handle.header.generation):
+            raise StoreUnavailableError(
+                f"{log.path}: the leader of this host did not answer, and the log was compacted before the record of"
+                " this operation was found or missed; it may or may not have taken effect",
+                path=log.path,
+                maybe_applied=True,
+            )
+
+    def _claim(self, draft: Draft[Any], records: list[Record], station: Station, slot: Slot) -> None:
+        access = self._log.access
+        assert isinstance(access, NetworkAccess), "writes are combined on mounts that hosts share"
+        left = min(BATCH_MAX, access.piece) - sum(len(key) + len(value) + _RECORD_SIZE for _, key, value, *_ in records)
+        for path in station.requests():
+            data = station.read(path)
+            if data is None:
+                continue
+            left -= len(data) + _RECORD_SIZE
+            if left < 0:
+                return  # the next leader begins with this request
+            request = decode_request(data)
+            is_wanted = request is not None and station.is_there(slot, request.address)
+            # From here on the request is this leader's. If the author has withdrawn it in the meantime, it is not.
+            if not station.remove(path):
+                continue
+            if request is not None and is_wanted:
+                claim = Claim(request)
+                self.claims.append(claim)
+                records += self._decide_for(draft, request, claim)
+
+    def _decide_for(self, draft: Draft[Any], request: Request, claim: Claim) -> list[Record]:
+        """Decide `request`, set its answer, and return its records."""
+        decider = self._decider
+        claim.answer = Answer(request.time, requests.ALONE)
+        if not self._may_write_for(request):
+            return []
+        try:
+            found, result = draft.decide(decider.decode(request.operation), is_own=False)
+        except (decider.must_write_alone, *decider.refusals):
+            return []  # the author meets the same error, in its own words
+        claim.answer = Answer(request.time, requests.DONE, decider.encode_result(result))
+        claim.keys = [key for _, key, _ in found]
+        return [(kind, key, value, request.session, request.time + n) for n, (kind, key, value) in enumerate(found)]
+
+    def _may_write_for(self, request: Request) -> bool:
+        """Return whether a record in the name of the author may be appended: its session is registered and not dead."""
+        log = self._log
+        session = log.table.sessions.get(request.session)
+        if session is None or request.session in log.table.deaths:
+            return False
+        follower = log.follower
+        return request.is_of(Author(request.session, session.alive_id, follower.life, follower.run))

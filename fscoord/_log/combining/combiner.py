@@ -1,0 +1,416 @@
+"""`Combiner`: carries out write operations of one handle, together with those of other processes of its host.
+
+A writer tries the seat. With the seat it leads: it takes the log's lock, reads to the end, claims all requests that
+wait, decides its own operation and the claimed ones in one draft, and appends the records in one write. Without the
+seat it publishes a request and waits for the answer. It publishes first and then tries the seat once more: the leader
+may have looked at the requests for the last time between the first try and the publishing, and then nobody would come
+for this one.
+
+What became of a request that has no answer:
+
+========================================== =========================================== ===============================
+the author finds                           so the operation                            the author
+========================================== =========================================== ===============================
+its own unlink(2) succeeds                 was not claimed, and never will be          leads, writes alone or times out
+the file is gone, its record is in the log took effect                                 returns the result
+the file is gone, the author has the log's was not appended, because a claim ends with decides it itself, under the
+lock, and no record of it is in the log    the hold of the lock                        same hold
+the file is gone, the log's lock does not  may still be appended                       raises, with ``maybe_applied``
+come before the deadline
+========================================== =========================================== ===============================
+
+"Took effect" needs a read of the log. "Not appended" needs the log's lock: without it, a leader that was stopped
+between its claim and its write may go on.
+
+A thread that waits for an answer holds no lock. Otherwise the threads of a process could not share a batch, and the
+leader could wait for a follower. All I/O on files of the host is the `Station`'s. Its errors never reach the caller of
+an operation: without a station the operation is written alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fscoord._log.access.network import NetworkAccess
+from fscoord._log.combining import request as requests
+from fscoord._log.combining.batch import Batch, Decider, Operation, Write
+from fscoord._log.combining.outcomes import Outcomes
+from fscoord._log.combining.request import Answer, Author, decode_request, encode_request
+from fscoord._log.combining.station import Slot, Station
+from fscoord._log.locking.log_lock import OFD
+from fscoord._log.log import BATCH, LOCK_GRACE_S, Log
+from fscoord._log.recovery import CLOSED
+from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
+from fscoord.errors import FscoordError, StoreError, StoreTimeoutError
+
+LOOK_S = 0.05
+"""How long a follower waits for an answer before it tries the seat again, in seconds."""
+
+STALLED_S = 0.5
+"""How long a leader that waits for the log's lock may show no life, in seconds. Then its followers write alone."""
+
+SILENT_S = 2.0
+"""How long a leader may show no change in any phase, in seconds. It may have died and left the seat to a child."""
+
+TELL_S = 0.005
+"""How long an author waits for the answer of a leader that has just left the seat, in seconds."""
+
+RETRY_S = 5.0
+"""The pause between two attempts to open a station, and between two checks that it is still there, in seconds."""
+
+
+def _free(slot: Slot) -> None:
+    """Leave the seat, if the thread of `slot` has it."""
+    try:
+        slot.free()
+    except OSError as error:  # a signal handler has forked, and this is the child: the seat is the parent's
+        raise_if_foreign(error)
+
+
+class Combiner:
+    """The combined writes of one handle.
+
+    Args:
+        log: the log of the handle.
+        decider: decides the operations.
+        notify: wakes the waiters for keys that were written.
+        outcomes: where the records of requests are noted.
+    """
+
+    def __init__(
+        self, log: Log, decider: Decider[Any], notify: Callable[[Iterable[bytes]], None], outcomes: Outcomes
+    ) -> None:
+        self._log = log
+        self._decider = decider
+        self._notify = notify
+        self._outcomes = outcomes
+        self._stations: dict[str, Station] = {}  # of one station; threads that open one at once agree by `setdefault`
+        self._is_closed = False
+        self._check_at = 0.0
+        self._stalled = b""
+        self._jitter = SILENT_S * system.random_bytes(1)[0] / 512
+
+    def write(self, operation: Operation, limit: float) -> Any:
+        """Carry out `operation`, and return its result.
+
+        Args:
+            operation: the operation.
+            limit: how long it may take, in seconds.
+
+        Raises:
+            StoreTimeoutError: neither the log's lock nor an answer came within `limit` seconds; ``maybe_applied`` is
+                true if a leader may still append the record.
+            StoreUnavailableError, StoreGoneError, CorruptLogError: as in `Log.update`.
+        """
+        if not system.fork_marker[0]:
+            system.recover_from_fork()
+        log = self._log
+        if log.handle.shared.leader == system.threading.get_ident():
+            raise log.entered_twice()
+        write = Write(operation, log.writer.next_time(), limit)
+        station = self._station_for(operation)
+        if station is None:
+            return self._write_alone(write)
+        taken: list[Slot] = []
+        try:
+            try:
+                station.take_slot(taken)
+            except OSError as error:
+                raise_if_foreign(error)
+                self._lose(station, error)
+                return self._write_alone(write)
+            return self._write_with(station, taken[0], write)
+        finally:
+            for slot in taken:
+                _free(slot)
+                if system.process_epoch() == station.epoch:
+                    station.give_back(slot)
+
+    def close(self) -> None:
+        """Close the station. Threads that wait for an answer withdraw their requests, and raise."""
+        self._is_closed = True
+        for station in list(self._stations.values()):
+            self._drop(station)
+
+    # -- the station -----------------------------------------------------------------------------------------------
+
+    def _station_for(self, operation: Operation) -> Station | None:
+        """Return the station, or None if `operation` must be written alone."""
+        handle, access = self._log.handle, self._log.access
+        # A long operation is its own batch. In a durable log each record is synced by itself, and a batch that lost a
+        # sector in its middle would be damage.
+        if operation.size > requests.REQUEST_MAX or handle.root.header.durable or handle.lock.kind != OFD:
+            return None
+        if not (isinstance(access, NetworkAccess) and access.coherence == "direct") or handle.is_copy:
+            return None
+        station, now = self._stations.get("open"), system.time.monotonic()
+        if station is not None and station.is_closed:  # after a fork
+            self._drop(station)
+            self._check_at, station = 0.0, None
+        if now < self._check_at:
+            return station
+        self._check_at = now + RETRY_S
+        if station is not None:
+            if not station.is_lost:
+                return station
+            self._drop(station)
+        if self._is_closed or handle.recovery & CLOSED:
+            return None
+        try:
+            station = Station(handle.root.key)
+        except (OSError, FscoordError, ImportError) as error:
+            raise_if_foreign(error)
+            self._lose(None, error)
+            return None
+        first = self._stations.setdefault("open", station)
+        if first is not station:
+            station.close()
+        return first
+
+    def _drop(self, station: Station) -> None:
+        if self._stations.get("open") is station:
+            self._stations.pop("open", None)
+        station.close()
+
+    def _lose(self, station: Station | None, error: BaseException) -> None:
+        """Give `station` up for a while, after `error`."""
+        logger(__name__).debug("%s: this process writes alone for now: %s", self._log.path, str(error))
+        if station is not None:
+            self._drop(station)
+
+    # -- the author ------------------------------------------------------------------------------------------------
+
+    def _write_alone(self, write: Write) -> Any:
+        """Carry out `write` under the log's lock, without the requests of others."""
+        batch = Batch(self._log, self._decider, write)
+        try:
+            self._log.update(BATCH, b"", batch, None, write.left())  # type: ignore[arg-type]
+        except (StoreError, StoreTimeoutError) as error:
+            if write.is_claimed:  # it was not found out, under the lock, what became of the request
+                if write.watch is not None and write.watch.is_found:
+                    return self._result_without_lock(write, error)
+                error.maybe_applied = True
+            raise
+        return self._finish(write, batch)
+
+    def _finish(self, write: Write, batch: Batch) -> Any:
+        """Wake the waiters for the keys of `batch`, and return the result of `write` or raise its refusal."""
+        keys = batch.keys + [key for claim in batch.claims for key in claim.keys]
+        if keys and self._log.handle.bell:
+            self._notify(keys)
+        if write.refusal is not None:
+            try:
+                raise write.refusal
+            finally:
+                write.refusal = None  # break the reference cycle of the error's traceback and this frame
+        return write.result
+
+    def _write_with(self, station: Station, slot: Slot, write: Write) -> Any:
+        log = self._log
+        try:
+            if station.try_seat(slot):
+                return self._lead(station, slot, write)
+            if self._stalled and station.seat_state() == self._stalled:
+                return self._write_alone(write)  # the leader that was stopped has not moved since
+            self._stalled = b""
+            session = log.handle.lock.session
+            data = self._encode(write, session, slot)
+            if data is None:
+                return self._write_alone(write)
+        except OSError as error:
+            if isinstance(error, FscoordError):
+                raise
+            raise_if_foreign(error)
+            self._lose(station, error)
+            return self._write_alone(write)
+        token = session, write.time
+        decider, operation = self._decider, write.operation
+        write.watch = self._outcomes.open(
+            token, lambda found: decider.note(operation, found), log.handle.header.generation
+        )
+        try:
+            try:
+                # Before the publishing: an interruption right behind it must find the path.
+                write.path = station.request_path(f"{session}.{write.time}")
+                station.publish(slot, data, write.path)
+            except OSError as error:
+                raise_if_foreign(error)
+                write.path = ""
+                self._lose(station, error)
+                return self._write_alone(write)
+            try:
+                return self._follow(station, slot, write)
+            except (
+                OSError
+            ) as error:  # of the seat: this is the child of a signal handler that has forked, or it is lost
+                if isinstance(error, FscoordError):
+                    raise
+                raise_if_foreign(error)
+                self._withdraw(station, write)
+                self._lose(station, error)
+                return self._write_alone(write)
+        finally:
+            # After an interruption the request must not stay: it would be appended although its call has ended.
+            if write.path and system.process_epoch() == station.epoch:
+                self._withdraw(station, write)
+            self._outcomes.close(token)
+
+    def _encode(self, write: Write, session: int, slot: Slot) -> bytes | None:
+        """Return the request of `write`; None if this handle has no session that a leader could write for."""
+        log = self._log
+        known = log.table.sessions.get(session)
+        if known is None or log.handle.recovery & CLOSED:
+            return None
+        author = Author(session, known.alive_id, log.follower.life, log.follower.run)
+        data = encode_request(author, write.time, slot.name, write.operation.encode())
+        return data if len(data) <= requests.REQUEST_MAX else None
+
+    def _withdraw(self, station: Station, write: Write) -> bool:
+        """Withdraw the request of `write`. Return False if a leader may have claimed it."""
+        path = write.path
+        if path and station.remove(path):
+            write.path = ""
+            return True
+        write.path = ""
+        write.is_claimed = True
+        return False
+
+    def _follow(self, station: Station, slot: Slot, write: Write) -> Any:
+        """Wait for the answer to the published request of `write`, or take the seat over."""
+        state, since = b"", system.time.monotonic()
+        wait_s = 0.0  # the first look at the seat comes at once, behind the publishing
+        while True:
+            answer = self._receive(station, slot, write, wait_s) if wait_s else None
+            if system.process_epoch() != station.epoch:  # a signal handler has forked, and this is the child
+                write.path = ""
+                return self._write_alone(write)
+            if answer is not None:
+                return self._take(answer, write)
+            if station.try_seat(slot):
+                return self._take_over(station, slot, write)
+            now = system.time.monotonic()
+            if now >= write.deadline:
+                return self._give_up(station, write)
+            if self._log.handle.recovery & CLOSED:
+                self._withdraw(station, write)
+                return self._write_alone(write)  # raises
+            seen = station.seat_state()
+            if seen != state:
+                state, since = seen, now
+            phase = requests.decode_seat(seen)[0]
+            if now - since > (STALLED_S if phase == requests.WAITING else SILENT_S + self._jitter):
+                self._bypass(state, now - since)
+                self._withdraw(station, write)
+                return self._write_alone(write)
+            wait_s = max(min(LOOK_S, write.deadline - now), 0.001)
+
+    def _receive(self, station: Station, slot: Slot, write: Write, seconds: float) -> Answer | None:
+        """Return the answer to `write`; None if none has come within `seconds`, or if the seat is free."""
+        until = system.time.monotonic() + seconds
+        while True:
+            data = station.receive(slot, max(until - system.time.monotonic(), 0.0))
+            if data is None:
+                return None
+            answer = Answer.decode(data)
+            if answer is None or answer.verdict == requests.LEAD:
+                return None
+            # The address may have been used for an earlier request, whose answer comes late.
+            if answer.time == write.time:
+                return answer
+
+    def _take(self, answer: Answer, write: Write) -> Any:
+        """Return the result in `answer`. If there is none, carry `write` out alone."""
+        write.path = ""  # the leader has claimed it
+        write.is_claimed = True
+        if answer.verdict == requests.DONE:
+            return self._decider.decode_result(answer.result)
+        return self._write_alone(write)
+
+    def _bypass(self, state: bytes, seconds: float) -> None:
+        """Note that the leader that wrote `state` seems to be stopped. Until it writes again, nobody waits for it."""
+        self._stalled = state
+        logger(__name__).debug(
+            "%s: the process that writes for this host has shown no life for %.1f s; writing alone",
+            self._log.path,
+            seconds,
+        )
+
+    def _take_over(self, station: Station, slot: Slot, write: Write) -> Any:
+        """Lead if the request was not claimed. Otherwise find out what became of it. This thread has the seat."""
+        is_leading = False
+        try:
+            is_leading = self._withdraw(station, write)
+            if is_leading:
+                return self._lead(station, slot, write)
+        finally:
+            try:
+                slot.free()
+            except OSError as error:  # as in `_free`
+                raise_if_foreign(error)
+        # The leader has left the seat, and may be about to tell the result.
+        answer = self._receive(station, slot, write, TELL_S)
+        return self._write_alone(write) if answer is None else self._take(answer, write)
+
+    def _give_up(self, station: Station, write: Write) -> Any:
+        """End `write` at its deadline: return its result if its record is in the log, or raise `StoreTimeoutError`."""
+        log = self._log
+        if self._withdraw(station, write):
+            raise log.lock_timeout(write.waited())
+        log.refresh(LOCK_GRACE_S)
+        error = log.lock_timeout(write.waited())
+        if write.watch is not None and write.watch.is_found:
+            return self._result_without_lock(write, error)
+        error.maybe_applied = True
+        raise error
+
+    def _result_without_lock(self, write: Write, error: StoreError | StoreTimeoutError) -> Any:
+        """Return the result of `write`, whose record was read. Raise `error` if its second record is missing."""
+        watch = write.watch
+        assert watch is not None, "its record was found"
+        noted = watch.noted
+        left, result = self._log.inspect(lambda: self._decider.begin().resume(write.operation, noted))
+        if left:
+            error.maybe_applied = True
+            raise error
+        return result
+
+    # -- the leader ------------------------------------------------------------------------------------------------
+
+    def _lead(self, station: Station, slot: Slot, write: Write) -> Any:
+        """Carry out `write` and all requests that wait, in one hold of the log's lock. This thread has the seat."""
+        log = self._log
+        batch = Batch(log, self._decider, write, station, slot)
+        shared, is_written = log.handle.shared, False
+        try:
+            shared.leader = system.threading.get_ident()
+            batch.show_life()
+            log.update(BATCH, b"", batch, None, write.left())  # type: ignore[arg-type]
+            is_written = True
+        finally:
+            # A C function comes first, as in `Log.update`: otherwise Ctrl-C could leave the seat taken.
+            try:
+                slot.free()
+            except OSError as error:  # as in `_free`
+                raise_if_foreign(error)
+            shared.leader = 0
+            self._tell(station, slot, batch, is_written=is_written)
+        station.sweep_if_due()
+        return self._finish(write, batch)
+
+    def _tell(self, station: Station, slot: Slot, batch: Batch, *, is_written: bool) -> None:
+        """Tell each author its answer, after the records are complete on the server, and then call the next leader."""
+        if system.process_epoch() != station.epoch:
+            return  # a signal handler has forked, and this is the child: the requests are the parent's
+        for claim in batch.claims if is_written else ():
+            station.tell(slot, claim.address, claim.answer)
+        for claim in batch.failed if is_written else batch.failed + batch.claims:
+            station.tell(slot, claim.address, Answer(claim.answer.time, requests.UNKNOWN))
+        for path in station.requests():
+            data = station.read(path)
+            request = None if data is None else decode_request(data)
+            # Any author may take the seat. This only saves the oldest one the time until its next look.
+            if request is not None and station.tell(slot, request.address, Answer(0, requests.LEAD)):
+                return

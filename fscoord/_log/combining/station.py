@@ -1,0 +1,382 @@
+"""`Station`: the files of one log on one host, by which its writers find a leader. The seat, the requests, the sockets.
+
+The station is a directory beside the bell of the host, private to its user: ``q`` has the requests, ``a`` the
+addresses of the threads that wait for an answer, ``seat`` the lock of the leader. docs/format.md lists the names. It
+lies in memory where that is possible: publishing a request took 19 microseconds there, and 870 on a busy ext4.
+
+- A **request** is one file, written under another name and renamed, so it is never torn. Whoever unlinks it has it:
+  the leader that claims it, or the author that withdraws it. The kernel lets exactly one unlink(2) succeed.
+- The **seat** is a lock on byte 0 of a file, tried and never waited for. The file holds the phase of the leader and a
+  counter, by which followers tell a leader that waits for the log's lock from one that was stopped.
+- An **address** is a datagram socket. A send never blocks. The error ECONNREFUSED shows that the author is gone.
+
+Everything here may be lost. A directory that was removed, or a full one, raises an OSError, and the caller writes
+alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from fscoord._log.combining.request import SEAT_SIZE, Answer, encode_seat
+from fscoord._log.io import safe_files
+from fscoord._log.locking.process_mutex import LogKey
+from fscoord._log.wakeup.node_poller import node_path
+from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign, raise_unless_absent
+
+VERSION: Final = ".1"
+"""The end of the name of the directory. Processes that understand each other's files have the same."""
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the subdirectory that is made in it is checked
+"""A file system in memory, for hosts on which XDG_RUNTIME_DIR is not set."""
+
+SWEEP_S: Final = 60.0
+"""The pause between two removals of addresses whose owners are gone, in seconds."""
+
+ANSWER_MAX: Final = 1 << 16
+"""The longest datagram, in bytes. An answer is shorter."""
+
+_TEMPORARY: Final = ".new"
+
+
+class Slot:
+    """What one thread needs while it writes: an address, and its own descriptor of the seat.
+
+    The seat is an open-file-description lock, so two threads that shared a descriptor would not exclude each other.
+
+    A slot that is lost to an interruption is closed when it is collected.
+
+    Args:
+        path: the path of the address.
+        owned_fds: the open descriptors of the station.
+
+    Attributes:
+        name: the name of the address.
+        take: takes the seat, or raises BlockingIOError.
+        free: leaves the seat. It is a C function, so it may be the first call of a ``finally``; see `interrupts`.
+    """
+
+    def __init__(self, path: str, owned_fds: set[int]) -> None:
+        self.name = system.os.path.basename(path)
+        self.take: Callable[[], object] = _no_descriptor
+        self.free: Callable[[], object] = _nothing
+        self._sockets: list[Any] = []
+        self._fd: list[int] = []
+        self.poll = system.select.poll()
+        epoch = system.process_epoch()
+        self.close = weakref.finalize(self, _close, path, epoch, self._sockets, self._fd, owned_fds)
+        self.close.atexit = False
+
+    def open(self, way: str, seat: str, network: Any, owned_fds: set[int]) -> None:
+        """Open the sockets and the seat. `way` leads to the directory of the addresses."""
+        network.datagram_sockets(self._sockets)
+        self.inbox.bind(way + self.name)
+        self.poll.register(self.inbox.fileno(), system.select.POLLIN)
+        fd, fcntl = safe_files.open_descriptor(seat, system.os.O_RDWR, owned_fds=owned_fds), system.fcntl
+        self._fd.append(fd)
+        self.free = partial(fcntl.fcntl, fd, fcntl.F_OFD_SETLK, _seat_lock(fcntl.F_UNLCK))
+        self.take = partial(fcntl.fcntl, fd, fcntl.F_OFD_SETLK, _seat_lock(fcntl.F_WRLCK))
+
+    @property
+    def inbox(self) -> Any:
+        """The socket that is bound to the address."""
+        return self._sockets[0]
+
+    @property
+    def outbox(self) -> Any:
+        """The socket that probes and tells others."""
+        return self._sockets[1]
+
+    def after_fork(self) -> None:
+        """Close the sockets in a forked child, and forget the descriptor, whose number may belong to another file."""
+        self.take, self.free = _no_descriptor, _nothing
+        self._fd.clear()
+        for each in self._sockets:
+            each.close()
+
+
+def _close(path: str, epoch: int, sockets: list[Any], fds: list[int], owned_fds: set[int]) -> None:
+    """Close what a slot has opened, and remove its address, unless this is a forked child."""
+    safe_files.unlink_quietly(path, epoch)
+    for each in sockets:
+        each.close()
+    for fd in fds:
+        safe_files.close_owned(fd, owned_fds)
+
+
+def _no_descriptor() -> None:
+    raise OSError(system.errno.EBADF, "the descriptor was closed by a fork")
+
+
+def _nothing() -> None:
+    """Do nothing, in the place of `Slot.free`."""
+
+
+def _seat_lock(kind: int) -> bytes:
+    return system.FLOCK_STRUCT.pack(kind, 0, 0, 1, 0)
+
+
+class Station:
+    """The station of one handle for the log `key`.
+
+    The pool of slots is shared by the threads of the handle. Each takes a slot for one operation.
+
+    Raises:
+        OSError: no directory is local to this host and private to this user, or the files can't be made in it.
+    """
+
+    def __init__(self, key: LogKey) -> None:
+        self._network: Any = system.import_uninterrupted("fscoord._runtime.network")
+        self._fds = system.Descriptors()
+        self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._fds)
+        self._finalizer.atexit = False
+        self._free_slots: list[Slot] = []
+        self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
+        self._swept_at = 0.0
+        self.is_closed = False
+        self.epoch = system.process_epoch()
+        join = system.os.path.join
+        self.directory = node_path(key, (SHARED_MEMORY,)) + VERSION
+        self._requests, self._addresses = join(self.directory, "q"), join(self.directory, "a")
+        self._seat = join(self.directory, "seat")
+        _stations.add(self)
+        try:
+            try:
+                self._make()
+            except FileNotFoundError as error:  # the last user of the directory has just removed it
+                raise_if_foreign(error)
+                self._make()
+            self._sweep(system.time.monotonic())
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self) -> None:
+        for directory in (self.directory, self._requests, self._addresses):
+            try:
+                system.os.mkdir(directory, 0o700)
+            except FileExistsError as error:
+                raise_if_foreign(error)
+        flags = system.os.O_RDONLY | system.os.O_DIRECTORY
+        # The path of a socket may have 107 bytes, so addresses are reached through this descriptor of their directory.
+        fd = safe_files.open_descriptor(self._addresses, flags, owned_fds=self._fds)
+        self._way = f"/proc/self/fd/{fd}/"
+        self._seat_fd = safe_files.open_descriptor(
+            self._seat, system.os.O_RDWR | system.os.O_CREAT, owned_fds=self._fds
+        )
+        # Made at once: while an address exists, no other process removes the directory; see `close`.
+        self._add_slot(self._free_slots.append)
+
+    # -- slots -----------------------------------------------------------------------------------------------------
+
+    def take_slot(self, taken: list[Slot]) -> None:
+        """Add to `taken` a slot that no other thread uses, without old answers in its inbox."""
+        try:
+            # In one chain, so that the caller can give the slot back even if it is interrupted here.
+            taken.extend(map(list.pop, (self._free_slots,)))
+        except IndexError as error:
+            raise_unless_absent(error)
+            self._add_slot(taken.append)
+        while self.receive(taken[0], 0.0) is not None:
+            pass
+
+    def give_back(self, slot: Slot) -> None:
+        """Return `slot` to the pool. Close it if the station was closed meanwhile."""
+        self._free_slots.append(slot)
+        if self.is_closed:
+            self.close()
+
+    def _add_slot(self, record: Callable[[Slot], None]) -> None:
+        """Make a slot, and pass it to `record`, a C function."""
+        name = f"{system.os.getpid():x}-{system.random_bytes(4).hex()}"
+        slot = Slot(system.os.path.join(self._addresses, name), self._fds)
+        self._slots.add(slot)
+        slot.open(self._way, self._seat, self._network, self._fds)
+        record(slot)
+
+    # -- the seat --------------------------------------------------------------------------------------------------
+
+    def try_seat(self, slot: Slot) -> bool:
+        """Take the seat, unless another process or thread has it. Return whether it was taken."""
+        try:
+            slot.take()
+        except (BlockingIOError, PermissionError) as error:
+            raise_if_foreign(error)
+            return False
+        return True
+
+    def show(self, phase: int, count: int) -> None:
+        """Write into the seat what the leader does. Only a leader calls this method."""
+        data = encode_seat(phase, count)
+        # No signal handler runs between the two steps of this line. In a child that one forks, the descriptor is -1.
+        system.os.pwrite(self._seat_fd, data, 0)
+
+    def seat_state(self) -> bytes:
+        """Return what the leader has written into the seat."""
+        return system.os.pread(self._seat_fd, SEAT_SIZE, 0)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the seat has no name any more, so that other processes take another seat."""
+        try:
+            return system.os.fstat(self._seat_fd).st_nlink == 0
+        except OSError as error:
+            raise_if_foreign(error)
+            return True
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def request_path(self, name: str) -> str:
+        """Return the path of a new request. Its name begins with the time, so that the oldest request comes first."""
+        return system.os.path.join(self._requests, f"{system.time.monotonic_ns():020d}.{name}")
+
+    def publish(self, slot: Slot, data: bytes, path: str) -> None:
+        """Publish the request `data` of the author with `slot`, at `path`.
+
+        Raises:
+            OSError: the file can't be written, or this is a forked child: the address of `slot` is the parent's.
+        """
+        temporary = system.os.path.join(self._addresses, slot.name + _TEMPORARY)
+        flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_TRUNC
+        fd = safe_files.open_descriptor(temporary, flags, owned_fds=self._fds)
+        try:
+            safe_files.write_all(fd, data)
+        finally:
+            safe_files.close_owned(fd, self._fds)
+        if system.process_epoch() != self.epoch:
+            _no_descriptor()
+        system.os.rename(temporary, path)
+
+    def requests(self) -> list[str]:
+        """Return the paths of all requests, the oldest first. The list is empty if the directory is gone."""
+        try:
+            names = system.os.listdir(self._requests)
+        except OSError as error:
+            raise_if_foreign(error)
+            return []
+        return [system.os.path.join(self._requests, name) for name in sorted(names)]
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of the request `path`; None if it was claimed or withdrawn."""
+        try:
+            fd = safe_files.open_descriptor(path, system.os.O_RDONLY, owned_fds=self._fds)
+        except OSError as error:
+            raise_if_foreign(error)
+            return None
+        try:
+            return system.os.read(fd, ANSWER_MAX)
+        finally:
+            safe_files.close_owned(fd, self._fds)
+
+    def remove(self, path: str) -> bool:
+        """Claim or withdraw the request `path`. Return False if another process has done so, or the file is gone.
+
+        This is the one decision between the leader and the author, and the only one that safety depends on.
+        """
+        if system.process_epoch() != self.epoch:
+            return False  # in a forked child: the request is the parent's
+        try:
+            system.os.unlink(path)
+        except FileNotFoundError as error:
+            raise_if_foreign(error)
+            return False
+        return True
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def is_there(self, slot: Slot, address: str) -> bool:
+        """Return whether a process has the socket `address` open."""
+        if "/" in address or not address:
+            return False
+        try:
+            slot.outbox.connect(self._way + address)
+        except OSError as error:
+            raise_if_foreign(error)
+            return False
+        return True
+
+    def tell(self, slot: Slot, address: str, answer: Answer) -> bool:
+        """Send `answer` to `address`. Return whether it was sent. A lost answer costs its author a look at the log."""
+        try:
+            slot.outbox.sendto(answer.encode(), self._way + address)
+        except OSError as error:
+            raise_if_foreign(error)
+            return False
+        return True
+
+    def receive(self, slot: Slot, seconds: float) -> bytes | None:
+        """Return the next datagram that comes to `slot` within `seconds`, or None."""
+        if seconds > 0 and not slot.poll.poll(seconds * 1000):
+            return None
+        try:
+            data: bytes = slot.inbox.recv(ANSWER_MAX)
+        except OSError as error:
+            raise_if_foreign(error)
+            return None
+        return data
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def sweep_if_due(self) -> None:
+        """Remove what dead processes have left, once in `SWEEP_S`. Only a leader calls this method."""
+        now = system.time.monotonic()
+        if now - self._swept_at > SWEEP_S:
+            self._sweep(now)
+
+    def _sweep(self, now: float) -> None:
+        """Remove addresses whose sockets are closed. A socket is open from before its name exists."""
+        self._swept_at = now
+        slot = self._free_slots[-1] if self._free_slots else None
+        if slot is None or system.process_epoch() != self.epoch:
+            return
+        for name in system.os.listdir(self._addresses):
+            address = name.removesuffix(_TEMPORARY)
+            if address != slot.name and not self.is_there(slot, address):
+                safe_files.unlink_quietly(system.os.path.join(self._addresses, name))
+
+    def close(self) -> None:
+        """Close the free slots. A thread that uses a slot closes it, and all else, when it gives the slot back.
+
+        The last user of the directory removes it: while another process has an address in it, the first rmdir(2) fails.
+        """
+        self.is_closed = True
+        while self._free_slots:
+            slot = self._free_slots.pop()
+            slot.close()
+            self._slots.discard(slot)
+        if not self._slots:
+            self._finalizer()
+            if system.process_epoch() == self.epoch:
+                self._remove_directory()
+
+    def _remove_directory(self) -> None:
+        steps: tuple[tuple[Callable[[str], None], str], ...] = (
+            (system.os.rmdir, self._addresses),
+            (system.os.rmdir, self._requests),
+            (system.os.unlink, self._seat),
+            (system.os.rmdir, self.directory),
+        )
+        try:
+            for step, path in steps:
+                step(path)
+        except OSError as error:
+            raise_if_foreign(error)
+
+    def after_fork(self) -> None:
+        """Forget the slots in a forked child. All files and locks are the parent's, so nothing is removed or unlocked.
+
+        The descriptors are closed already. The child opens a station of its own.
+        """
+        self.is_closed = True
+        self._seat_fd = -1
+        for slot in list(self._slots):
+            slot.after_fork()
+        self._free_slots.clear()
+        self._slots.clear()
+
+
+_stations = system.reset_in_child("stations", Station.after_fork)

@@ -1,0 +1,751 @@
+"""Combined writes in one process: who leads, who follows, and what an author that is not told finds out."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.combining import (
+    HeldLock,
+    Seat,
+    combiner_of,
+    left_behind,
+    share,
+    station_of,
+    until,
+)
+from support.faulty import faulty_os, faulty_system
+from support.internals import log_of
+from support.places import start_thread
+from support.plain_reader import read_newest
+
+from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError, barrier
+from fscoord._log.access import mount
+from fscoord._log.combining import batch, combiner
+from fscoord._log.combining.batch import Batch, Write
+from fscoord._log.combining.combiner import Combiner
+from fscoord._log.combining.request import ALONE, DONE, LEAD, Author, encode_request
+from fscoord._log.combining.station import Station
+from fscoord._log.format import record
+from fscoord._log.io.writer import SharedLogWriter
+from fscoord._log.wakeup.node_poller import node_path
+from fscoord._runtime import system
+from fscoord.stores.file.operations import Operation
+
+LIMIT_S = 60
+NEVER_S = 1000.0
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    share(str(tmp_path), monkeypatch)
+    return str(tmp_path / "log")
+
+
+@pytest.fixture
+def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Followers look at the seat once, right after the publishing, and then only if they are told to."""
+    monkeypatch.setattr(combiner, "LOOK_S", NEVER_S)
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many records each write appends."""
+    found: list[int] = []
+    append = SharedLogWriter.append_batch
+
+    def append_batch(writer: SharedLogWriter, records: Any) -> None:
+        found.append(len(records))
+        append(writer, records)
+
+    monkeypatch.setattr(SharedLogWriter, "append_batch", append_batch)
+    return found
+
+
+def opened(path: str, stack: ExitStack, count: int) -> list[FileStore]:
+    """Return handles that have registered, so that others may write for them."""
+    stores = [stack.enter_context(FileStore(path, timeout=LIMIT_S)) for _ in range(count)]
+    for store in stores:
+        store.set("registered", "1")
+    return stores
+
+
+def records_of(path: str, kind: int) -> list[Any]:
+    return [entry for entry in read_newest(Path(path)).records if entry[1] == kind]
+
+
+# One batch for all
+
+
+@pytest.mark.parametrize("handles", [1, 2])
+def test_threads_that_wait_for_the_lock_share_one_write(handles: int, path: str, batches: list[int]) -> None:
+    count = 8
+    with ExitStack() as stack:
+        stores = opened(path, stack, handles)
+        with HeldLock(path) as held:
+            threads = [start_thread(lambda store=store: store.add("n", 1)) for store in stores for _ in range(count)]
+            until(lambda: len(station_of(stores[0]).requests()) == handles * count - 1)
+            batches.clear()
+            held.release()
+            sums = [thread.join() for thread in threads]
+        assert sorted(sums) == list(range(1, handles * count + 1))
+        assert batches == [handles * count], "all of them in one write"
+        assert station_of(stores[0]).requests() == []
+    assert left_behind(os.path.dirname(path)) == []
+
+
+def test_operations_of_every_kind_share_one_write_and_get_their_own_results(path: str, batches: list[int]) -> None:
+    calls: list[tuple[Callable[[FileStore], Any], Any]] = [
+        (lambda store: store.set("a", "1"), None),
+        (lambda store: store.add("n", 5), 5),
+        (lambda store: store.append("text", "x"), None),
+        (lambda store: store.compare_set("c", "", "new"), b"new"),
+        (lambda store: store.compare_set("c2", "old", "new"), b"old"),
+        (lambda store: store.delete_key("old"), True),
+        (lambda store: store.delete_key("missing"), False),
+        (lambda store: store.multi_set(["m1", "m2"], ["1", "2"]), None),
+        (lambda store: store.queue_push("q", "pushed"), None),
+        (lambda store: store.queue_pop("full", block=False), b"item"),
+    ]
+    with ExitStack() as stack:
+        stores = opened(path, stack, len(calls))
+        stores[0].set("old", "1")
+        stores[0].queue_push("full", "item")
+        stores[-1].num_keys()
+        with HeldLock(path) as held:
+            threads = [start_thread(call, store) for (call, _), store in zip(calls, stores, strict=True)]
+            until(lambda: len(station_of(stores[0]).requests()) == len(calls) - 1)
+            batches.clear()
+            held.release()
+            assert [thread.join() for thread in threads] == [result for _, result in calls]
+        assert batches == [8], "two operations need no record"
+        assert stores[3].multi_get(["a", "n", "text", "c", "m2"]) == [b"1", b"5", b"x", b"new", b"2"]
+
+
+def test_ranks_of_a_host_arrive_in_one_write_and_the_last_of_them_ends_the_wait(path: str, batches: list[int]) -> None:
+    size = 6
+    with ExitStack() as stack:
+        stores = [stack.enter_context(FileStore(path, rank=rank, timeout=LIMIT_S)) for rank in range(size)]
+        for store in stores:
+            store.set("registered", "1")
+        with pytest.raises(StoreTimeoutError):
+            stores[0].wait(["never"], 0.01)  # announces the bell
+        with HeldLock(path) as held:
+            threads = [
+                start_thread(lambda rank=rank: barrier(stores[rank], size, "b", LIMIT_S, rank)) for rank in range(size)
+            ]
+            until(lambda: len(station_of(stores[0]).requests()) == size - 1)
+            batches.clear()
+            held.release()
+            for thread in threads:
+                thread.join()
+        assert batches == [size + 1], "an arrival of each rank, and the key of the end"
+
+
+def test_lone_writer_publishes_nothing(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[Any] = []
+    monkeypatch.setattr(Station, "publish", lambda *given: published.append(given))
+    with FileStore(path, timeout=LIMIT_S) as store:
+        assert [store.add("n", 1) for _ in range(20)] == list(range(1, 21))
+    assert published == []
+
+
+def test_batch_is_not_longer_than_one_request_to_the_server(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader's flush, or a lost connection, could leave a hole in a batch of two requests."""
+    written: list[int] = []
+    append = SharedLogWriter.append_batch
+
+    def append_batch(writer: SharedLogWriter, records: Any) -> None:
+        written.append(sum(29 + len(key) + len(value) for _, key, value, _, _ in records))
+        append(writer, records)
+
+    monkeypatch.setattr(batch, "BATCH_MAX", 4096)
+    with ExitStack() as stack:
+        stores = opened(path, stack, 12)
+        monkeypatch.setattr(SharedLogWriter, "append_batch", append_batch)
+        with HeldLock(path) as held:
+            threads = [start_thread(store.set, f"k{n}", b"x" * 1000) for n, store in enumerate(stores)]
+            until(lambda: len(station_of(stores[0]).requests()) == len(stores) - 1)
+            held.release()
+            for thread in threads:
+                thread.join()
+        assert stores[0].num_keys() == 13
+    assert max(written) <= 4096
+    assert len(written) < 12
+
+
+# The seat
+
+
+def test_author_looks_at_the_seat_once_more_behind_the_publishing(
+    path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader may have left between the first try and the publishing, and then nobody comes."""
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        store.set_timeout(5)
+        publish = Station.publish
+        with Seat(store) as seat:
+
+            def publish_late(station: Station, *given: Any) -> None:
+                publish(station, *given)
+                seat.leave()
+
+            monkeypatch.setattr(Station, "publish", publish_late)
+            assert store.add("n", 1) == 1
+            assert seat.station.requests() == []
+
+
+def test_leader_that_gets_no_lock_calls_the_next_one(path: str, only_told: None) -> None:
+    with ExitStack() as stack:
+        first, second = opened(path, stack, 2)
+        with HeldLock(path) as held:
+            first.set_timeout(0.1)
+            leading = start_thread(first.add, "n", 1)
+            until(lambda: log_of(first).handle.shared.leader)
+            following = start_thread(second.add, "n", 1)
+            until(lambda: station_of(second).requests())
+            with pytest.raises(StoreTimeoutError) as caught:
+                leading.join()
+            assert not caught.value.maybe_applied
+            until(lambda: not station_of(second).requests())  # it leads: nobody else is there
+            held.release()
+            assert following.join() == 1
+
+
+def test_author_leads_when_it_is_told_that_the_seat_is_free(path: str, only_told: None) -> None:
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        with Seat(store) as seat:
+            thread = start_thread(store.add, "n", 1)
+            (request,) = seat.requests(1)
+            data = seat.station.read(request)
+            assert data is not None
+            decoded = batch.decode_request(data)
+            assert decoded is not None
+            seat.leave()
+            seat.tell(decoded, LEAD)
+            assert thread.join() == 1
+
+
+def test_leader_that_waits_long_and_shows_life_keeps_its_followers(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise combining would end just where many hosts contend for the lock."""
+    monkeypatch.setattr(combiner, "STALLED_S", 0.3)
+    bypassed: list[Any] = []
+    monkeypatch.setattr(Combiner, "_bypass", lambda *given: bypassed.append(given))
+    with ExitStack() as stack:
+        stores = opened(path, stack, 3)
+        with HeldLock(path) as held:
+            threads = [start_thread(store.add, "n", 1) for store in stores]
+            until(lambda: len(station_of(stores[0]).requests()) == 2)
+            state = station_of(stores[0]).seat_state()
+            changes = 0
+            while changes < 8:  # each shows life after a tenth of a second
+                until(lambda state=state: station_of(stores[0]).seat_state() != state)
+                state = station_of(stores[0]).seat_state()
+                changes += 1
+            held.release()
+            assert sorted(thread.join() for thread in threads) == [1, 2, 3]
+    assert bypassed == []
+
+
+@pytest.mark.parametrize("phase", ["WAITING", "HOLDING"])
+def test_followers_of_a_leader_that_shows_no_life_write_alone_until_it_moves(
+    phase: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(combiner, "STALLED_S", 0.1)
+    monkeypatch.setattr(combiner, "SILENT_S", 0.1)
+    published: list[Any] = []
+    publish = Station.publish
+    monkeypatch.setattr(Station, "publish", lambda *given: published.append(given) or publish(*given))
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        with Seat(store) as seat:
+            seat.show_life(getattr(combiner.requests, phase))
+            assert store.add("n", 1) == 1
+            assert store.add("n", 1) == 2
+            assert len(published) == 1, "the second write waits for nobody"
+            seat.show_life()
+            assert store.add("n", 1) == 3
+            assert len(published) == 2
+            assert seat.station.requests() == []
+
+
+# What became of a request
+
+
+def test_request_that_is_withdrawn_at_the_deadline_is_never_appended(path: str) -> None:
+    with ExitStack() as stack:
+        store, other = opened(path, stack, 2)
+        with Seat(store) as seat:
+            store.set_timeout(0.005)
+            with pytest.raises(StoreTimeoutError) as caught:
+                store.add("n", 1)
+            assert not caught.value.maybe_applied
+            assert seat.station.requests() == []
+        assert other.add("n", 1) == 1
+
+
+def test_request_that_was_claimed_and_not_answered_may_be_applied_at_the_deadline(path: str) -> None:
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        with Seat(store) as seat, HeldLock(path):
+            store.set_timeout(0.3)
+            thread = start_thread(store.add, "n", 1)
+            seat.claim()
+            with pytest.raises(StoreTimeoutError) as caught:
+                thread.join()
+            assert caught.value.maybe_applied
+
+
+def test_claim_of_a_leader_that_left_without_a_record_ends_with_its_hold(path: str) -> None:
+    with ExitStack() as stack:
+        store, other = opened(path, stack, 2)
+        with Seat(store) as seat:
+            thread = start_thread(store.add, "n", 1)
+            seat.claim()
+            other.set("another", "1")  # alone: the seat is taken, and shows no life
+            seat.leave()
+            assert thread.join() == 1
+        assert other.add("n", 1) == 2
+
+
+TOLD: list[tuple[str, Callable[[FileStore], Any], Any]] = [
+    ("add", lambda store: store.add("n", 1), 1),
+    ("set", lambda store: store.set("k", "1"), None),
+    ("append", lambda store: store.append("text", "x"), None),
+    ("compare_set", lambda store: store.compare_set("c", "", "new"), b"new"),
+    ("delete_key", lambda store: store.delete_key("old"), True),
+    ("queue_push", lambda store: store.queue_push("q", "x"), None),
+    ("queue_pop", lambda store: store.queue_pop("full", block=False), b"first"),
+    ("multi_set", lambda store: store.multi_set(["m"], ["1"]), None),
+]
+
+
+@pytest.mark.parametrize(("call", "result"), [each[1:] for each in TOLD], ids=[each[0] for each in TOLD])
+def test_author_that_is_not_told_finds_its_record_and_does_not_append_it_again(
+    call: Callable[[FileStore], Any], result: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader was killed between its write and the telling. Meanwhile others go on."""
+    with ExitStack() as stack:
+        leader, author, third = opened(path, stack, 3)
+        leader.set("old", "1")
+        for item in ("first", "second", "third"):
+            leader.queue_push("full", item)
+        author.num_keys()
+        with HeldLock(path) as held:
+            leading = start_thread(leader.set, "led", "1")
+            until(lambda: log_of(leader).handle.shared.leader)
+            following = start_thread(call, author)
+            until(lambda: station_of(author).requests())
+            monkeypatch.setattr(Combiner, "_tell", lambda *_, **__: None)
+            monkeypatch.setattr(combiner, "LOOK_S", 0.2)
+            held.release()
+            leading.join()
+        third.queue_pop("full", block=False)
+        third.delete_key("c")
+        assert following.join() == result
+        before = log_of(third).position()
+        third.num_keys()
+        assert log_of(third).position()[1] - before[1] == 0, "the author has appended nothing"
+
+
+def test_answer_to_an_earlier_request_of_the_address_is_dropped(path: str) -> None:
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        with Seat(store) as seat:
+            store.set_timeout(0.2)
+            with HeldLock(path):
+                late = start_thread(store.add, "n", 1)
+                first = seat.claim()
+                with pytest.raises(StoreTimeoutError):
+                    late.join()
+            seat.tell(first, DONE, b"I99")
+            store.set_timeout(LIMIT_S)
+            thread = start_thread(store.add, "n", 1)
+            second = seat.claim()
+            assert second.address == first.address
+            seat.tell(second, DONE, b"I99", time=first.time)
+            seat.tell(second, DONE, b"I5")
+            assert thread.join() == 5
+
+
+def test_author_that_must_write_alone_does_so_once(path: str) -> None:
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        with Seat(store) as seat:
+            thread = start_thread(store.add, "n", 1)
+            seat.tell(seat.claim(), ALONE)
+            assert thread.join() == 1
+        assert store.add("n", 0) == 1
+
+
+def test_claims_of_an_attempt_that_is_repeated_are_not_repeated(path: str) -> None:
+    """Their authors may have found, under the lock, that nothing was appended, and decided by themselves."""
+    with ExitStack() as stack:
+        leader, author = opened(path, stack, 2)
+        with Seat(leader) as seat:
+            thread = start_thread(author.add, "n", 1)
+            seat.requests(1)
+            write = Write(Operation(record.SET, b"k", b"1"), log_of(leader).writer.next_time(), LIMIT_S)
+            decider = combiner_of(leader)._decider
+            plan = Batch(log_of(leader), decider, write, seat.station, seat.slot)
+            leader.num_keys()
+            assert len(plan.decide(1)) == 2
+            assert len(plan.decide(1)) == 1
+            assert (len(plan.claims), len(plan.failed)) == (0, 1)
+            seat.leave()
+            assert thread.join() == 1
+
+
+def test_second_record_of_an_arrival_lost_in_a_torn_batch_is_appended_by_its_author(path: str) -> None:
+    with ExitStack() as stack:
+        leader, author = opened(path, stack, 2)
+        author.announce_rank(0)
+        with Seat(leader) as seat:
+            thread = start_thread(lambda: barrier(author, 1, "b", LIMIT_S, 0))
+            request = seat.claim()
+            writer = log_of(leader).writer
+            assert isinstance(writer, SharedLogWriter)
+            leader.num_keys()
+            operation = Operation.decode(request.operation)
+            found = (operation.kind, operation.key, operation.value, request.session, request.time)
+            with log_of(leader).handle.mutex:
+                writer.append_batch([found])
+            seat.leave()
+            thread.join()
+        assert leader.get("b/complete") == b"1"
+        assert leader.get("b/arrivals") == b"0/1 "
+
+
+def test_request_that_is_withdrawn_while_the_leader_reads_it_is_not_appended(
+    path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        leader, author = opened(path, stack, 2)
+        author.set_timeout(0.3)
+        with Seat(author) as seat:
+            thread = start_thread(author.add, "n", 1)
+            seat.requests(1)
+        is_there = Station.is_there
+
+        def when_withdrawn(station: Station, *given: Any) -> bool:
+            found = is_there(station, *given)
+            until(lambda: not thread.is_alive())
+            return found
+
+        monkeypatch.setattr(Station, "is_there", when_withdrawn)
+        leader.set("led", "1")
+        with pytest.raises(StoreTimeoutError) as caught:
+            thread.join()
+        assert not caught.value.maybe_applied
+        assert leader.add("n", 0) == 0
+
+
+# Requests that nobody may write
+
+
+def foreign_request(path: str, store: FileStore, change: Callable[[Author], Author]) -> bytes | None:
+    """Publish a request of `store` with another author; return what its author is told."""
+    log, station = log_of(store), station_of(store)
+    session = log.handle.lock.session
+    author = Author(session, log.table.sessions[session].alive_id, log.follower.life, log.follower.run)
+    with ExitStack() as stack:
+        waiting = Seat(store)
+        stack.callback(lambda: (waiting.station.give_back(waiting.slot), waiting.station.close()))
+        data = encode_request(change(author), 5, waiting.slot.name, Operation(record.SET, b"foreign", b"1").encode())
+        waiting.station.publish(waiting.slot, data, waiting.station.request_path("x"))
+        assert len(station.requests()) == 1
+        store.set("k", "1")
+        assert station.requests() == []
+        return waiting.station.receive(waiting.slot, 1.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda author: author._replace(session=author.session + 77),
+        lambda author: author._replace(alive_id=bytes(16)),
+        lambda author: author._replace(life=author.life + 1),
+        lambda author: author._replace(run=((b"job", 1),)),
+    ],
+    ids=["session", "liveness", "life", "run"],
+)
+def test_request_of_another_life_run_or_session_is_left_to_its_author(
+    change: Callable[[Author], Author], path: str
+) -> None:
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        told = foreign_request(path, store, change)
+        assert told is not None
+        assert told[8] == ALONE
+        assert not store.check(["foreign"])
+        told = foreign_request(path, store, lambda author: author)
+        assert told is not None
+        assert told[8] == DONE
+        assert store.check(["foreign"])
+
+
+def test_request_of_a_session_with_a_death_record_is_left_to_its_author(path: str) -> None:
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        with FileStore(path, timeout=LIMIT_S) as other:
+            number = other.register()
+        assert store.dead_sessions([number]) == [number]
+        told = foreign_request(path, store, lambda author: author._replace(session=number))
+        assert told is not None
+        assert told[8] == ALONE
+        assert not store.check(["foreign"])
+
+
+def test_request_whose_author_is_gone_is_dropped(path: str) -> None:
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        log, station = log_of(store), station_of(store)
+        session = log.handle.lock.session
+        author = Author(session, log.table.sessions[session].alive_id, log.follower.life, log.follower.run)
+        gone = Seat(store)
+        data = encode_request(author, 5, gone.slot.name, Operation(record.SET, b"foreign", b"1").encode())
+        gone.station.publish(gone.slot, data, gone.station.request_path("x"))
+        gone.station.give_back(gone.slot)
+        gone.station.close()
+        for content in (b"", data[:20], data[:-1] + b"?"):
+            Path(station.directory, "q", f"{len(content):020d}.y").write_bytes(content)
+        store.set("k", "1")
+        assert station.requests() == []
+        assert not store.check(["foreign"])
+
+
+# The files of the host
+
+
+def test_writers_go_on_alone_where_the_directory_is_removed_meanwhile(path: str) -> None:
+    with ExitStack() as stack:
+        store, other = opened(path, stack, 2)
+        with Seat(store) as seat:
+            thread = start_thread(store.add, "n", 1)
+            seat.requests(1)
+            for folder in ("q", "a"):
+                directory = os.path.join(seat.station.directory, folder)
+                for name in os.listdir(directory):
+                    os.unlink(os.path.join(directory, name))
+                os.rmdir(directory)
+            os.unlink(os.path.join(seat.station.directory, "seat"))
+            os.rmdir(seat.station.directory)
+            seat.leave()
+            assert thread.join() == 1
+        assert other.add("n", 1) == 2
+        assert store.add("n", 1) == 3
+
+
+@pytest.mark.parametrize("name", ["mkdir", "open", "write", "rename"])
+def test_writers_go_on_alone_where_the_files_of_the_host_fail(name: str, path: str) -> None:
+    def fails(called: str, _: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        first = arguments[0]
+        if called != name:
+            return
+        where = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else os.fspath(first)
+        if ".1/" in where + "/" and "/node/" in where:
+            raise OSError(system.errno.ENOSPC, "no space left on device")
+
+    with ExitStack() as stack:
+        if name != "mkdir":
+            (store,) = opened(path, stack, 1)
+            stack.enter_context(Seat(store))
+        with faulty_system() as faulty, faulty.instead(fails):
+            store = stack.enter_context(FileStore(path, timeout=LIMIT_S))
+            assert [store.add("n", 1) for _ in range(3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("obstacle", ["foreign", "file", "link", "absent"])
+def test_writers_write_alone_where_the_directory_of_the_host_can_not_be_used(
+    obstacle: str, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = tmp_path / "node"
+    place = node / f"fscoord-{os.geteuid()}"
+    if obstacle == "foreign":
+        place.mkdir(0o777)
+        place.chmod(0o777)
+    elif obstacle == "file":
+        place.write_text("")
+    elif obstacle == "link":
+        (tmp_path / "elsewhere").mkdir()
+        place.symlink_to(tmp_path / "elsewhere")
+    else:
+        node.rmdir()
+    with FileStore(path, timeout=LIMIT_S) as store:
+        assert [store.add("n", 1) for _ in range(3)] == [1, 2, 3]
+        assert not combiner_of(store)._stations
+
+
+def test_address_and_request_of_a_dead_process_are_removed_by_the_next(path: str) -> None:
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        addresses = Path(station_of(store).directory, "a")
+        pid = os.fork()
+        if not pid:
+            with suppress(BaseException):
+                other = FileStore(path, timeout=LIMIT_S)
+                other.set("child", "1")
+                Path(addresses, next(iter(station_of(other)._slots)).name + ".new").write_text("")
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert len(os.listdir(addresses)) == 3
+        station_of(store)._sweep(0.0)
+        assert len(os.listdir(addresses)) == 1
+
+
+def test_copy_of_a_log_has_another_directory() -> None:
+    """It has the same id, and what is written to one must not be appended to the other."""
+    assert node_path((b"x" * 16, 1, 2)) != node_path((b"x" * 16, 1, 3))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"durable": True}, "nfs4"),
+        ({"lock": "flock"}, "nfs4"),
+        ({"coherence": "locked"}, "nfs4"),
+        ({}, "ext4"),
+    ],
+    ids=["durable", "flock", "locked", "local"],
+)
+def test_logs_whose_writes_are_not_combined_have_no_files_of_the_host(
+    options: dict[str, Any], kind: str, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fscoord._log import opened as opened_module
+
+    monkeypatch.setattr(opened_module, "find_mount", lambda _: mount.Mount(kind, str(tmp_path), ("rw",)))
+    with FileStore(path, timeout=LIMIT_S, **options) as store:
+        assert store.add("n", 1) == 1
+        assert list((tmp_path / "node").iterdir()) == []
+
+
+# A write that fails
+
+
+def test_batch_that_meets_a_full_disk_at_any_byte_counts_as_far_as_it_is_whole(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader tells nobody a result, and each author finds out what became of its own record."""
+    step = random.randrange(5, 9)
+    print(f"step {step}")
+    is_full: list[int] = []
+
+    def fills(called: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if called != "write" or not is_full or os.readlink(f"/proc/self/fd/{arguments[0]}") != path:
+            return
+        if is_full[0] < len(arguments[1]):
+            real(arguments[0], arguments[1][: is_full.pop()])
+            raise OSError(system.errno.ENOSPC, "no space left on device")
+
+    room = 0
+    with ExitStack() as stack:
+        leader, *others = opened(path, stack, 3)
+        faulty = stack.enter_context(faulty_os())
+        stack.enter_context(faulty.instead(fills))
+        total = 0
+        while True:
+            with HeldLock(path) as held:
+                leading = start_thread(leader.set, "led", "x")
+                until(lambda: log_of(leader).handle.shared.leader)
+                threads = [start_thread(store.add, "n", 1) for store in others]
+                until(lambda: len(station_of(leader).requests()) == 2)
+                is_full.append(room)
+                held.release()
+                try:
+                    leading.join()
+                    is_done = True
+                except StoreUnavailableError:
+                    is_done = False
+                assert sorted(thread.join() for thread in threads) == [total + 1, total + 2]
+            is_full.clear()
+            total += 2
+            assert leader.add("n", 0) == total, f"{room} bytes"
+            with FileStore(path, timeout=LIMIT_S) as fresh:
+                assert fresh.get("n") == b"%d" % total
+            if is_done:
+                break
+            room += step
+        assert room > 90
+    written = [(writer, time) for *_, writer, time in read_newest(Path(path)).records]
+    assert len(set(written)) == len(written), "no two records of a session have the same time"
+
+
+def test_refusal_of_one_author_fails_nobody_else(path: str) -> None:
+    with ExitStack() as stack:
+        stores = opened(path, stack, 4)
+        stores[0].set("text", "x")
+        with HeldLock(path) as held:
+            threads = [
+                start_thread(stores[0].add, "text", 1),
+                start_thread(stores[1].add, "text", 1),
+                start_thread(stores[2].add, "n", 1),
+                start_thread(stores[3].add, "n", 2**63 - 1),
+            ]
+            until(lambda: len(station_of(stores[0]).requests()) == 3)
+            held.release()
+            for thread in threads[:2]:
+                with pytest.raises(ValueError, match="'text' holds b'x', which is not an integer"):
+                    thread.join()
+            results = []
+            for thread in threads[2:]:
+                try:
+                    results.append(thread.join())
+                except OverflowError as error:
+                    assert "does not fit in 64 bits" in str(error)
+            assert results in ([1], [2**63 - 1])
+
+
+def test_waiters_of_the_host_are_woken_for_all_keys_of_a_batch(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fscoord._log.wakeup import waiter
+
+    monkeypatch.setattr(waiter, "SLOW_LAST_S", NEVER_S)
+    monkeypatch.setattr(waiter, "OWN_POLL_S", NEVER_S)
+    with ExitStack() as stack:
+        stores = opened(path, stack, 4)
+        waiting = [start_thread(store.get, f"k{n}") for n, store in enumerate(stores[:2])]
+        until(lambda: log_of(stores[0]).handle.bell and log_of(stores[1]).handle.bell)
+        stores[2].num_keys()
+        stores[3].num_keys()
+        with HeldLock(path) as held:
+            threads = [start_thread(stores[2 + n].set, f"k{n}", "v") for n in range(2)]
+            until(lambda: len(station_of(stores[2]).requests()) == 1)
+            held.release()
+            for thread in threads:
+                thread.join()
+        assert [thread.join() for thread in waiting] == [b"v"] * 2
+
+
+def test_close_of_a_handle_ends_the_write_that_waits_for_an_answer(path: str) -> None:
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        with Seat(store) as seat:
+            thread = start_thread(store.add, "n", 1)
+            seat.requests(1)
+            store.close()
+            with pytest.raises(Exception, match="is closed"):
+                thread.join()
+            assert seat.station.requests() == []
+
+
+def test_arrival_in_a_durable_log_is_written_and_synced_record_by_record(path: str) -> None:
+    """Of a batch that lost a sector in its middle, a sound record would follow, which is damage."""
+    made: list[str] = []
+
+    def see(name: str, _: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if name in ("write", "fdatasync") and os.readlink(f"/proc/self/fd/{arguments[0]}") == path:
+            made.append(name)
+
+    with FileStore(path, rank=0, durable=True, timeout=LIMIT_S) as store:
+        store.set("registered", "1")
+        with pytest.raises(StoreTimeoutError):
+            store.wait(["never"], 0.01)  # announces the bell
+        with faulty_os() as faulty, faulty.instead(see):
+            barrier(store, 1, "b", LIMIT_S, 0)
+    assert made == ["write", "fdatasync"] * 2
