@@ -21,6 +21,7 @@ from typing import NamedTuple
 from fscoord._arguments import INT64_MAX, MalformedText, check_int64, check_positive, key_bytes, key_text, parse_uint63
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
+from fscoord._waiting.awaited import BARRIER, Awaited
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
 from fscoord._waiting.wait import APPEND, KEYS, ArrivalRequest, NeededRanks, WaitRequest, WaitSteps
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
@@ -299,11 +300,15 @@ class Arrivals:
 
     def wait(self) -> WaitSteps[None]:
         """Wait until all ranks have arrived."""
-        slow_logger = SlowWaitLogger(__name__, self._progress)
-        yield WaitRequest(KEYS, [self._complete], self._call.left(), slow_logger=slow_logger)
+        slow_logger = self._new_slow_logger()
+        try:
+            yield WaitRequest(KEYS, [self._complete], self._call.left(), slow_logger=slow_logger)
+        finally:
+            slow_logger.end()
 
-    def _new_slow_logger(self, started: float) -> SlowWaitLogger:
-        return SlowWaitLogger(__name__, self._progress, started)
+    def _new_slow_logger(self, started: float | None = None) -> SlowWaitLogger:
+        awaited = Awaited(BARRIER, key_text(self._call.prefix), self._call.world_size)
+        return SlowWaitLogger(__name__, self._progress, started, awaited)
 
     def _progress(self) -> str:
         missing, size = self.missing(), self._call.world_size
@@ -326,9 +331,16 @@ class Arrivals:
             raise self._foreign(self._arrived)
         last = max(index for index, token in enumerate(tokens) if token == own)
         joined = len(self._parse(tokens[:last]).verdicts)
+        slow_logger = self._new_slow_logger()
+        try:
+            yield from self._wait_until_complete(joined, slow_logger)
+        finally:
+            slow_logger.end()
+
+    def _wait_until_complete(self, joined: int, slow_logger: SlowWaitLogger) -> WaitSteps[None]:
+        """Wait until all ranks have arrived, or the round after `joined` broken ones is broken."""
         dead: list[int] = []
         is_complete, backoff = False, Backoff(self._call.left())
-        slow_logger = SlowWaitLogger(__name__, self._progress)
         while True:
             rounds = self._parse(self._read_text().split())
             if len(rounds.verdicts) > joined:

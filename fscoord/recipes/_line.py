@@ -35,6 +35,7 @@ from typing import Final
 
 from fscoord._arguments import Key, MalformedText, check_positive, key_bytes, key_text, parse_uint63
 from fscoord._runtime import system
+from fscoord._waiting.awaited import LOCK, Awaited
 from fscoord._waiting.timing import FREE_TRIES, SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, LockLostError, StoreTimeoutError
@@ -187,13 +188,27 @@ class Line:
         with suppress(FscoordError):
             self.leave(name)
 
-    def await_turn(self, entry: Entry, timeout: float) -> WaitSteps[Entry | None]:
+    def await_turn(self, entry: Entry, timeout: float, kind: str = LOCK) -> WaitSteps[Entry | None]:
         """Wait until `entry` is served, and return it as it is then. After the timeout remove it and return None.
+
+        Args:
+            entry: the entry, which was not served when it entered the line.
+            timeout: the longest wait, in seconds.
+            kind: what the line is for, for the tools that show waits; see `Awaited`.
 
         Raises:
             LockLostError: another process removed the entry.
         """
-        end, slow_logger = system.time.monotonic() + timeout, SlowWaitLogger(__name__, lambda: self._held_up(entry))
+        awaited = Awaited(kind, self.name)
+        slow_logger = SlowWaitLogger(__name__, lambda: self._held_up(entry), awaited=awaited)
+        try:
+            return (yield from self._await_service(entry, timeout, slow_logger))
+        finally:
+            slow_logger.end()
+
+    def _await_service(self, entry: Entry, timeout: float, slow_logger: SlowWaitLogger) -> WaitSteps[Entry | None]:
+        """Do what `await_turn` does."""
+        end = system.time.monotonic() + timeout
         wake = [self._wake_key(entry.id)]
         is_rung = is_last = False
         while True:

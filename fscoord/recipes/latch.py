@@ -7,6 +7,7 @@ from typing import Final
 
 from fscoord._arguments import Key, Timeout, check_positive, key_bytes, key_text, to_seconds
 from fscoord._runtime import system
+from fscoord._waiting.awaited import LATCH, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.collectives.steps import barrier
@@ -66,7 +67,15 @@ class Latch:
 
     def _waiting(self, timeout: Timeout | None) -> WaitSteps[None]:
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
-        start, slow_logger = system.time.monotonic(), SlowWaitLogger(__name__, self._progress)
+        awaited = Awaited(LATCH, key_text(self._name), self._count)
+        slow_logger = SlowWaitLogger(__name__, self._progress, awaited=awaited)
+        try:
+            return (yield from self._await_opening(limit, slow_logger))
+        finally:
+            slow_logger.end()
+
+    def _await_opening(self, limit: float, slow_logger: SlowWaitLogger) -> WaitSteps[None]:
+        start = system.time.monotonic()
         while True:
             left = limit - (system.time.monotonic() - start)
             with suppress(StoreTimeoutError):

@@ -22,11 +22,12 @@ from dataclasses import replace
 from typing import Any
 
 from fscoord import errors
-from fscoord._arguments import to_seconds
+from fscoord._arguments import key_bytes, to_seconds
 from fscoord._runtime import system
-from fscoord._waiting.timing import Backoff
+from fscoord._waiting.timing import Backoff, SlowWaitLogger
+from fscoord._waiting.wait import KEYS, WaitRequest
 from fscoord.rendezvous.state import State
-from fscoord.store import Store
+from fscoord.store import Store, wait_on
 
 __all__ = [
     "POLL_INTERVAL_S",
@@ -245,18 +246,18 @@ class SharedState:
                 )
         return state
 
-    def wait(self, state: State, timeout: float) -> None:
+    def wait(self, state: State, timeout: float, slow_logger: SlowWaitLogger | None = None) -> None:
         """Wait until `state` has been changed, for at most `timeout` seconds. It may return earlier."""
-        self._wait_for(f"changed/{state.sequence + 1}", timeout)
+        self._wait_for(f"changed/{state.sequence + 1}", timeout, slow_logger)
 
-    def wait_until_settled(self, state: State, timeout: float) -> None:
+    def wait_until_settled(self, state: State, timeout: float, slow_logger: SlowWaitLogger | None = None) -> None:
         """Wait until the round of `state` is complete, or the rendezvous closed, for at most `timeout` seconds."""
-        self._wait_for(f"settled/{state.round}", timeout)
+        self._wait_for(f"settled/{state.round}", timeout, slow_logger)
 
-    def _wait_for(self, key: str, timeout: float) -> None:
+    def _wait_for(self, key: str, timeout: float, slow_logger: SlowWaitLogger | None) -> None:
         try:
             with store_errors_as_rendezvous():
-                self._store.wait([key], timeout)
+                wait_on(self._store, WaitRequest(KEYS, [key_bytes(key)], timeout, slow_logger=slow_logger))
         except errors.RendezvousConnectionError as error:
             if not isinstance(error.__cause__, errors.StoreTimeoutError):
                 raise

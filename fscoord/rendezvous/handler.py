@@ -13,6 +13,7 @@ from fscoord._arguments import Timeout, to_seconds, to_timedelta
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._runtime.logging import logger
+from fscoord._waiting.awaited import RENDEZVOUS, Awaited
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
 from fscoord.collectives import store_timeout
 from fscoord.errors import (
@@ -262,7 +263,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 f"this handler of the rendezvous {self.get_run_id()!r} was shut down; make another to take part again"
             )
         self._keep_alive.start()
-        deadlines, slow_wait = RoundDeadlines(self._limits, self._settings.timeout), SlowWaitLogger(__name__)
+        deadlines = RoundDeadlines(self._limits, self._settings.timeout)
+        awaited = Awaited(RENDEZVOUS, self.get_run_id(), self._limits.min_nodes)
+        slow_wait = SlowWaitLogger(__name__, self._needs_now, awaited=awaited)
         try:
             while True:
                 state = self._agree(deadlines, slow_wait)
@@ -275,6 +278,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         except (RendezvousTimeoutError, RendezvousClosedError, RendezvousGracefulExit, KeyboardInterrupt, SystemExit):
             self._try(self.leave)  # the other nodes must not wait for this one
             raise
+        finally:
+            slow_wait.end()
 
     def _agree(self, deadlines: RoundDeadlines, slow_wait: SlowWaitLogger) -> State:
         """Return the complete round that this node takes part in."""
@@ -311,7 +316,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             if deadlines.is_over(state, self._node):
                 raise RendezvousTimeoutError(self._too_few(state, backoff.tries))
             slow_wait.warn_if_due(lambda: self._needs(state))  # noqa: B023 - it is called at once
-            self._wait(state, deadlines)
+            self._wait(state, deadlines, slow_wait)
             waited_for = state
             state, token = self._shared.read()
             writes, backoff = 0, Backoff(math.inf)
@@ -329,7 +334,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         system.time.sleep(min(random.uniform(0, SPREAD * took), deadlines.left()))
         return self._shared.read()
 
-    def _wait(self, state: State, deadlines: RoundDeadlines) -> None:
+    def _wait(self, state: State, deadlines: RoundDeadlines, slow_wait: SlowWaitLogger) -> None:
         """Wait for a change of `state` after which this node may have something to do, or until the next poll.
 
         Each node that joins changes the state. Only the first participant follows these changes: if all participants
@@ -339,9 +344,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
         if self._node in state.participants[1:] and not (state.complete or state.closed):
             pause = POLL_INTERVAL_S * len(state.participants) / POLLS_PER_S
             longest = min(max(POLL_INTERVAL_S, pause), SETTLED_POLL_S)
-            self._shared.wait_until_settled(state, deadlines.left(longest))
+            self._shared.wait_until_settled(state, deadlines.left(longest), slow_wait)
         else:
-            self._shared.wait(state, deadlines.left())
+            self._shared.wait(state, deadlines.left(), slow_wait)
 
     def _must_know_all(self, decision: Decision, state: State, observed: Observed, waited_for: State | None) -> bool:
         """Return whether this node must find out about every node, because that may change its `decision`.
@@ -358,6 +363,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
         limit = to_seconds(self._settings.timeout.join)
         hint = f". The backend {self.get_backend()!r} refused the last {refused} writes of the state" if refused else ""
         return f"no round within {limit:g} s of {self._needs(state)}{hint}"
+
+    def _needs_now(self) -> str:
+        return self._needs(self._shared.read()[0])
 
     def _needs(self, state: State) -> str:
         others = ", ".join(sorted(state.present - {self._node})[:16]) or "nobody"

@@ -127,6 +127,14 @@ class PrefixStore(StoreView):
             ranks = ranks.with_prefix(self._prefix)
         return new_wait(self._open(), request._replace(keys=self._full_all(request.keys), ranks=ranks), notifier)
 
+    def _wait(self, request: WaitRequest) -> Any:
+        if type(self) is not PrefixStore:  # a subclass may override the operations that wait
+            return super()._wait(request)
+        ranks = request.ranks
+        if isinstance(ranks, NeededRanks):
+            ranks = ranks.with_prefix(self._prefix)
+        return wait_on(self._open(), request._replace(keys=self._full_all(request.keys), ranks=ranks))
+
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
         if type(self) is not PrefixStore:  # a subclass may override the operations that an arrival consists of
             return super()._arrive(request)

@@ -39,6 +39,7 @@ from fscoord.stores.file.lifecycle import COMPACT_BYTES, SPILL_BYTES, check_plat
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.sessions import Sessions
+from fscoord.stores.file.wait_slots import WaitSlots
 from fscoord.stores.file.waits import check_value_size, pop_item
 
 __all__ = ["FileStore"]
@@ -137,6 +138,7 @@ class FileStore(Sessions):
         self._log: Log = lifecycle.open_and_join_run(make, self._timeout, shows=rank is not None or bool(label))
         self._notifier = ChangeNotifier(self._log, self._wanted, watch)
         self._notifiers: weakref.WeakSet[ChangeNotifier] = weakref.WeakSet()
+        self._wait_slots = WaitSlots(self._log, mode)
         self._typical_call_s = TYPICAL_CALL_S if self._log.mount.is_local else math.inf
         lifecycle.register(self, is_participant=self._participants > 0)
 

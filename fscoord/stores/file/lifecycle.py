@@ -20,6 +20,7 @@ from fscoord._log.wakeup.doorbell import FIFO_SUFFIX
 from fscoord._runtime import system
 from fscoord.errors import FscoordError, StoreGoneError, UnsupportedFilesystemError
 from fscoord.stores.file.notifier import BELL_SUFFIX
+from fscoord.stores.file.wait_slots import WAITS_SUFFIX
 
 if TYPE_CHECKING:
     from fscoord.stores.file import FileStore
@@ -39,7 +40,7 @@ __all__ = [
     "unregister",
 ]
 
-SIDE_CARS: Final = (BELL_SUFFIX, BELL_SUFFIX + FIFO_SUFFIX, LIVENESS_SUFFIX)
+SIDE_CARS: Final = (BELL_SUFFIX, BELL_SUFFIX + FIFO_SUFFIX, LIVENESS_SUFFIX, WAITS_SUFFIX)
 ATTEMPTS: Final = 20
 """The most attempts to open a log. An attempt fails if the log is removed meanwhile, or has lost a generation."""
 

@@ -16,12 +16,15 @@ from fscoord._log.recovery import CLOSED
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
-from fscoord._waiting.timing import FIRST_S, SlowWaitLogger
+from fscoord._waiting import timing
+from fscoord._waiting.awaited import KEY, QUEUE
+from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import COUNT, ITEM, NOT_YET, VALUES, ArrivalRequest, NotYet, WaitRequest, Waker
 from fscoord.errors import LimitExceededError
 from fscoord.stores.file.death_watch import DeathWatch, RankNeeds, SessionNeeds
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState, materialize
+from fscoord.stores.file.wait_slots import WaitSlots
 
 __all__ = [
     "AnyChange",
@@ -48,8 +51,11 @@ class Condition(ABC, Generic[T]):
     what = "key"
     """The text by which errors and warnings call the missing keys."""
 
+    kind = KEY
+    """What the missing keys are, for the tools that show waits; see `Awaited`."""
+
     is_logged = True
-    """Whether a long wait is logged."""
+    """Whether a long wait is logged, and shown to other processes."""
 
     arms_wait = False
     """Whether the first look changes the store, and arms the wait itself, under the log's lock; see `Arrival`."""
@@ -101,6 +107,7 @@ class FileWait(Generic[T]):
     _has_looked = False
     _armed_for: bytes | None = None  # the key whose ring ends the next sleep
     _was_rung = False
+    _own_logger: SlowWaitLogger | None = None  # made here, so `close` ends it
 
     def __init__(
         self,
@@ -108,13 +115,15 @@ class FileWait(Generic[T]):
         condition: Condition[T],
         timeout: float,
         slow_logger: SlowWaitLogger | None = None,
+        slots: WaitSlots | None = None,
     ) -> None:
         self._notifier = notifier
         self._condition = condition
         self._started = now = system.time.monotonic()
         self._deadline = now + timeout
         self._slow_logger = slow_logger
-        self._warns_at = 0.0 if slow_logger is not None else now + FIRST_S
+        self._slots = slots
+        self._due = slow_logger.due if slow_logger is not None else now + timing.SHOW_S
 
     def arm(self) -> None:
         """See `Wait.arm`."""
@@ -129,10 +138,10 @@ class FileWait(Generic[T]):
                 return  # there will be no sleep
             death_watch = self._condition.death_watch
             if death_watch is None:
-                waiter = self._notifier.new_waiter(self._deadline)
+                waiter = self._notifier.new_waiter(self._deadline, is_check_due=self._is_check_due)
             else:
                 longest, sessions = death_watch.max_sleep_s, death_watch.known_sessions
-                waiter = self._notifier.new_waiter(self._deadline, longest, sessions, death_watch.is_check_due)
+                waiter = self._notifier.new_waiter(self._deadline, longest, sessions, self._is_check_due)
             # Recorded before `add_waiter`, so that `close` finds the waiter: a signal handler may raise at any point.
             self._waiter = waiter
             self._notifier.add_waiter(waiter)
@@ -165,11 +174,30 @@ class FileWait(Generic[T]):
             # would keep the waiter.
             self.close()
             return self._condition.give_up(system.time.monotonic() - self._started)
-        if now >= self._warns_at and self._condition.is_logged:
-            if self._slow_logger is None:
-                self._slow_logger = self._condition.new_slow_logger(self._started)
-            self._slow_logger.warn_if_due()
+        if now >= self._due and self._condition.is_logged:
+            self._make_known(now)
         return NOT_YET
+
+    def _make_known(self, now: float) -> None:
+        """Show the wait to other processes, once it has lasted for `timing.SHOW_S`, and log the warnings that are due.
+
+        The hot path only compares the time of a look, which it has, with `_due`.
+        """
+        slow_logger = self._slow_logger
+        if slow_logger is None:
+            slow_logger = self._slow_logger = self._own_logger = self._condition.new_slow_logger(self._started)
+        if self._slots is not None and slow_logger.is_long(now):
+            self._slots.show(slow_logger, self._condition.kind, self._condition.missing)
+        slow_logger.warn_if_due()
+        self._due = slow_logger.next_due(now)
+
+    def _is_check_due(self) -> bool:
+        """See `Waiter`. Where another process polls for the node, this wait looks rarely, and becomes known here."""
+        now = system.time.monotonic()
+        if now >= self._due and self._condition.is_logged:
+            self._make_known(now)
+        death_watch = self._condition.death_watch
+        return death_watch is not None and death_watch.is_check_due()
 
     def max_sleep(self) -> float:
         """See `Wait.max_sleep`."""
@@ -206,6 +234,9 @@ class FileWait(Generic[T]):
         if waiter is not None:
             self._notifier.remove_waiter(waiter)
             self._waiter = None
+        own_logger = self._own_logger
+        if own_logger is not None:
+            own_logger.end()
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------
@@ -264,6 +295,7 @@ class _Item(Condition[bytes]):
     """The condition that a queue has a value. The look takes the value, which is the answer."""
 
     what = "a value in queue"
+    kind = QUEUE
 
     def __init__(self, log: Log, state: KeyValueState, name: bytes) -> None:
         self._log = log
