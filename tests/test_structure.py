@@ -17,8 +17,12 @@ from support.sources import MODULES, PACKAGE, imported, is_for_types, module_of,
 
 pytestmark = pytest.mark.once
 
-MODULES_MAX = 170
-"""How many modules the package may have. A change that joins modules lowers this."""
+MODULES_MAX = 182
+"""How many modules the package may have. A change that joins modules lowers this.
+
+Twelve are those of `fscoord ps` and `fscoord top`: what a wait is for, the bytes and the file of wait slots, the
+observer of a file store, what keys say of locks and of barriers, the picture and the findings on it, and the two verbs.
+"""
 
 NOT_A_SUBJECT = frozenset(
     "a after all an another any as at both by each every for from if in it many more no nobody not nothing of on one"

@@ -103,9 +103,10 @@ class WaitSlot(NamedTuple):
             position += length
         if position > SLOT_SIZE:
             return None
+        kind, name = texts
         return cls(
-            number, pid, start_time, boot_id, since_ns, more, wall, monotonic, *texts, size, tuple(keys), count
-        )  # fmt: skip
+            number, pid, start_time, boot_id, since_ns, more, wall, monotonic, kind, name, size, tuple(keys), count
+        )
 
     def is_of(self, number: int, session: Session) -> bool:
         """Return whether the slot is that of session `number`. Otherwise it is stale: an earlier run has left it."""
