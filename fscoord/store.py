@@ -57,11 +57,13 @@ __all__ = [
     "StoreView",
     "arrival_steps",
     "barrier_steps",
+    "closer_look",
     "new_arrival_wait",
     "new_wait",
     "notifier_for",
     "run_blocking",
     "session_states",
+    "stopped_sessions",
     "typical_call_s",
     "wait_for_change",
     "wait_on",
@@ -476,6 +478,14 @@ class Store(ABC):
             system.time.sleep(min(POLL_INTERVAL_S, timeout))
         return True
 
+    def _stopped_sessions(self, numbers: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - see there
+        """See `stopped_sessions`."""
+        return frozenset()
+
+    def _closer_look(self) -> str:
+        """See `closer_look`."""
+        return ""
+
     def _notifier_for(self, backend: WaitBackend) -> Any:  # noqa: ARG002 - see there
         """Return the notifier that wakes the waits of `backend`, for `_new_wait`.
 
@@ -567,6 +577,12 @@ class StoreView(Store):
     def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:
         return self._open()._session_states(numbers)
 
+    def _stopped_sessions(self, numbers: Iterable[int]) -> frozenset[int]:
+        return self._open()._stopped_sessions(numbers)
+
+    def _closer_look(self) -> str:
+        return self._inner._closer_look()
+
 
 # The other modules of this package call these functions. They call private methods, which the stores override.
 
@@ -650,6 +666,22 @@ def session_states(store: Store, numbers: Iterable[int]) -> dict[int, str]:
     register the handle. It records the deaths that it finds, as `Store.members` does.
     """
     return store._session_states(numbers)
+
+
+def stopped_sessions(store: Store, numbers: Iterable[int]) -> frozenset[int]:
+    """Return those of the sessions `numbers` whose processes are known to be stopped, as by SIGSTOP.
+
+    Only processes of this host are known to be stopped.
+    """
+    return store._stopped_sessions(numbers)
+
+
+def closer_look(store: Store) -> str:
+    """Return the end of the message of a time-out: the command that shows what all participants of `store` wait for.
+
+    It is empty if the command shows nothing of this kind of store.
+    """
+    return store._closer_look()
 
 
 def typical_call_s(store: Store) -> float:

@@ -1,4 +1,4 @@
-"""`escape_word`, which makes one word of a host name, for keys and values whose fields are separated by spaces.
+"""`escape_word`, which makes one word of a host name for keys and values; `closer_look`, a command for the shell.
 
 The module is pure: it makes no system calls.
 """
@@ -19,6 +19,13 @@ def escape_word(text: str) -> str:
         sign if sign.isprintable() and sign not in " %" else "".join(f"%{byte:02X}" for byte in _bytes(sign))
         for sign in text
     )
+
+
+def closer_look(path: str) -> str:
+    """Return the end of the message of a time-out on the log at `path`: the command that shows what all wait for."""
+    from shlex import quote  # here, because only an error needs it
+
+    return f"; to look closer: fscoord ps {quote(path)}"
 
 
 def _bytes(sign: str) -> bytes:

@@ -16,7 +16,7 @@ from fscoord.status.findings import SLOW_S, Finding, clock_text, duration, find_
 from fscoord.status.picture import Participant, Picture
 from fscoord.status.reading import observe
 
-__all__ = ["Row", "address", "findings_lines", "is_shown", "ps", "rows", "slow_option"]
+__all__ = ["Row", "address", "findings_lines", "is_shown", "ps", "row_of", "rows", "slow_option"]
 
 log = logging.getLogger(__name__)
 
@@ -147,10 +147,11 @@ def rows(picture: Picture, *, is_all: bool = False) -> list[Row]:
     """Return the rows of the participants that are of interest, or of all: first those with a rank, in their order."""
     chosen = [each for each in picture.participants if is_all or is_shown(each, picture)]
     chosen.sort(key=lambda each: (each.rank is None, each.rank or 0, each.number))
-    return [_row(each, picture) for each in chosen]
+    return [row_of(each, picture) for each in chosen]
 
 
-def _row(each: Participant, picture: Picture) -> Row:
+def row_of(each: Participant, picture: Picture) -> Row:
+    """Return the row of one participant."""
     return Row(
         "-" if each.rank is None else str(each.rank),
         each.label,

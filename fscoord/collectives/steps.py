@@ -25,7 +25,7 @@ from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps
 from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank
 from fscoord.errors import BarrierError, StoreTimeoutError
-from fscoord.store import Store
+from fscoord.store import Store, closer_look
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "synchronize"]
 
@@ -148,7 +148,8 @@ def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: fl
         mixed = "; other callers gave a rank: either all do, or none" if store.check([prefix + b"/arrivals"]) else ""
         raise StoreTimeoutError(
             f"Timed out waiting on barrier for key prefix: {key_text(prefix)} (world_size={world_size},"
-            f" timeout={timeout:g}): {came} arrived; a barrier with rank also names the missing ranks{mixed}",
+            f" timeout={timeout:g}): {came} arrived; a barrier with rank also names the missing ranks{mixed}"
+            f"{closer_look(store)}",
             keys=error.keys,
             holder=error.holder,
             waited=system.time.monotonic() - start,

@@ -42,7 +42,7 @@ from fscoord.errors import FscoordError, LockLostError, StoreTimeoutError
 from fscoord.recipes._entry import ID_MAX, NO_LEASE, Entry, State, WakeUp, format_line, parse_line, with_new_sign
 from fscoord.recipes._keys import Refusals, RefusedError, foreign_value_error
 from fscoord.recipes._lease import LeaseMonitor, check_interval
-from fscoord.store import Store
+from fscoord.store import Store, closer_look, stopped_sessions
 
 __all__ = ["Entry", "Line", "Policy", "force_release", "not_acquired", "one", "readers_or_writer"]
 
@@ -269,7 +269,7 @@ class Line:
         entries = self.living()
         holders = [entry.owner for entry in entries if entry.token]
         return StoreTimeoutError(
-            not_acquired(what, self.name, timeout, holders, len(entries) - len(holders)),
+            not_acquired(what, self.name, timeout, holders, len(entries) - len(holders)) + closer_look(self._store),
             keys=[self.name],
             holder=holders[0] if holders else None,
             waited=timeout,
@@ -278,7 +278,12 @@ class Line:
     def _held_up(self, entry: Entry) -> str:
         """Return the words that describe what `entry` waits for."""
         others = [other for other in self.living() if other.id != entry.id]
-        holders = [other.owner for other in others if other.token]
+        stopped = stopped_sessions(self._store, [other.session for other in others if other.token])
+        holders = [
+            f"{other.owner}, which is stopped" if other.session in stopped else other.owner
+            for other in others
+            if other.token
+        ]
         return f"a turn at {self.name!r} ({_in_line(holders, len(others) - len(holders))})"
 
     def _give_up(self, entry: Entry) -> Entry | None:

@@ -17,7 +17,7 @@ from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
 from fscoord.recipes._keys import get_or_none
 from fscoord.recipes._line import one
-from fscoord.store import Store, run_blocking
+from fscoord.store import Store, closer_look, run_blocking
 
 __all__ = ["Election", "Leader"]
 
@@ -146,7 +146,8 @@ class Election(Exclusive):
             left = limit - (system.time.monotonic() - start)
             if left <= 0:
                 raise StoreTimeoutError(
-                    f"nobody led in a later term than {after} of {self.name!r} within {limit:g} s",
+                    f"nobody led in a later term than {after} of {self.name!r} within {limit:g} s"
+                    + closer_look(self._store),
                     keys=[self.name],
                     waited=limit,
                 )

@@ -26,7 +26,7 @@ from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, parse_count
-from fscoord.store import Store, run_blocking
+from fscoord.store import Store, closer_look, run_blocking
 
 __all__ = ["Membership", "Participant"]
 
@@ -195,7 +195,9 @@ class Membership:
             left = end - system.time.monotonic()
             if left <= 0:
                 raise StoreTimeoutError(
-                    f"nobody joined or left {self.name!r} within {limit:g} s", keys=[self.name], waited=limit
+                    f"nobody joined or left {self.name!r} within {limit:g} s{closer_look(self._store)}",
+                    keys=[self.name],
+                    waited=limit,
                 )
             with suppress(StoreTimeoutError):
                 others = [each.session for each in present if each.session]

@@ -28,7 +28,7 @@ from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import Claim, Item, Items, Taken, new_claim
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none
-from fscoord.store import Store, run_blocking
+from fscoord.store import Store, closer_look, run_blocking
 
 __all__ = ["Item", "PriorityQueue", "Queue"]
 
@@ -141,7 +141,7 @@ class Queue:
             left = end - system.time.monotonic()
             if left <= 0:
                 raise StoreTimeoutError(
-                    f"no item came into the queue {self.name!r} within {limit:g} s",
+                    f"no item came into the queue {self.name!r} within {limit:g} s{closer_look(self._store)}",
                     keys=[key_text(self._items.wakeup)],
                     waited=limit,
                 )

@@ -36,7 +36,7 @@ from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
 from fscoord.rendezvous.keep_alive import KeepAliveThread
 from fscoord.rendezvous.parameters import RendezvousSettings, RendezvousTimeout
 from fscoord.rendezvous.state import Decision, Limits, Observed, State, Verdict, close, decide, evict
-from fscoord.store import Store
+from fscoord.store import Store, closer_look
 from fscoord.stores.prefix import PrefixStore
 
 __all__ = ["ADDRESS_POLL_S", "DynamicRendezvousHandler", "RoundDeadlines"]
@@ -362,7 +362,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _too_few(self, state: State, refused: int = 0) -> str:
         limit = to_seconds(self._settings.timeout.join)
         hint = f". The backend {self.get_backend()!r} refused the last {refused} writes of the state" if refused else ""
-        return f"no round within {limit:g} s of {self._needs(state)}{hint}"
+        return f"no round within {limit:g} s of {self._needs(state)}{hint}{closer_look(self._store)}"
 
     def _needs_now(self) -> str:
         return self._needs(self._shared.read()[0])

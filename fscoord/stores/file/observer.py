@@ -263,8 +263,7 @@ class FileObserver:
     ) -> SeenSession:
         last_ns = self._notes.last_ns.get(number)
         idle = None if last_ns is None else max(0.0, (system.time.time_ns() - last_ns) / 1e9)
-        is_here = alive is not False and home.is_same_process(session)
-        is_stopped = is_here and system.process_state(session.pid) in ("T", "t")
+        is_stopped = alive is not False and home.is_stopped(session)
         waited = 0.0 if slot is None else _waited(slot, session, home)
         found_dead = None if death_ns is None else death_ns / 1e9
         return SeenSession(session, ANSWERS[alive], found_dead, is_stopped, idle, slot, waited)

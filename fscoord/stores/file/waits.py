@@ -16,6 +16,7 @@ from fscoord._log.recovery import CLOSED
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
+from fscoord._runtime.escaping import closer_look
 from fscoord._waiting import timing
 from fscoord._waiting.awaited import KEY, QUEUE
 from fscoord._waiting.timing import SlowWaitLogger
@@ -79,7 +80,8 @@ class Condition(ABC, Generic[T]):
 
     def give_up(self, waited: float) -> T:
         """End the wait at its deadline, after `waited` seconds: raise `StoreTimeoutError`, or return an answer."""
-        raise missing_error(self._log.path, self.what, self.missing, waited)
+        path = self._log.path
+        raise missing_error(path, self.what, self.missing, waited, closer_look(path) if waited >= 0.001 else "")
 
     def new_slow_logger(self, started: float) -> SlowWaitLogger:
         """Return the logger of the warnings about a wait that began at `started`, by the monotonic clock."""
