@@ -63,6 +63,7 @@ __all__ = [
     "notifier_for",
     "run_blocking",
     "session_states",
+    "shows_waits",
     "stopped_sessions",
     "typical_call_s",
     "wait_for_change",
@@ -478,6 +479,11 @@ class Store(ABC):
             system.time.sleep(min(POLL_INTERVAL_S, timeout))
         return True
 
+    @property
+    def _shows_waits(self) -> bool:
+        """See `shows_waits`."""
+        return False
+
     def _stopped_sessions(self, numbers: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - see there
         """See `stopped_sessions`."""
         return frozenset()
@@ -666,6 +672,11 @@ def session_states(store: Store, numbers: Iterable[int]) -> dict[int, str]:
     register the handle. It records the deaths that it finds, as `Store.members` does.
     """
     return store._session_states(numbers)
+
+
+def shows_waits(store: Store) -> bool:
+    """Return whether `store` shows its waits to other processes, for which it needs the whole `WaitRequest`."""
+    return store._shows_waits
 
 
 def stopped_sessions(store: Store, numbers: Iterable[int]) -> frozenset[int]:

@@ -16,7 +16,7 @@ from fscoord.status.findings import SLOW_S, Finding, clock_text, duration, find_
 from fscoord.status.picture import Participant, Picture
 from fscoord.status.reading import observe
 
-__all__ = ["Row", "address", "findings_lines", "is_shown", "ps", "row_of", "rows", "slow_option"]
+__all__ = ["Row", "address", "chosen", "findings_lines", "ps", "row_of", "rows", "slow_option"]
 
 log = logging.getLogger(__name__)
 
@@ -133,21 +133,35 @@ def _table(picture: Picture, *, is_all: bool) -> list[str]:
     return lines
 
 
-def is_shown(each: Participant, picture: Picture) -> bool:
-    """Return whether a participant is of interest: it may live, it holds something, or it is the last of its rank.
+def chosen(picture: Picture) -> list[Participant]:
+    """Return the participants that are of interest: first those with a rank, in their order.
 
-    A command such as ``fscoord set`` is a session, too, so a store that is in use for long has many that have ended.
+    A command such as ``fscoord set`` is a session, too, so a store that is in use for long has many that have ended. Of
+    these only the last of each rank is of interest. A process may have several handles of the same names, such as
+    clones. Then those are of interest that wait or hold something, or else the first.
     """
-    if each.alive != "no" or each.holds:
-        return True
-    return each.rank is not None and picture.ranks.get(each.rank, ())[-1:] == (each.number,)
+    busy = [each for each in picture.participants if each.holds or (each.waiting is not None and each.alive != "no")]
+    numbers = {each.number for each in busy}
+    known = {(each.host, each.pid, each.rank, each.label) for each in busy}
+    for each in picture.participants:
+        names = (each.host, each.pid, each.rank, each.label)
+        if each.alive != "no" and names not in known:
+            known.add(names)
+            numbers.add(each.number)
+    last = {sessions[-1] for sessions in picture.ranks.values() if sessions}
+    numbers.update(each.number for each in picture.participants if each.alive == "no" and each.number in last)
+    return in_order(each for each in picture.participants if each.number in numbers)
+
+
+def in_order(participants: Iterable[Participant]) -> list[Participant]:
+    """Return `participants` in the order of their ranks, then those without a rank."""
+    return sorted(participants, key=lambda each: (each.rank is None, each.rank or 0, each.number))
 
 
 def rows(picture: Picture, *, is_all: bool = False) -> list[Row]:
-    """Return the rows of the participants that are of interest, or of all: first those with a rank, in their order."""
-    chosen = [each for each in picture.participants if is_all or is_shown(each, picture)]
-    chosen.sort(key=lambda each: (each.rank is None, each.rank or 0, each.number))
-    return [row_of(each, picture) for each in chosen]
+    """Return the rows of the participants that are of interest, or of all."""
+    found = in_order(picture.participants) if is_all else chosen(picture)
+    return [row_of(each, picture) for each in found]
 
 
 def row_of(each: Participant, picture: Picture) -> Row:

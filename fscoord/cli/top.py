@@ -12,7 +12,7 @@ import click
 from fscoord._runtime import system
 from fscoord.cli.options import store_option, time_limit, verbose
 from fscoord.cli.output import flush, is_terminal, printable, write
-from fscoord.cli.ps import address, findings_lines, is_shown, row_of, slow_option
+from fscoord.cli.ps import address, chosen, findings_lines, row_of, slow_option
 from fscoord.status.findings import Finding, clock_text, find_all
 from fscoord.status.picture import Participant, Picture
 from fscoord.status.rates import Rates, Speed
@@ -169,17 +169,12 @@ def _size(count: int) -> str:
 def ordered(frame: Frame, order: str) -> list[Participant]:
     """Return the participants of `frame` that are of interest, sorted by one of `ORDERS`."""
     speeds = {} if frame.speed is None else frame.speed.by_session
-    chosen = [each for each in frame.picture.participants if is_shown(each, frame.picture)]
-
-    def by_rank(each: Participant) -> tuple[bool, int, int]:
-        return each.rank is None, each.rank or 0, each.number
-
-    chosen.sort(key=by_rank)
+    found = chosen(frame.picture)
     if order == "wait":
-        chosen.sort(key=lambda each: -1.0 if each.waiting is None else each.waiting.seconds, reverse=True)
+        found.sort(key=lambda each: -1.0 if each.waiting is None else each.waiting.seconds, reverse=True)
     elif order == "rate":
-        chosen.sort(key=lambda each: speeds.get(each.number, 0.0), reverse=True)
-    return chosen
+        found.sort(key=lambda each: speeds.get(each.number, 0.0), reverse=True)
+    return found
 
 
 # -- a terminal --------------------------------------------------------------------------------------------------------

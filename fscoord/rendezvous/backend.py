@@ -181,7 +181,12 @@ class SharedState:
     Args:
         backend: holds the state.
         store: holds the keys that wake other nodes; a view for this purpose alone.
+
+    Attributes:
+        slow_logger: the wait of the node, of which each call of `wait` is a part; None: each call is a wait by itself.
     """
+
+    slow_logger: SlowWaitLogger | None = None
 
     def __init__(self, backend: RendezvousBackend, store: Store) -> None:
         self._backend = backend
@@ -246,18 +251,21 @@ class SharedState:
                 )
         return state
 
-    def wait(self, state: State, timeout: float, slow_logger: SlowWaitLogger | None = None) -> None:
+    def wait(self, state: State, timeout: float) -> None:
         """Wait until `state` has been changed, for at most `timeout` seconds. It may return earlier."""
-        self._wait_for(f"changed/{state.sequence + 1}", timeout, slow_logger)
+        self._wait_for(f"changed/{state.sequence + 1}", timeout)
 
-    def wait_until_settled(self, state: State, timeout: float, slow_logger: SlowWaitLogger | None = None) -> None:
+    def wait_until_settled(self, state: State, timeout: float) -> None:
         """Wait until the round of `state` is complete, or the rendezvous closed, for at most `timeout` seconds."""
-        self._wait_for(f"settled/{state.round}", timeout, slow_logger)
+        self._wait_for(f"settled/{state.round}", timeout)
 
-    def _wait_for(self, key: str, timeout: float, slow_logger: SlowWaitLogger | None) -> None:
+    def _wait_for(self, key: str, timeout: float) -> None:
         try:
             with store_errors_as_rendezvous():
-                wait_on(self._store, WaitRequest(KEYS, [key_bytes(key)], timeout, slow_logger=slow_logger))
+                if self.slow_logger is None:
+                    self._store.wait([key], timeout)
+                else:
+                    wait_on(self._store, WaitRequest(KEYS, [key_bytes(key)], timeout, slow_logger=self.slow_logger))
         except errors.RendezvousConnectionError as error:
             if not isinstance(error.__cause__, errors.StoreTimeoutError):
                 raise

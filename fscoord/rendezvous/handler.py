@@ -266,6 +266,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         deadlines = RoundDeadlines(self._limits, self._settings.timeout)
         awaited = Awaited(RENDEZVOUS, self.get_run_id(), self._limits.min_nodes)
         slow_wait = SlowWaitLogger(__name__, self._needs_now, awaited=awaited)
+        self._shared.slow_logger = slow_wait
         try:
             while True:
                 state = self._agree(deadlines, slow_wait)
@@ -279,6 +280,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             self._try(self.leave)  # the other nodes must not wait for this one
             raise
         finally:
+            self._shared.slow_logger = None
             slow_wait.end()
 
     def _agree(self, deadlines: RoundDeadlines, slow_wait: SlowWaitLogger) -> State:
@@ -316,7 +318,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             if deadlines.is_over(state, self._node):
                 raise RendezvousTimeoutError(self._too_few(state, backoff.tries))
             slow_wait.warn_if_due(lambda: self._needs(state))  # noqa: B023 - it is called at once
-            self._wait(state, deadlines, slow_wait)
+            self._wait(state, deadlines)
             waited_for = state
             state, token = self._shared.read()
             writes, backoff = 0, Backoff(math.inf)
@@ -334,7 +336,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         system.time.sleep(min(random.uniform(0, SPREAD * took), deadlines.left()))
         return self._shared.read()
 
-    def _wait(self, state: State, deadlines: RoundDeadlines, slow_wait: SlowWaitLogger) -> None:
+    def _wait(self, state: State, deadlines: RoundDeadlines) -> None:
         """Wait for a change of `state` after which this node may have something to do, or until the next poll.
 
         Each node that joins changes the state. Only the first participant follows these changes: if all participants
@@ -344,9 +346,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
         if self._node in state.participants[1:] and not (state.complete or state.closed):
             pause = POLL_INTERVAL_S * len(state.participants) / POLLS_PER_S
             longest = min(max(POLL_INTERVAL_S, pause), SETTLED_POLL_S)
-            self._shared.wait_until_settled(state, deadlines.left(longest), slow_wait)
+            self._shared.wait_until_settled(state, deadlines.left(longest))
         else:
-            self._shared.wait(state, deadlines.left(), slow_wait)
+            self._shared.wait(state, deadlines.left())
 
     def _must_know_all(self, decision: Decision, state: State, observed: Observed, waited_for: State | None) -> bool:
         """Return whether this node must find out about every node, because that may change its `decision`.

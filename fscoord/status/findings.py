@@ -79,9 +79,18 @@ class _View:
                 self.by_key.setdefault(key, []).append(each)
 
     def of_rank(self, rank: int) -> Participant | None:
-        """Return the participant that is `rank`: the last one that may be alive, or else the last one."""
+        """Return the participant that is `rank`: of several the last one that may be alive, or else the last one.
+
+        A process may have several handles of one rank, such as clones. Then that is returned which waits.
+        """
         named = [self.by_number[number] for number in self.picture.ranks.get(rank, ()) if number in self.by_number]
-        return max(named, key=lambda each: (each.alive != "no", each.number), default=None)
+        newest = max(named, key=lambda each: (each.alive != "no", each.number), default=None)
+        if newest is None:
+            return None
+        handles = [
+            each for each in named if (each.host, each.pid, each.alive) == (newest.host, newest.pid, newest.alive)
+        ]
+        return max(handles, key=lambda each: (each.waiting is not None, each.idle is not None, each.number))
 
     def may_live(self, number: int) -> bool:
         """Return whether session `number` is known, and not known dead."""

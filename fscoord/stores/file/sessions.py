@@ -198,6 +198,10 @@ class Sessions(Store):
         wait: FileWait[tuple[int, int]] = FileWait(self._change_notifier, AnyChange(self._log, known), timeout)
         return block_on(wait)
 
+    @property
+    def _shows_waits(self) -> bool:
+        return type(self).wait is Sessions.wait  # otherwise a subclass has its own wait
+
     def _stopped_sessions(self, numbers: Iterable[int]) -> frozenset[int]:
         home, known = ProcessIdentity.find(), self._log.sessions
         found = [(number, known.get(number)) for number in numbers]

@@ -178,12 +178,12 @@ def write_slot(log: Log, mode: int, number: int, data: bytes) -> None:
             safe_files.create(path, lambda _: FILE_HEADER, mode, durable=False, like=log.path)
             fd = _open(path, system.os.O_RDWR, opened, is_direct=is_direct)
         safe_files.check(path, fd, mode, read_only=False)
-        head = _read(fd, 0, 1)
+        head = _read(fd, 0, 1, is_direct=is_direct)
         if not head:  # the file system has no hard links, so the file was created empty
-            _write(fd, 0, FILE_HEADER)
+            _write(fd, 0, FILE_HEADER, is_direct=is_direct)
         elif not head.startswith(MAGIC):
             raise InsecurePathError(f"{path} is not a file of wait slots; remove it", path=path)
-        _write(fd, number, data)
+        _write(fd, number, data, is_direct=is_direct)
         if is_direct:
             system.os.fdatasync(fd)  # for a mount that took no direct write
     finally:
@@ -206,17 +206,22 @@ def _open(path: str, flags: int, opened: set[int], *, is_direct: bool) -> int:
     return safe_files.open_descriptor(path, flags, owned_fds=opened)
 
 
-def _write(fd: int, slot: int, data: bytes) -> None:
-    """Write `data` to the place of `slot`, by one system call from aligned memory, as O_DIRECT needs it (open(2))."""
-    page = system.aligned_memory(len(data))
-    page[:] = data
-    written = system.os.pwritev(fd, [page], slot * SLOT_SIZE)
+def _write(fd: int, slot: int, data: bytes, *, is_direct: bool) -> None:
+    """Write `data` to the place of `slot`, by one system call; a direct write comes from aligned memory (open(2))."""
+    if is_direct:
+        page = system.aligned_memory(len(data))
+        page[:] = data
+        written = system.os.pwrite(fd, page, slot * SLOT_SIZE)
+    else:
+        written = system.os.pwrite(fd, data, slot * SLOT_SIZE)
     if written != len(data):
         raise OSError(system.errno.ENOSPC, "the slot was written in part")
 
 
-def _read(fd: int, slot: int, count: int) -> bytes:
+def _read(fd: int, slot: int, count: int, *, is_direct: bool) -> bytes:
     """Return the bytes of `count` slots from `slot` on, or fewer at the end of the file."""
+    if not is_direct:
+        return system.os.pread(fd, count * SLOT_SIZE, slot * SLOT_SIZE)
     pages = system.aligned_memory(count * SLOT_SIZE)
     size = system.os.preadv(fd, [pages], slot * SLOT_SIZE)
     return bytes(pages[:size])
@@ -246,11 +251,11 @@ def read_slots(path: str, sessions: dict[int, Session], *, is_local: bool) -> Sl
     try:
         fd = _open(path + WAITS_SUFFIX, system.os.O_RDONLY, opened, is_direct=not is_local)
         safe_files.check(path + WAITS_SUFFIX, fd, 0, read_only=True)
-        if not _read(fd, 0, 1).startswith(MAGIC):
+        if not _read(fd, 0, 1, is_direct=not is_local).startswith(MAGIC):
             found.problem = f"{path}{WAITS_SUFFIX} is not a file of wait slots; remove it"
             return found
         for first, count in _runs(sessions):
-            data = _read(fd, first, count)
+            data = _read(fd, first, count, is_direct=not is_local)
             for number in range(first, first + count):
                 begin = (number - first) * SLOT_SIZE
                 if number in sessions:
