@@ -12,7 +12,7 @@ from fscoord._runtime import system
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, store_option, store_url, time_limit, verbose
 from fscoord.cli.output import flush, is_terminal, plain, printable, write, write_json
-from fscoord.status.findings import SLOW_S, Finding, clock_text, duration, find_all, place_in_line
+from fscoord.status.findings import SLOW_S, Finding, clock_text, duration, find_all, place_in_line, turns_of
 from fscoord.status.picture import Participant, Picture
 from fscoord.status.reading import observe
 
@@ -196,8 +196,10 @@ def _since(seconds: float) -> str:
 
 def _waits(each: Participant, picture: Picture) -> str:
     waiting = each.waiting
-    if waiting is None or each.alive == "no":
+    if each.alive == "no":
         return ""
+    if waiting is None:
+        return ", ".join(turns_of(picture.lines, each.number)) if each.number else ""
     more = f" ({waiting.more} more)" if waiting.more else ""
     return f"{waiting.words()}{place_in_line(picture.lines, waiting)} for {duration(waiting.seconds)}{more}"
 

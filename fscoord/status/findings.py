@@ -12,7 +12,7 @@ from fscoord.recipes.holdings import LineState
 from fscoord.status.picture import Participant, Picture, Waiting
 
 __all__ = ["DEADLOCK", "IDLE", "LOCK_HELD", "LOG_LOCK", "MISSING", "SLOW_S", "Finding"]
-__all__ += ["clock_text", "duration", "find_all", "place_in_line"]
+__all__ += ["clock_text", "duration", "find_all", "place_in_line", "turns_of"]
 
 SLOW_S: Final = 10.0
 """How long others must have waited for a participant that lives before that is a finding, in seconds."""
@@ -92,9 +92,18 @@ class _View:
         ]
         return max(handles, key=lambda each: (each.waiting is not None, each.idle is not None, each.number))
 
+    def order(self, number: int) -> tuple[bool, int, int]:
+        """Return what sorts session `number`: its rank, or else its number, after all ranks."""
+        rank = self.by_number[number].rank if number in self.by_number else None
+        return rank is None, rank or 0, number
+
+    def is_dead(self, number: int) -> bool:
+        """Return whether session `number` is known dead."""
+        return number in self.by_number and self.by_number[number].alive == "no"
+
     def may_live(self, number: int) -> bool:
         """Return whether session `number` is known, and not known dead."""
-        return number in self.by_number and self.by_number[number].alive != "no"
+        return number in self.by_number and not self.is_dead(number)
 
     def seconds(self, sessions: Iterable[int]) -> float:
         """Return how long the first of `sessions` has waited; 0.0 if none of them shows a wait."""
@@ -173,7 +182,9 @@ def _edges(view: _View) -> dict[int, list[_Edge]]:
 
 def _deadlocks(view: _View) -> Iterator[Finding]:
     edges = _edges(view)
-    for ring in _rings(edges):
+    for found in _rings(edges):
+        first = found.index(min(found, key=view.order))
+        ring = (*found[first:], *found[:first])
         steps = []
         for number, following in zip(ring, (*ring[1:], ring[0]), strict=True):
             edge = next(each for each in edges[number] if each.target == following)
@@ -306,12 +317,13 @@ def _number_at_end(key: str) -> int:
 
 def _locks(view: _View, slow: float) -> Iterator[Finding]:
     for line in view.picture.lines:
-        if not line.waiters or not line.holders:
+        waiters = [each for each in line.waiters if not view.is_dead(each.session)]
+        if not waiters or not line.holders:
             continue
         holders = [view.by_number.get(holder.session) for holder in line.holders]
-        seconds = view.seconds(waiter.session for waiter in line.waiters)
+        seconds = view.seconds(waiter.session for waiter in waiters)
         urgent = [each for each in holders if each is not None and _urgency(each) < SLOW]
-        queue = _people(len(line.waiters))
+        queue = _people(len(waiters))
         what = f"{line.kind} {line.name!r}"
         if urgent and (line.needs_all or len(urgent) == len(holders)):
             words = "; ".join(f"{each.title} ({each.host}:{each.pid}) holds it and is {_fate(each)}" for each in urgent)
@@ -319,15 +331,17 @@ def _locks(view: _View, slow: float) -> Iterator[Finding]:
             numbers = tuple(each.number for each in urgent)
             urgency = min(map(_urgency, urgent))
             yield Finding(LOCK_HELD, f"{what}: {words}, and {queue} for it{remedy}", numbers, seconds, urgency)
-        elif seconds >= slow and all(each is not None and _does_nothing(each, slow) for each in holders):
+        elif seconds >= slow and all(each is not None and _does_nothing(view, each, slow) for each in holders):
             words = "; ".join(f"{each.title} {_state(each)}" for each in holders if each is not None)
             numbers = tuple(each.number for each in holders if each is not None)
             text = f"{what}: {queue} for it, the first for {duration(seconds)}, and its holder does nothing here"
             yield Finding(IDLE, f"{text}: {words}", numbers, seconds, SLOW)
 
 
-def _does_nothing(each: Participant, slow: float) -> bool:
-    return each.waiting is None and (each.idle is None or each.idle >= slow)
+def _does_nothing(view: _View, each: Participant, slow: float) -> bool:
+    if each.waiting is not None or turns_of(view.picture.lines, each.number):
+        return False
+    return each.idle is None or each.idle >= slow
 
 
 def _remedy(holder: Participant) -> str:
@@ -345,10 +359,27 @@ def place_in_line(lines: Sequence[LineState], waiting: Waiting) -> str:
     for line in lines:
         for index, key in enumerate(line.wake_keys):
             if key_text(key) in waiting.keys:
-                place = len(line.holders) + index + 1
-                ending = "th" if 10 <= place % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
-                return f", {place}{ending} in line"
+                return _place(line, index)
     return ""
+
+
+def turns_of(lines: Sequence[LineState], session: int) -> list[str]:
+    """Return the lines in which `session` waits, with its place, such as ``lock 'dataset', 2nd in line``.
+
+    A line says that from the first moment, but not since when.
+    """
+    return [
+        f"{line.kind} {line.name!r}{_place(line, index)}"
+        for line in lines
+        for index, waiter in enumerate(line.waiters)
+        if waiter.session == session
+    ]
+
+
+def _place(line: LineState, index: int) -> str:
+    place = len(line.holders) + index + 1
+    ending = "th" if 10 <= place % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
+    return f", {place}{ending} in line"
 
 
 def _urgency(each: Participant | None) -> int:

@@ -211,6 +211,8 @@ def test_lock_whose_holder_is_stopped_is_a_finding_with_the_remedy() -> None:
 
 def test_lock_for_which_nobody_waits_is_no_finding() -> None:
     assert find_all(picture(person(1, is_stopped=True), lines=(line("a", [1], []),))) == []
+    lines = (line("a", [1], [2]), line("b", [2], [1]))
+    assert find_all(picture(person(1, alive="no"), person(2, alive="no"), lines=lines)) == []
 
 
 def test_holder_that_does_nothing_is_a_finding_after_a_while() -> None:

@@ -125,6 +125,7 @@ class FileWait(Generic[T]):
         self._deadline = now + timeout
         self._slow_logger = slow_logger
         self._slots = slots
+        self._looks_rarely = slots is not None and slots.is_shared
         self._due = slow_logger.due if slow_logger is not None else now + timing.SHOW_S
 
     def arm(self) -> None:
@@ -140,7 +141,8 @@ class FileWait(Generic[T]):
                 return  # there will be no sleep
             death_watch = self._condition.death_watch
             if death_watch is None:
-                waiter = self._notifier.new_waiter(self._deadline, is_check_due=self._is_check_due)
+                is_check_due = self._is_check_due if self._looks_rarely else None
+                waiter = self._notifier.new_waiter(self._deadline, is_check_due=is_check_due)
             else:
                 longest, sessions = death_watch.max_sleep_s, death_watch.known_sessions
                 waiter = self._notifier.new_waiter(self._deadline, longest, sessions, self._is_check_due)
