@@ -12,8 +12,8 @@ from fscoord._runtime import system
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, store_option, store_url, time_limit, verbose
 from fscoord.cli.output import flush, is_terminal, plain, printable, write, write_json
-from fscoord.status.findings import SLOW_S, Finding, clock_text, duration, find_all, place_in_line, turns_of
-from fscoord.status.picture import Participant, Picture
+from fscoord.status.findings import SLOW_S, StatusFinding, clock_text, duration, find_all, place_in_line, turns_of
+from fscoord.status.picture import Picture, SessionStatus
 from fscoord.status.reading import observe
 
 __all__ = ["Row", "address", "chosen", "findings_lines", "ps", "row_of", "rows", "slow_option"]
@@ -104,7 +104,7 @@ def address(ctx: click.Context, path: str | None) -> str:
     return store_url(ctx) if path is None else path
 
 
-def _show(picture: Picture, findings: Sequence[Finding], *, is_all: bool, as_json: bool) -> None:
+def _show(picture: Picture, findings: Sequence[StatusFinding], *, is_all: bool, as_json: bool) -> None:
     if as_json:
         write_json(_document(picture, findings))
         return
@@ -113,7 +113,7 @@ def _show(picture: Picture, findings: Sequence[Finding], *, is_all: bool, as_jso
     write("".join(f"{printable(line)}\n" for line in lines).encode())
 
 
-def findings_lines(findings: Iterable[Finding]) -> list[str]:
+def findings_lines(findings: Iterable[StatusFinding]) -> list[str]:
     """Return the lines that tell `findings`."""
     return [f"{finding.kind.upper()}: {finding.message}" for finding in findings]
 
@@ -133,7 +133,7 @@ def _table(picture: Picture, *, is_all: bool) -> list[str]:
     return lines
 
 
-def chosen(picture: Picture) -> list[Participant]:
+def chosen(picture: Picture) -> list[SessionStatus]:
     """Return the participants that are of interest: first those with a rank, in their order.
 
     A command such as ``fscoord set`` is a session, too, so a store that is in use for long has many that have ended. Of
@@ -153,7 +153,7 @@ def chosen(picture: Picture) -> list[Participant]:
     return in_order(each for each in picture.participants if each.number in numbers)
 
 
-def in_order(participants: Iterable[Participant]) -> list[Participant]:
+def in_order(participants: Iterable[SessionStatus]) -> list[SessionStatus]:
     """Return `participants` in the order of their ranks, then those without a rank."""
     return sorted(participants, key=lambda each: (each.rank is None, each.rank or 0, each.number))
 
@@ -164,7 +164,7 @@ def rows(picture: Picture, *, is_all: bool = False) -> list[Row]:
     return [row_of(each, picture) for each in found]
 
 
-def row_of(each: Participant, picture: Picture) -> Row:
+def row_of(each: SessionStatus, picture: Picture) -> Row:
     """Return the row of one participant."""
     return Row(
         "-" if each.rank is None else str(each.rank),
@@ -177,7 +177,7 @@ def row_of(each: Participant, picture: Picture) -> Row:
     )
 
 
-def _state(each: Participant) -> str:
+def _state(each: SessionStatus) -> str:
     if each.alive == "no":
         return "dead" if each.found_dead is None else f"dead since {clock_text(each.found_dead)}"
     if each.is_stopped:
@@ -194,7 +194,7 @@ def _since(seconds: float) -> str:
         return f"{seconds:g}"
 
 
-def _waits(each: Participant, picture: Picture) -> str:
+def _waits(each: SessionStatus, picture: Picture) -> str:
     waiting = each.waiting
     if each.alive == "no":
         return ""
@@ -204,7 +204,7 @@ def _waits(each: Participant, picture: Picture) -> str:
     return f"{waiting.words()}{place_in_line(picture.lines, waiting)} for {duration(waiting.seconds)}{more}"
 
 
-def _document(picture: Picture, findings: Sequence[Finding]) -> dict[str, Any]:
+def _document(picture: Picture, findings: Sequence[StatusFinding]) -> dict[str, Any]:
     lock = picture.log_lock
     return {
         "store": plain(picture.place),
@@ -236,7 +236,7 @@ def _document(picture: Picture, findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def _participant(each: Participant) -> dict[str, Any]:
+def _participant(each: SessionStatus) -> dict[str, Any]:
     waiting = each.waiting
     shown = None
     if waiting is not None:

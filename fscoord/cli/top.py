@@ -13,8 +13,8 @@ from fscoord._runtime import system
 from fscoord.cli.options import store_option, time_limit, verbose
 from fscoord.cli.output import flush, is_terminal, printable, write
 from fscoord.cli.ps import address, chosen, findings_lines, row_of, slow_option
-from fscoord.status.findings import Finding, clock_text, find_all
-from fscoord.status.picture import Participant, Picture
+from fscoord.status.findings import StatusFinding, clock_text, find_all
+from fscoord.status.picture import Picture, SessionStatus
 from fscoord.status.rates import Rates, Speed
 from fscoord.status.reading import Observer, observe
 
@@ -45,7 +45,7 @@ class Frame(NamedTuple):
 
     time: float
     picture: Picture
-    findings: Sequence[Finding]
+    findings: Sequence[StatusFinding]
     speed: Speed | None
 
 
@@ -166,7 +166,7 @@ def _size(count: int) -> str:
     return f"{size:.1f} GiB"
 
 
-def ordered(frame: Frame, order: str) -> list[Participant]:
+def ordered(frame: Frame, order: str) -> list[SessionStatus]:
     """Return the participants of `frame` that are of interest, sorted by one of `ORDERS`."""
     speeds = {} if frame.speed is None else frame.speed.by_session
     found = chosen(frame.picture)

@@ -5,18 +5,18 @@
 
 from __future__ import annotations
 
-from fscoord.status.findings import Finding, find_all
-from fscoord.status.picture import LogLock, Participant, Picture, Waiting
+from fscoord.status.findings import StatusFinding, find_all
+from fscoord.status.picture import LogLock, Picture, SessionStatus, Waiting
 from fscoord.status.reading import Activity, Observer, Status, observe, status
 
 __all__ = [
     "Activity",
-    "Finding",
     "LogLock",
     "Observer",
-    "Participant",
     "Picture",
+    "SessionStatus",
     "Status",
+    "StatusFinding",
     "Waiting",
     "find_all",
     "observe",

@@ -9,9 +9,9 @@ from fscoord._arguments import key_text
 from fscoord._waiting.awaited import BARRIER, EXCHANGE
 from fscoord.collectives.rounds import RoundState
 from fscoord.recipes.holdings import LineState
-from fscoord.status.picture import Participant, Picture, Waiting
+from fscoord.status.picture import Picture, SessionStatus, Waiting
 
-__all__ = ["DEADLOCK", "IDLE", "LOCK_HELD", "LOG_LOCK", "MISSING", "SLOW_S", "Finding"]
+__all__ = ["DEADLOCK", "IDLE", "LOCK_HELD", "LOG_LOCK", "MISSING", "SLOW_S", "StatusFinding"]
 __all__ += ["clock_text", "duration", "find_all", "place_in_line", "turns_of"]
 
 SLOW_S: Final = 10.0
@@ -30,7 +30,7 @@ NEVER_ENDS, STOPPED, SLOW = range(3)
 """How urgent a finding is: no time ends it, a process must be continued or killed, or it may end by itself."""
 
 
-class Finding(NamedTuple):
+class StatusFinding(NamedTuple):
     """One thing that is wrong.
 
     Attributes:
@@ -48,7 +48,7 @@ class Finding(NamedTuple):
     urgency: int
 
 
-def find_all(picture: Picture, slow: float = SLOW_S) -> list[Finding]:
+def find_all(picture: Picture, slow: float = SLOW_S) -> list[StatusFinding]:
     """Return the findings on `picture`, the most urgent first.
 
     Args:
@@ -72,13 +72,13 @@ class _View:
         self.picture = picture
         self.by_number = {each.number: each for each in picture.participants}
         self.waits = [each for each in picture.participants if each.waiting is not None and each.alive != "no"]
-        self.by_key: dict[str, list[Participant]] = {}
+        self.by_key: dict[str, list[SessionStatus]] = {}
         for each in self.waits:
             assert each.waiting is not None
             for key in each.waiting.keys:
                 self.by_key.setdefault(key, []).append(each)
 
-    def of_rank(self, rank: int) -> Participant | None:
+    def of_rank(self, rank: int) -> SessionStatus | None:
         """Return the participant that is `rank`: of several the last one that may be alive, or else the last one.
 
         A process may have several handles of one rank, such as clones. Then that is returned which waits.
@@ -114,7 +114,7 @@ class _View:
 # -- the log's lock ----------------------------------------------------------------------------------------------------
 
 
-def _log_lock(view: _View, slow: float) -> Iterator[Finding]:
+def _log_lock(view: _View, slow: float) -> Iterator[StatusFinding]:
     held = view.picture.log_lock
     if held is None:
         return
@@ -122,7 +122,7 @@ def _log_lock(view: _View, slow: float) -> Iterator[Finding]:
     title = held.holder if holder is None else f"{holder.title} ({holder.host}:{holder.pid})"
     sessions = () if holder is None else (holder.number,)
     if holder is not None and holder.is_stopped:
-        yield Finding(
+        yield StatusFinding(
             LOG_LOCK,
             f"{title} is stopped and holds the lock of the store's log: no process can write. Continue it"
             f" (kill -CONT {holder.pid}) or kill it",
@@ -131,7 +131,7 @@ def _log_lock(view: _View, slow: float) -> Iterator[Finding]:
             STOPPED,
         )
     elif held.seconds > 0:
-        yield Finding(
+        yield StatusFinding(
             LOG_LOCK,
             f"{title} has held the lock of the store's log for {duration(held.seconds)} without writing: no other"
             " process can write. Look whether it is blocked in the kernel",
@@ -180,7 +180,7 @@ def _edges(view: _View) -> dict[int, list[_Edge]]:
     return edges
 
 
-def _deadlocks(view: _View) -> Iterator[Finding]:
+def _deadlocks(view: _View) -> Iterator[StatusFinding]:
     edges = _edges(view)
     for found in _rings(edges):
         first = found.index(min(found, key=view.order))
@@ -189,7 +189,7 @@ def _deadlocks(view: _View) -> Iterator[Finding]:
         for number, following in zip(ring, (*ring[1:], ring[0]), strict=True):
             edge = next(each for each in edges[number] if each.target == following)
             steps.append(f"{_title(view, number)} {edge.words}")
-        yield Finding(
+        yield StatusFinding(
             DEADLOCK,
             f"{'; '.join(steps)}. None of them goes on unless another thread of one lets go: end one of them",
             ring,
@@ -235,7 +235,7 @@ def _shortest_ring(edges: Mapping[int, Sequence[_Edge]], start: int) -> tuple[in
 # -- barriers ----------------------------------------------------------------------------------------------------------
 
 
-def _barriers(view: _View, slow: float) -> Iterator[Finding]:
+def _barriers(view: _View, slow: float) -> Iterator[StatusFinding]:
     known = {key_text(state.done_key) for state in view.picture.rounds}
     for state in view.picture.rounds:
         waiters = view.by_key.get(key_text(state.done_key), [])
@@ -245,7 +245,7 @@ def _barriers(view: _View, slow: float) -> Iterator[Finding]:
         yield from _exchange(view, kind, name, waiters, slow)
 
 
-def _barrier(view: _View, state: RoundState, waiters: list[Participant], slow: float) -> Iterator[Finding]:
+def _barrier(view: _View, state: RoundState, waiters: list[SessionStatus], slow: float) -> Iterator[StatusFinding]:
     seconds = view.seconds(each.number for each in waiters)
     size = state.world_size or max((each.waiting.size for each in waiters if each.waiting), default=0)
     came = f"{state.come} of {size}" if size else f"{state.come}"
@@ -253,12 +253,12 @@ def _barrier(view: _View, state: RoundState, waiters: list[Participant], slow: f
     if state.missing is None:
         if seconds >= slow:
             words = f"{head}. The callers gave no ranks, so nothing tells which are missing"
-            yield Finding(MISSING, words, (), seconds, SLOW)
+            yield StatusFinding(MISSING, words, (), seconds, SLOW)
         return
     yield from _missing_ranks(view, head, list(state.missing), seconds, slow)
 
 
-def _missing_ranks(view: _View, head: str, ranks: list[int], seconds: float, slow: float) -> Iterator[Finding]:
+def _missing_ranks(view: _View, head: str, ranks: list[int], seconds: float, slow: float) -> Iterator[StatusFinding]:
     """Yield the finding on `ranks`, which have not come, if one is dead or stopped or the others wait for long."""
     found = {rank: view.of_rank(rank) for rank in ranks}
     urgency = min((_urgency(each) for each in found.values()), default=SLOW)
@@ -270,12 +270,12 @@ def _missing_ranks(view: _View, head: str, ranks: list[int], seconds: float, slo
     names = ", ".join(map(str, ranks[:RANKS_SHOWN])) + ("..." if len(ranks) > RANKS_SHOWN else "")
     words = f"{head}. Missing: {names} ({'; '.join(shown)}{more})" if ranks else f"{head}. No rank is missing"
     sessions = tuple(each.number for each in found.values() if each is not None)
-    yield Finding(MISSING, words, sessions, seconds, urgency)
+    yield StatusFinding(MISSING, words, sessions, seconds, urgency)
 
 
-def _exchanges(view: _View, known: set[str]) -> Iterator[tuple[str, str, list[Participant]]]:
+def _exchanges(view: _View, known: set[str]) -> Iterator[tuple[str, str, list[SessionStatus]]]:
     """Yield the kind and the name of each exchange, and of each barrier without a round, with those that wait at it."""
-    groups: dict[tuple[str, str], list[Participant]] = {}
+    groups: dict[tuple[str, str], list[SessionStatus]] = {}
     for each in view.waits:
         waiting = each.waiting
         assert waiting is not None
@@ -285,7 +285,7 @@ def _exchanges(view: _View, known: set[str]) -> Iterator[tuple[str, str, list[Pa
         yield kind, name, waiters
 
 
-def _exchange(view: _View, kind: str, name: str, waiters: list[Participant], slow: float) -> Iterator[Finding]:
+def _exchange(view: _View, kind: str, name: str, waiters: list[SessionStatus], slow: float) -> Iterator[StatusFinding]:
     seconds = view.seconds(each.number for each in waiters)
     size = max(each.waiting.size for each in waiters if each.waiting)
     ranks = [rank for rank in range(size) if _lacks(waiters, rank)]
@@ -293,10 +293,10 @@ def _exchange(view: _View, kind: str, name: str, waiters: list[Participant], slo
     if ranks:
         yield from _missing_ranks(view, head, ranks, seconds, slow)
     elif seconds >= slow:
-        yield Finding(MISSING, head, (), seconds, SLOW)
+        yield StatusFinding(MISSING, head, (), seconds, SLOW)
 
 
-def _lacks(waiters: list[Participant], rank: int) -> bool:
+def _lacks(waiters: list[SessionStatus], rank: int) -> bool:
     """Return whether one of `waiters` waits for the key that `rank` sets in an exchange.
 
     All waiters may wait for one common key. Then a rank counts as missing that does not wait itself.
@@ -315,7 +315,7 @@ def _number_at_end(key: str) -> int:
 # -- locks -------------------------------------------------------------------------------------------------------------
 
 
-def _locks(view: _View, slow: float) -> Iterator[Finding]:
+def _locks(view: _View, slow: float) -> Iterator[StatusFinding]:
     for line in view.picture.lines:
         waiters = [each for each in line.waiters if not view.is_dead(each.session)]
         if not waiters or not line.holders:
@@ -330,21 +330,21 @@ def _locks(view: _View, slow: float) -> Iterator[Finding]:
             remedy = "" if any(each.alive == "no" for each in urgent) else _remedy(urgent[0])
             numbers = tuple(each.number for each in urgent)
             urgency = min(map(_urgency, urgent))
-            yield Finding(LOCK_HELD, f"{what}: {words}, and {queue} for it{remedy}", numbers, seconds, urgency)
+            yield StatusFinding(LOCK_HELD, f"{what}: {words}, and {queue} for it{remedy}", numbers, seconds, urgency)
         elif seconds >= slow and all(each is not None and _does_nothing(view, each, slow) for each in holders):
             words = "; ".join(f"{each.title} {_state(each)}" for each in holders if each is not None)
             numbers = tuple(each.number for each in holders if each is not None)
             text = f"{what}: {queue} for it, the first for {duration(seconds)}, and its holder does nothing here"
-            yield Finding(IDLE, f"{text}: {words}", numbers, seconds, SLOW)
+            yield StatusFinding(IDLE, f"{text}: {words}", numbers, seconds, SLOW)
 
 
-def _does_nothing(view: _View, each: Participant, slow: float) -> bool:
+def _does_nothing(view: _View, each: SessionStatus, slow: float) -> bool:
     if each.waiting is not None or turns_of(view.picture.lines, each.number):
         return False
     return each.idle is None or each.idle >= slow
 
 
-def _remedy(holder: Participant) -> str:
+def _remedy(holder: SessionStatus) -> str:
     return f". Continue it (kill -CONT {holder.pid}) or kill it"
 
 
@@ -382,13 +382,13 @@ def _place(line: LineState, index: int) -> str:
     return f", {place}{ending} in line"
 
 
-def _urgency(each: Participant | None) -> int:
+def _urgency(each: SessionStatus | None) -> int:
     if each is None:
         return SLOW
     return NEVER_ENDS if each.alive == "no" else STOPPED if each.is_stopped else SLOW
 
 
-def _state(each: Participant | None) -> str:
+def _state(each: SessionStatus | None) -> str:
     """Return the state of a rank that others wait for, as what follows its name."""
     if each is None:
         return "was never here"
@@ -400,7 +400,7 @@ def _state(each: Participant | None) -> str:
     return f"{alive}, {what}{idle}"
 
 
-def _fate(each: Participant) -> str:
+def _fate(each: SessionStatus) -> str:
     if each.alive != "no":
         return f"stopped (process {each.pid} on {each.host})"
     return "dead" if each.found_dead is None else f"dead since {clock_text(each.found_dead)}"

@@ -9,7 +9,7 @@ from fscoord._waiting.awaited import KEY, QUEUE
 from fscoord.collectives.rounds import RoundState
 from fscoord.recipes.holdings import LineState
 
-__all__ = ["LogLock", "Participant", "Picture", "Waiting"]
+__all__ = ["LogLock", "Picture", "SessionStatus", "Waiting"]
 
 KEYS_SHOWN = 2
 """How many keys the words for a wait name. The others are counted."""
@@ -46,7 +46,7 @@ class Waiting(NamedTuple):
         return f"{self.kind}{plural} {shown}" + (f" and {more} more" if more > 0 else "")
 
 
-class Participant(NamedTuple):
+class SessionStatus(NamedTuple):
     """One session of the store.
 
     Attributes:
@@ -112,7 +112,7 @@ class Picture(NamedTuple):
     """
 
     place: str
-    participants: tuple[Participant, ...]
+    participants: tuple[SessionStatus, ...]
     ranks: Mapping[int, tuple[int, ...]]
     lines: tuple[LineState, ...] = ()
     rounds: tuple[RoundState, ...] = ()

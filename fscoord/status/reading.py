@@ -15,8 +15,8 @@ from fscoord._runtime.escaping import escape_word
 from fscoord.collectives.rounds import is_of_barrier, open_rounds
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes.holdings import LineState, is_of_recipe, items, lines
-from fscoord.status.findings import SLOW_S, Finding, find_all
-from fscoord.status.picture import LogLock, Participant, Picture, Waiting
+from fscoord.status.findings import SLOW_S, StatusFinding, find_all
+from fscoord.status.picture import LogLock, Picture, SessionStatus, Waiting
 from fscoord.store import Member, Store
 from fscoord.stores.file.observer import FileObserver, HeldLock, SeenSession
 from fscoord.stores.prefix import PrefixStore
@@ -34,7 +34,7 @@ class Status(NamedTuple):
     """
 
     picture: Picture
-    findings: tuple[Finding, ...]
+    findings: tuple[StatusFinding, ...]
 
 
 class Activity(NamedTuple):
@@ -198,13 +198,13 @@ def _holds(found: Iterable[LineState], values: Mapping[bytes, bytes]) -> dict[in
     return holds
 
 
-def _participant(number: int, seen: SeenSession, holds: tuple[str, ...]) -> Participant:
+def _participant(number: int, seen: SeenSession, holds: tuple[str, ...]) -> SessionStatus:
     session, slot = seen.session, seen.slot
     waiting = None
     if slot is not None:
         keys = tuple(map(key_text, slot.keys))
         waiting = Waiting(slot.kind, slot.name, keys, slot.key_count, slot.size, seen.waited, slot.more)
-    return Participant(
+    return SessionStatus(
         number,
         session.rank,
         session.label,
@@ -220,9 +220,9 @@ def _participant(number: int, seen: SeenSession, holds: tuple[str, ...]) -> Part
     )
 
 
-def _member(member: Member, holds: tuple[str, ...]) -> Participant:
+def _member(member: Member, holds: tuple[str, ...]) -> SessionStatus:
     known = (member.number, member.rank, member.label, escape_word(member.host), member.pid, member.since)
-    return Participant(*known, member.alive, member.found_dead, holds=holds)
+    return SessionStatus(*known, member.alive, member.found_dead, holds=holds)
 
 
 def _log_lock(held: HeldLock | None) -> LogLock | None:

@@ -242,7 +242,7 @@ def test_ps_watches_until_it_is_interrupted(process, path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user and to mount")
-def test_other_user_of_the_group_and_a_read_only_mount_can_look(path, tmp_path):
+def test_look_needs_only_the_right_to_read(path, tmp_path):
     import portalocker.portalocker  # noqa: F401 - the child may not be able to read it
     import watchdog.observers.inotify_c  # noqa: F401
 

@@ -39,7 +39,7 @@ from fscoord.recipes import (
     queue,
 )
 from fscoord.rendezvous import C10dRendezvousBackend, DynamicRendezvousHandler
-from fscoord.status import Participant, Waiting, status
+from fscoord.status import SessionStatus, Waiting, status
 from fscoord.store import Store
 from fscoord.stores.file import wait_slots
 
@@ -63,7 +63,7 @@ def _waits_are_soon_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 soon = pytest.mark.usefixtures("_waits_are_soon_shown")
 
 
-def seen(path: str, rank: int = 0) -> Participant:
+def seen(path: str, rank: int = 0) -> SessionStatus:
     found = [each for each in status(path).picture.participants if each.rank == rank]
     return max(found, key=lambda each: each.waiting is not None)  # a clone of a handle is a session of its rank, too
 

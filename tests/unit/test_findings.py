@@ -9,7 +9,7 @@ import pytest
 from fscoord.collectives.rounds import RoundState
 from fscoord.recipes import Contender
 from fscoord.recipes.holdings import LineState
-from fscoord.status import Finding, LogLock, Participant, Picture, Waiting, find_all
+from fscoord.status import LogLock, Picture, SessionStatus, StatusFinding, Waiting, find_all
 from fscoord.status.findings import clock_text, duration, place_in_line
 
 DEATH = 12 * 3600 + 3 * 60 + 11.0
@@ -27,9 +27,9 @@ def in_line(name: str, number: int, seconds: float = 42.0) -> Waiting:
     return waiting("lock", name, f"{name}/wake/{number}", seconds=seconds)
 
 
-def person(number: int, rank: int | None = None, waits: Waiting | None = None, **more: Any) -> Participant:
+def person(number: int, rank: int | None = None, waits: Waiting | None = None, **more: Any) -> SessionStatus:
     rank = number if rank is None else rank
-    return Participant(
+    return SessionStatus(
         number, rank, "", f"node{number}", 1000 + number, 0.0, more.pop("alive", "yes"), waiting=waits, **more
     )
 
@@ -50,7 +50,7 @@ def round_of(name: str, world_size: int, missing: list[int]) -> RoundState:
     return RoundState(name, done, world_size, world_size - len(missing), tuple(missing))
 
 
-def picture(*participants: Participant, **more: Any) -> Picture:
+def picture(*participants: SessionStatus, **more: Any) -> Picture:
     ranks: dict[int, tuple[int, ...]] = {}
     for each in participants:
         if each.rank is not None:
@@ -58,7 +58,7 @@ def picture(*participants: Participant, **more: Any) -> Picture:
     return Picture("store", participants, more.pop("ranks", ranks), **more)
 
 
-def kinds(found: list[Finding]) -> list[str]:
+def kinds(found: list[StatusFinding]) -> list[str]:
     return [finding.kind for finding in found]
 
 
@@ -216,7 +216,7 @@ def test_lock_for_which_nobody_waits_is_no_finding() -> None:
 
 
 def test_holder_that_does_nothing_is_a_finding_after_a_while() -> None:
-    def seen(**more: Any) -> list[Finding]:
+    def seen(**more: Any) -> list[StatusFinding]:
         lines = (line("a", [1], [2]),)
         return find_all(picture(person(1, **more), person(2, waits=in_line("a", 2)), lines=lines))
 
@@ -262,7 +262,7 @@ def test_findings_that_never_end_come_first_and_then_the_longest() -> None:
     ]
 
 
-def test_many_missing_ranks_are_counted() -> None:
+def test_missing_ranks_beyond_eight_are_counted() -> None:
     rounds = (round_of("b", 100, list(range(1, 100))),)
     (found,) = find_all(picture(person(1, 0, at_barrier("b")), rounds=rounds))
     assert "Missing: 1, 2, 3, 4, 5, 6, 7, 8... (rank 1 was never here; " in found.message
