@@ -211,6 +211,24 @@ def test_rendezvous_is_shown_by_its_name(path: str) -> None:
 
 
 @soon
+@pytest.mark.parametrize("coherence", ["direct", "locked"])
+def test_waits_on_a_mount_that_hosts_share_are_shown_also_beside_the_poller(coherence: str, path: str) -> None:
+    """The wait that does not poll looks once in ten seconds; it is shown sooner."""
+    with (
+        FileStore(path, timeout=HANG_S, rank=0, coherence=coherence) as one,
+        FileStore(path, timeout=HANG_S, rank=1, coherence=coherence) as two,
+        FileStore(path, timeout=HANG_S, coherence=coherence) as other,
+    ):
+        numbers = one.register(), two.register()
+        with start_thread(one.get, "a"), start_thread(two.get, "b"):
+            until(lambda: all(each.waiting for each in status(one).picture.participants if each.rank is not None))
+            found = [each.waiting.words() for each in status(one).picture.participants if each.waiting]
+            other.multi_set(["a", "b"], ["1", "1"])
+        assert found == ["key 'a'", "key 'b'"]
+        assert [is_blank(path, number) for number in numbers] == [True, True]
+
+
+@soon
 def test_tasks_fill_the_slot_of_their_handle(path: str) -> None:
     async def run() -> None:
         async with aio.AsyncStore(FileStore(path, timeout=HANG_S, rank=0)) as store:

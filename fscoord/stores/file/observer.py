@@ -213,7 +213,7 @@ class FileObserver:
         home = ProcessIdentity.find()
         alive = {number: False if number in deaths else log.is_alive(number, home) for number in sessions}
         living = {number: session for number, session in sessions.items() if alive[number] is not False}
-        reading = read_slots(self.path, living, is_local=log.mount.is_local)
+        reading = read_slots(self.path, living, is_shared=log.handle.is_shared)
         if reading.problem is not None:
             notes.append(f"what the participants wait for is unknown: {reading.problem}")
         if reading.torn:

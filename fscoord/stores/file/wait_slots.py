@@ -70,7 +70,7 @@ class WaitSlots:
     def __init__(self, log: Log, mode: int) -> None:
         self._log = log
         self._mode = mode
-        self.is_shared = not log.mount.is_local
+        self.is_shared = log.handle.is_shared
         self._waits: list[Shown] = []
         self._epoch = system.process_epoch()
         self._changes = 0
@@ -172,7 +172,7 @@ def write_slot(log: Log, mode: int, number: int, data: bytes) -> None:
     path = log.path + WAITS_SUFFIX
     opened = system.Descriptors()
     try:
-        is_direct = not log.mount.is_local
+        is_direct = log.handle.is_shared
         try:
             fd = _open(path, system.os.O_RDWR, opened, is_direct=is_direct)
         except FileNotFoundError as error:
@@ -248,18 +248,18 @@ class SlotReading:
         self.problem: str | None = None
 
 
-def read_slots(path: str, sessions: dict[int, Session], *, is_local: bool) -> SlotReading:
-    """Return the slots of `sessions` beside the log at `path`. No error is raised."""
+def read_slots(path: str, sessions: dict[int, Session], *, is_shared: bool) -> SlotReading:
+    """Return the slots of `sessions` beside the log at `path`, which other hosts may share. No error is raised."""
     found = SlotReading()
     opened = system.Descriptors()
     try:
-        fd = _open(path + WAITS_SUFFIX, system.os.O_RDONLY, opened, is_direct=not is_local)
+        fd = _open(path + WAITS_SUFFIX, system.os.O_RDONLY, opened, is_direct=is_shared)
         safe_files.check(path + WAITS_SUFFIX, fd, 0, read_only=True)
-        if not _read(fd, 0, 1, is_direct=not is_local).startswith(MAGIC):
+        if not _read(fd, 0, 1, is_direct=is_shared).startswith(MAGIC):
             found.problem = f"{path}{WAITS_SUFFIX} is not a file of wait slots; remove it"
             return found
         for first, count in _runs(sessions):
-            data = _read(fd, first, count, is_direct=not is_local)
+            data = _read(fd, first, count, is_direct=is_shared)
             for number in range(first, first + count):
                 begin = (number - first) * SLOT_SIZE
                 if number in sessions:
