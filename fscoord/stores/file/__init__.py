@@ -138,7 +138,7 @@ class FileStore(Sessions):
         self._log: Log = lifecycle.open_and_join_run(make, self._timeout, shows=rank is not None or bool(label))
         self._notifier = ChangeNotifier(self._log, self._wanted, watch)
         self._notifiers: weakref.WeakSet[ChangeNotifier] = weakref.WeakSet()
-        self._wait_slots = WaitSlots(self._log, mode)
+        self._notifier.slots = WaitSlots(self._log, mode)
         self._typical_call_s = TYPICAL_CALL_S if self._log.mount.is_local else math.inf
         lifecycle.register(self, is_participant=self._participants > 0)
 

@@ -19,6 +19,7 @@ from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
 from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend
 from fscoord.errors import FscoordError, StoreTimeoutError, StoreUnavailableError
+from fscoord.stores.file.wait_slots import WaitSlots
 
 __all__ = ["BELL_SUFFIX", "ChangeNotifier"]
 
@@ -46,6 +47,9 @@ class ChangeNotifier:
     Attributes:
         passes_on_changes: whether `after_look` rings for the changes that a look has found.
     """
+
+    slots: WaitSlots | None = None
+    """Shows the waits of the handle that last long to other processes; None: they are not shown."""
 
     def __init__(
         self,

@@ -27,7 +27,6 @@ from fscoord.errors import StoreTimeoutError
 from fscoord.store import Member, Store
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState
-from fscoord.stores.file.wait_slots import WaitSlots
 from fscoord.stores.file.waits import AnyChange, Arrival, Condition, FileWait, condition_of
 
 __all__ = ["Sessions"]
@@ -48,7 +47,6 @@ class Sessions(Store):
     _options: dict[str, Any]
     _notifier: ChangeNotifier
     _notifiers: weakref.WeakSet[ChangeNotifier]
-    _wait_slots: WaitSlots
     _change_notifier: ChangeNotifier | None = None
 
     @property
@@ -180,16 +178,17 @@ class Sessions(Store):
         """Return a further notifier for this handle. Closing the handle also ends the waits of this notifier."""
         watch = self._options["watch"]
         notifier = ChangeNotifier(self._log, self._wanted, watch, backend, watches_every_key=watches_every_key)
+        notifier.slots = self._notifier.slots
         self._notifiers.add(notifier)
         return notifier
 
     def _new_wait(self, request: WaitRequest, notifier: ChangeNotifier) -> Wait[Any]:
         condition: Condition[Any] = condition_of(request, self._log, self._state, notifier)
-        return FileWait(notifier, condition, request.timeout, request.slow_logger, self._wait_slots)
+        return FileWait(notifier, condition, request.timeout, request.slow_logger)
 
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: ChangeNotifier) -> Wait[Any]:
         condition = Arrival(self._log, self._state, request, self._timeout, self._notifier.notify)
-        return FileWait(notifier, condition, request.timeout, slots=self._wait_slots)
+        return FileWait(notifier, condition, request.timeout)
 
     def _wait_for_change(self, known: object, timeout: float) -> object:
         """See `Store._wait_for_change`. `known` is a position in the log, and each later record is a change."""

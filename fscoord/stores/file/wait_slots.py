@@ -62,15 +62,11 @@ class WaitSlots:
     Args:
         log: the log of the handle.
         mode: the permissions of a new file of slots.
-
-    Attributes:
-        is_shared: whether other hosts share the log. There another process may look for a wait, and it looks rarely.
     """
 
     def __init__(self, log: Log, mode: int) -> None:
         self._log = log
         self._mode = mode
-        self.is_shared = log.handle.is_shared
         self._waits: list[Shown] = []
         self._epoch = system.process_epoch()
         self._changes = 0

@@ -25,7 +25,6 @@ from fscoord.errors import LimitExceededError
 from fscoord.stores.file.death_watch import DeathWatch, RankNeeds, SessionNeeds
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState, materialize
-from fscoord.stores.file.wait_slots import WaitSlots
 
 __all__ = [
     "AnyChange",
@@ -117,15 +116,12 @@ class FileWait(Generic[T]):
         condition: Condition[T],
         timeout: float,
         slow_logger: SlowWaitLogger | None = None,
-        slots: WaitSlots | None = None,
     ) -> None:
         self._notifier = notifier
         self._condition = condition
         self._started = now = system.time.monotonic()
         self._deadline = now + timeout
         self._slow_logger = slow_logger
-        self._slots = slots
-        self._looks_rarely = slots is not None and slots.is_shared
         self._due = slow_logger.due if slow_logger is not None else now + timing.SHOW_S
 
     def arm(self) -> None:
@@ -141,7 +137,7 @@ class FileWait(Generic[T]):
                 return  # there will be no sleep
             death_watch = self._condition.death_watch
             if death_watch is None:
-                is_check_due = self._is_check_due if self._looks_rarely else None
+                is_check_due = self._is_check_due if self._notifier.passes_on_changes else None
                 waiter = self._notifier.new_waiter(self._deadline, is_check_due=is_check_due)
             else:
                 longest, sessions = death_watch.max_sleep_s, death_watch.known_sessions
@@ -190,8 +186,9 @@ class FileWait(Generic[T]):
         slow_logger = self._slow_logger
         if slow_logger is None:
             slow_logger = self._slow_logger = self._own_logger = self._condition.new_slow_logger(self._started)
-        if self._slots is not None and slow_logger.is_long(now):
-            self._slots.show(slow_logger, self._condition.kind, self._condition.missing)
+        slots = self._notifier.slots
+        if slots is not None and slow_logger.is_long(now):
+            slots.show(slow_logger, self._condition.kind, self._condition.missing)
         slow_logger.warn_if_due()
         self._due = slow_logger.next_due(now)
 
