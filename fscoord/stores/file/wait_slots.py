@@ -1,8 +1,7 @@
 """`WaitSlots`: writes what the session of a handle waits for beside the log. `read_slots` reads what all wait for.
 
 A wait that has lasted for `timing.SHOW_S` writes one slot, by one pwrite(2), and clears the slot when it ends. No lock
-guards a slot, because only its own session writes it. Two threads of the session may write it at the same moment: each
-looks afterwards whether another thread has changed the waits since, and writes once more if so.
+guards a slot, because only its own session writes it; `ShownWaits` says what happens if two threads write at once.
 
 The file is opened for each write. So there is no descriptor that a fork would inherit, and on NFS the open and the
 close make the write visible to other hosts, also where direct writes are refused.
@@ -23,11 +22,11 @@ from fscoord._log.log import Log
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
-from fscoord._waiting.awaited import Awaited
+from fscoord._waiting.shown_waits import Shown, ShownWaits
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord.errors import FscoordError, InsecurePathError
 
-__all__ = ["WAITS_SUFFIX", "Shown", "SlotReading", "WaitSlots", "read_slots"]
+__all__ = ["WAITS_SUFFIX", "SlotReading", "WaitSlots", "read_slots"]
 
 WAITS_SUFFIX: Final = ".waits"
 
@@ -35,29 +34,8 @@ READ_AT_ONCE: Final = 256
 """How many slots one read(2) fetches at most."""
 
 
-class Shown:
-    """One wait that is shown, as `SlowWaitLogger.shown`.
-
-    Args:
-        slots: the slots of the handle that waits.
-        awaited: what the wait is for.
-        keys: the missing keys.
-        started: when the wait began, by the monotonic clock.
-    """
-
-    def __init__(self, slots: WaitSlots, awaited: Awaited, keys: Sequence[bytes], started: float) -> None:
-        self.awaited = awaited
-        self.keys = keys
-        self.started = started
-        self._slots = slots
-
-    def withdraw(self) -> None:
-        """Show the wait no longer."""
-        self._slots.withdraw(self)
-
-
 class WaitSlots:
-    """The waits of one handle that last long, and the slot that shows the longest of them.
+    """The slot of one handle, which shows the longest of its waits.
 
     Args:
         log: the log of the handle.
@@ -67,69 +45,33 @@ class WaitSlots:
     def __init__(self, log: Log, mode: int) -> None:
         self._log = log
         self._mode = mode
-        self._waits: list[Shown] = []
-        self._epoch = system.process_epoch()
-        self._changes = 0
-        self._number = 0  # the session whose slot was written last
+        self._waits = ShownWaits(self._write)
+        self._number = 0, 0  # the process, and the session whose slot it has written last
         self._has_warned = False
 
-    def show(self, slow_logger: SlowWaitLogger, kind: str, keys: Sequence[bytes]) -> bool:
-        """Show the wait of `slow_logger`, unless it is shown already. Return whether it is shown now.
+    def show(self, slow_logger: SlowWaitLogger, kind: str, keys: Sequence[bytes]) -> None:
+        """Show the wait of `slow_logger`; see `ShownWaits.show`. A handle without a session has no slot."""
+        if self._log.session_if_ready and not system.is_fake_fs():
+            self._waits.show(slow_logger, kind, keys)
 
-        A handle without a session has no slot.
-
-        Args:
-            slow_logger: the wait.
-            kind: what the missing keys are, for a wait that does not say what it is for.
-            keys: the missing keys.
-        """
-        if slow_logger.shown is not None:
-            return True
-        session = self._log.session_if_ready
-        if not session or system.is_fake_fs():
-            return False
-        self._forget_those_of_parent()
-        shown = Shown(self, slow_logger.awaited or Awaited(kind, ""), tuple(keys), slow_logger.started)
-        slow_logger.shown = shown  # before it is added: `SlowWaitLogger.end` must find what was added
-        self._waits.append(shown)
-        self._changes += 1
-        self._write(session)
-        return True
-
-    def withdraw(self, shown: Shown) -> None:
-        """Show the wait `shown` no longer."""
-        if shown in self._waits and self._epoch == system.process_epoch():
-            self._waits.remove(shown)
-            self._changes += 1
-            self._write(self._number)
-
-    def _forget_those_of_parent(self) -> None:
-        """Forget the waits of the parent in a forked child: its threads are not here, and the slot is the parent's."""
-        epoch = system.process_epoch()
-        if self._epoch != epoch:
-            self._waits, self._epoch, self._number = [], epoch, 0
-
-    def _write(self, number: int) -> None:
-        if not number:  # no slot was written
+    def _write(self, longest: Shown | None, more: int) -> None:
+        """Write the slot of the present session. At the end of a wait the handle may be closed already."""
+        epoch, number = self._number
+        if longest is not None:
+            epoch, number = system.process_epoch(), self._log.session_if_ready
+        if not number or epoch != system.process_epoch():
             return
         try:
-            while True:
-                changes = self._changes
-                data = self._encode(number)
-                write_slot(self._log, self._mode, number, data)
-                self._number = number
-                if changes == self._changes:  # otherwise another thread may have written before this one
-                    return
+            write_slot(self._log, self._mode, number, self._encode(number, longest, more))
+            self._number = epoch, number
         except (OSError, FscoordError) as error:
             raise_if_foreign(error)
             self._log_failure(error)
 
-    def _encode(self, number: int) -> bytes:
-        waits = list(self._waits)
+    def _encode(self, number: int, longest: Shown | None, more: int) -> bytes:
         session = self._log.sessions.get(number)
-        if not waits or session is None:
+        if longest is None or session is None:
             return EMPTY
-        longest = min(waits, key=lambda shown: shown.started)
         waited_ns = int((system.time.monotonic() - longest.started) * 1e9)
         return WaitSlot(
             number=number,
@@ -137,7 +79,7 @@ class WaitSlots:
             start_time=session.start_time,
             boot_id=session.boot_id,
             since_ns=session.since_ns,
-            more=len(waits) - 1,
+            more=more,
             began_ns=max(0, system.time.time_ns() - waited_ns),
             began_monotonic_ns=max(0, int(longest.started * 1e9)),
             kind=longest.awaited.kind,
