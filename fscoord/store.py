@@ -53,6 +53,7 @@ from fscoord.errors import BarrierError, StoreTimeoutError
 __all__ = [
     "Capabilities",
     "Member",
+    "ShownWait",
     "Store",
     "StoreView",
     "arrival_steps",
@@ -61,6 +62,7 @@ __all__ = [
     "new_arrival_wait",
     "new_wait",
     "notifier_for",
+    "observe_sessions",
     "run_blocking",
     "session_states",
     "shows_waits",
@@ -138,6 +140,28 @@ class Member(NamedTuple):
     since: float
     alive: str
     found_dead: float | None = None
+
+
+class ShownWait(NamedTuple):
+    """The longest wait of one session, as a store shows it to other processes.
+
+    Attributes:
+        kind: what the session waits for, such as ``barrier`` or ``lock``; ``key`` or ``queue`` for a plain wait.
+        name: the name of that thing, as its caller gave it; empty if only the keys are known.
+        keys: the keys that are missing, or the first of them.
+        key_count: how many keys are missing.
+        size: how many ranks must come; 0 if unknown.
+        seconds: how long the session has waited.
+        more: how many further waits the session has.
+    """
+
+    kind: str
+    name: str
+    keys: tuple[str, ...]
+    key_count: int
+    size: int
+    seconds: float
+    more: int
 
 
 CALL_MAX_S: Final = 20.0
@@ -456,7 +480,12 @@ class Store(ABC):
         else:
             make, now = request.new_slow_logger, system.time.monotonic()
             left = max(0.0, request.timeout - (now - start))
-            yield WaitRequest(KEYS, [request.done], left, slow_logger=None if make is None else make(now))
+            slow_logger = None if make is None else make(now)
+            try:
+                yield WaitRequest(KEYS, [request.done], left, slow_logger=slow_logger)
+            finally:
+                if slow_logger is not None:
+                    slow_logger.end()
         return None
 
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: Any) -> Wait[Any] | None:  # noqa: ARG002 - see there
@@ -478,6 +507,10 @@ class Store(ABC):
         if known is not None:
             system.time.sleep(min(POLL_INTERVAL_S, timeout))
         return True
+
+    def _observe(self) -> tuple[list[Member], dict[int, ShownWait]]:
+        """See `observe_sessions`."""
+        return [], {}
 
     @property
     def _shows_waits(self) -> bool:
@@ -586,6 +619,9 @@ class StoreView(Store):
     def _stopped_sessions(self, numbers: Iterable[int]) -> frozenset[int]:
         return self._open()._stopped_sessions(numbers)
 
+    def _observe(self) -> tuple[list[Member], dict[int, ShownWait]]:
+        return self._open()._observe()
+
     def _closer_look(self) -> str:
         return self._inner._closer_look()
 
@@ -672,6 +708,14 @@ def session_states(store: Store, numbers: Iterable[int]) -> dict[int, str]:
     register the handle. It records the deaths that it finds, as `Store.members` does.
     """
     return store._session_states(numbers)
+
+
+def observe_sessions(store: Store) -> tuple[list[Member], dict[int, ShownWait]]:
+    """Return all sessions of `store`, and what each of them waits for, by its number. Nothing is written.
+
+    Both are empty if the store does not show its sessions to a process that only looks.
+    """
+    return store._observe()
 
 
 def shows_waits(store: Store) -> bool:

@@ -17,12 +17,12 @@ from support.sources import MODULES, PACKAGE, imported, is_for_types, module_of,
 
 pytestmark = pytest.mark.once
 
-MODULES_MAX = 183
+MODULES_MAX = 184
 """How many modules the package may have. A change that joins modules lowers this.
 
-Thirteen are those of `fscoord ps` and `fscoord top`: what a wait is for, the bytes and the file of wait slots, the
-observer of a file store, what keys say of locks and of barriers, the picture, its findings, rates, and the two
-verbs.
+Fourteen are those of `fscoord ps` and `fscoord top`: what a wait is for, the waits that a handle shows, the bytes and
+the file of wait slots, the observer of a file store, what keys say of locks and of barriers, the picture, its findings,
+rates, and the two verbs.
 """
 
 NOT_A_SUBJECT = frozenset(

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-")
+"""The characters that mean themselves to every shell."""
+
 
 @lru_cache(maxsize=16)
 def escape_word(text: str) -> str:
@@ -23,9 +26,17 @@ def escape_word(text: str) -> str:
 
 def closer_look(path: str) -> str:
     """Return the end of the message of a time-out on the log at `path`: the command that shows what all wait for."""
-    from shlex import quote  # here, because only an error needs it
+    return f"; to look closer: fscoord ps {_shell_word(path)}"
 
-    return f"; to look closer: fscoord ps {quote(path)}"
+
+def _shell_word(text: str) -> str:
+    """Return `text` as one word of a shell, as `shlex.quote` does.
+
+    Nothing is imported for it: a time-out may be raised in a forked child that can import nothing any more.
+    """
+    if text and _PLAIN.issuperset(text):
+        return text
+    return "'" + text.replace("'", "'\"'\"'") + "'"
 
 
 def _bytes(sign: str) -> bytes:

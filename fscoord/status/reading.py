@@ -17,7 +17,7 @@ from fscoord.errors import StoreTimeoutError
 from fscoord.recipes.holdings import LineState, is_of_recipe, items, lines
 from fscoord.status.findings import SLOW_S, StatusFinding, find_all
 from fscoord.status.picture import LogLock, Picture, SessionStatus, Waiting
-from fscoord.store import Member, Store
+from fscoord.store import Member, ShownWait, Store, observe_sessions, shows_waits
 from fscoord.stores.file.observer import FileObserver, HeldLock, SeenSession
 from fscoord.stores.prefix import PrefixStore
 from fscoord.stores.url import open_store, parse_url
@@ -156,13 +156,17 @@ class _StoreObserver:
         values = self._values([key for key in sorted(keys) if _is_wanted(key)])
         found = lines(values, keys)
         holds = _holds(found, values)
-        members = store.members() if store.capabilities.sessions else []
-        participants = tuple(_member(each, tuple(holds.get(each.number, ()))) for each in members)
+        members, waits = observe_sessions(store)
+        participants = tuple(
+            _member(each, tuple(holds.get(each.number, ())), waits.get(each.number)) for each in members
+        )
         ranks: dict[int, tuple[int, ...]] = {}
         for each in members:
             if each.rank is not None:
                 ranks[each.rank] = (*ranks.get(each.rank, ()), each.number)
-        notes = ["this kind of store does not show what its participants wait for, nor since when"]
+        notes = []
+        if not shows_waits(store):
+            notes.append("this kind of store does not show what its participants wait for, nor since when")
         if not store.capabilities.sessions:
             notes.append("this kind of store has no sessions, so it does not show who has it open or who lives")
         rounds = tuple(open_rounds(values, keys))
@@ -220,9 +224,10 @@ def _participant(number: int, seen: SeenSession, holds: tuple[str, ...]) -> Sess
     )
 
 
-def _member(member: Member, holds: tuple[str, ...]) -> SessionStatus:
+def _member(member: Member, holds: tuple[str, ...], wait: ShownWait | None) -> SessionStatus:
     known = (member.number, member.rank, member.label, escape_word(member.host), member.pid, member.since)
-    return SessionStatus(*known, member.alive, member.found_dead, holds=holds)
+    waiting = None if wait is None else Waiting(*wait)
+    return SessionStatus(*known, member.alive, member.found_dead, waiting=waiting, holds=holds)
 
 
 def _log_lock(held: HeldLock | None) -> LogLock | None:
