@@ -555,7 +555,7 @@ class Log:
             remedy = f"; once no process of that name lives on that host: rm {lock.marker}"
         return StoreTimeoutError(
             f"{self.path}: the log's lock was not released within {waited:.3g} s: {holder or 'an unknown process'}"
-            f" holds it (is it stopped, or blocked in the kernel?){remedy}{closer_look(self.path)}",
+            f" holds it (is it stopped, or blocked in the kernel?){remedy or closer_look(self.path)}",
             holder=holder,
             waited=waited,
         )

@@ -26,7 +26,7 @@ def escape_word(text: str) -> str:
 
 def closer_look(path: str) -> str:
     """Return the end of the message of a time-out on the log at `path`: the command that shows what all wait for."""
-    return f"; to look closer: fscoord ps {_shell_word(path)}"
+    return f"; to look closer, run fscoord ps {_shell_word(path)}"
 
 
 def _shell_word(text: str) -> str:

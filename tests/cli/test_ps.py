@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.internals import log_of
 from support.places import until
 
 from fscoord import FileStore, HashStore, barrier
@@ -207,6 +208,21 @@ def test_clones_of_a_handle_are_one_row(fscoord, path):
 def test_ps_takes_the_store_as_an_argument(fscoord, path):
     assert fscoord("ps", path).out == fscoord("ps").out
     assert fscoord("ps", f"file:{path}").code == 0
+
+
+@pytest.mark.parametrize("lock", ["flock", "soft"])
+def test_ps_finds_out_the_kind_of_lock_and_its_holder(fscoord, process, tmp_path, lock):
+    path = str(tmp_path / lock)
+    with FileStore(path, rank=0, lock=lock) as store:
+        assert fscoord("ps", path).code == 0
+        seen = []
+
+        def look(*_: object) -> tuple[None, int, bytes]:
+            seen.append(process("ps", path).communicate(timeout=HANG_S)[0].decode())
+            return None, 0, b""
+
+        log_of(store).update(0, b"", b"", look, HANG_S)
+    assert f"LOG-LOCK: rank 0 ({os.uname().nodename}:{os.getpid()}) has held the lock" in seen[0]
 
 
 def test_store_that_is_not_there_is_an_error_of_ps(fscoord, tmp_path):

@@ -275,7 +275,7 @@ def test_wait_that_ends_without_its_condition_is_shown_no_more(path: str) -> Non
             lambda: Lock(store, "l", timeout=0.3).__enter__(),
             lambda: barrier(store, 2, "b", 0.3, 0),
         ):
-            with pytest.raises(StoreTimeoutError, match=rf"; to look closer: fscoord ps {path}$"):
+            with pytest.raises(StoreTimeoutError, match=rf"; to look closer, run fscoord ps {path}$"):
                 wait()
             assert os.path.exists(path + ".waits")
             assert is_blank(path, store.register())

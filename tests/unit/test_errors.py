@@ -133,4 +133,4 @@ def test_error_about_a_time_that_is_over_says_timeout() -> None:
 
 @pytest.mark.parametrize("path", ["/shared/job.store", "", "a b", "it's", "$x;`y`", "\u00e9\udcff", "a\nb", '"'])
 def test_command_in_a_message_is_quoted_as_the_shell_needs_it(path: str) -> None:
-    assert closer_look(path) == f"; to look closer: fscoord ps {shlex.quote(path)}"
+    assert closer_look(path) == f"; to look closer, run fscoord ps {shlex.quote(path)}"

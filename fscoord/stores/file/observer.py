@@ -13,13 +13,15 @@ from typing import Any, Final, NamedTuple
 
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
+from fscoord._log.format.header import Header
+from fscoord._log.format.record import MalformedRecord
 from fscoord._log.format.wait_slot import WaitSlot
 from fscoord._log.handle import NeedsLock
 from fscoord._log.io import safe_files
-from fscoord._log.io.opening import LogOptions
+from fscoord._log.io.opening import LogOptions, read_header
 from fscoord._log.io.spill import SpilledRecord
 from fscoord._log.liveness.liveness_file import ProcessIdentity
-from fscoord._log.locking.log_lock import FLOCK, OFD
+from fscoord._log.locking.log_lock import FLOCK, KIND_NAMES, OFD
 from fscoord._log.log import Log
 from fscoord._log.opened import open_log_file
 from fscoord._log.state_machine import StateMachine
@@ -156,7 +158,8 @@ class FileObserver:
 
     Args:
         path: the path of the log, as `FileStore` takes it.
-        options: the options of the store that matter for reading: ``lock`` and ``coherence``.
+        options: the options of the store that matter for reading: ``lock`` and ``coherence``. Without the former, the
+            kind of lock is that of the log.
         wants: returns whether the value of a key belongs to `Observation.values`.
 
     Raises:
@@ -167,7 +170,7 @@ class FileObserver:
         self.path = safe_files.resolve(path)
         wanted: LogOptions = log_options(
             {
-                "lock": options.get("lock", "ofd"),
+                "lock": options.get("lock") or _lock_of(self.path),
                 "coherence": options.get("coherence"),
                 "run_id": None,
                 "durable": False,
@@ -325,6 +328,20 @@ class FileObserver:
         except OSError as error:
             raise_if_foreign(error)
             return self._log.handle.offset
+
+
+def _lock_of(path: str) -> str:
+    """Return the kind of the lock of the log at `path`, as its header says it; the default if there is no header."""
+    opened = system.Descriptors()
+    try:
+        fd = safe_files.open_descriptor(path, system.os.O_RDONLY, owned_fds=opened)
+        return KIND_NAMES.get(Header.decode(read_header(fd))[0].lock_kind, "ofd")
+    except (OSError, FscoordError, MalformedRecord) as error:  # opening the log raises the same, with more words
+        raise_if_foreign(error)
+        return "ofd"
+    finally:
+        for fd in list(opened):
+            safe_files.close_owned(fd, opened)
 
 
 def _waited(slot: WaitSlot, session: Session, home: ProcessIdentity) -> float:
