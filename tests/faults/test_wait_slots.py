@@ -108,6 +108,11 @@ WAITS: dict[str, tuple[Callable[[Store], object], Callable[[Store, Any], object]
         lambda store, _: barrier(store, 2, "epoch 7", END_S, 1),
         "barrier 'epoch 7'",
     ),
+    "barrier without ranks": (
+        lambda store: barrier(store, 2, "epoch 7", END_S),
+        lambda store, _: barrier(store, 2, "epoch 7", END_S),
+        "barrier 'epoch 7'",
+    ),
     "barrier that fails fast": (
         lambda store: barrier(store, 2, "epoch 7", END_S, 0, fail_fast=True),
         lambda store, _: barrier(store, 2, "epoch 7", END_S, 1),
@@ -184,6 +189,8 @@ def test_wait_is_shown_in_words_and_its_slot_is_cleared_at_its_end(name: str, pr
         with start_thread(wait, inner):
             found = shown(path)
             end(outer, holder)
+        if name == "barrier without ranks" and prefix:
+            words = "barrier 'job/epoch 7'"  # by its key, because it gives no words
         key = f"{prefix}/" if prefix and found.name == "" else ""
         assert found.words() == words.replace("'plan', 'b'", f"'{key}plan', '{key}b'").replace(
             "key 'plan'", f"key '{key}plan'"
