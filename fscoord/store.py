@@ -56,16 +56,21 @@ from fscoord.errors import BarrierError, StoreTimeoutError, UsedBeforeError
 __all__ = [
     "Capabilities",
     "Member",
+    "ShownWait",
     "Store",
     "StoreView",
     "arrival_steps",
     "barrier_steps",
+    "closer_look",
     "how_to_run_again",
     "new_arrival_wait",
     "new_wait",
     "notifier_for",
+    "observe_sessions",
     "run_blocking",
     "session_states",
+    "shows_waits",
+    "stopped_sessions",
     "typical_call_s",
     "wait_for_change",
     "wait_on",
@@ -139,6 +144,28 @@ class Member(NamedTuple):
     since: float
     alive: str
     found_dead: float | None = None
+
+
+class ShownWait(NamedTuple):
+    """The longest wait of one session, as a store shows it to other processes.
+
+    Attributes:
+        kind: what the session waits for, such as ``barrier`` or ``lock``; ``key`` or ``queue`` for a plain wait.
+        name: the name of that thing, as its caller gave it; empty if only the keys are known.
+        keys: the keys that are missing, or the first of them.
+        key_count: how many keys are missing.
+        size: how many ranks must come; 0 if unknown.
+        seconds: how long the session has waited.
+        more: how many further waits the session has.
+    """
+
+    kind: str
+    name: str
+    keys: tuple[str, ...]
+    key_count: int
+    size: int
+    seconds: float
+    more: int
 
 
 CALL_MAX_S: Final = 20.0
@@ -453,7 +480,12 @@ class Store(ABC):
         else:
             make, now = request.new_slow_logger, system.time.monotonic()
             left = max(0.0, request.timeout - (now - start))
-            yield WaitRequest(KEYS, [request.done], left, slow_logger=None if make is None else make(now))
+            slow_logger = None if make is None else make(now)
+            try:
+                yield WaitRequest(KEYS, [request.done], left, slow_logger=slow_logger)
+            finally:
+                if slow_logger is not None:
+                    slow_logger.end()
         return None
 
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: Any) -> Wait[Any] | None:  # noqa: ARG002 - see there
@@ -475,6 +507,23 @@ class Store(ABC):
         if known is not None:
             system.time.sleep(min(POLL_INTERVAL_S, timeout))
         return True
+
+    def _observe(self) -> tuple[list[Member], dict[int, ShownWait]]:
+        """See `observe_sessions`."""
+        return [], {}
+
+    @property
+    def _shows_waits(self) -> bool:
+        """See `shows_waits`."""
+        return False
+
+    def _stopped_sessions(self, numbers: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - see there
+        """See `stopped_sessions`."""
+        return frozenset()
+
+    def _closer_look(self) -> str:
+        """See `closer_look`."""
+        return ""
 
     def _notifier_for(self, backend: WaitBackend) -> Any:  # noqa: ARG002 - see there
         """Return the notifier that wakes the waits of `backend`, for `_new_wait`.
@@ -566,6 +615,15 @@ class StoreView(Store):
 
     def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:
         return self._open()._session_states(numbers)
+
+    def _stopped_sessions(self, numbers: Iterable[int]) -> frozenset[int]:
+        return self._open()._stopped_sessions(numbers)
+
+    def _observe(self) -> tuple[list[Member], dict[int, ShownWait]]:
+        return self._open()._observe()
+
+    def _closer_look(self) -> str:
+        return self._inner._closer_look()
 
 
 # The other modules of this package call these functions. They call private methods, which the stores override.
@@ -672,6 +730,35 @@ def session_states(store: Store, numbers: Iterable[int]) -> dict[int, str]:
     register the handle. It records the deaths that it finds, as `Store.members` does.
     """
     return store._session_states(numbers)
+
+
+def observe_sessions(store: Store) -> tuple[list[Member], dict[int, ShownWait]]:
+    """Return all sessions of `store`, and what each of them waits for, by its number. Nothing is written.
+
+    Both are empty if the store does not show its sessions to a process that only looks.
+    """
+    return store._observe()
+
+
+def shows_waits(store: Store) -> bool:
+    """Return whether `store` shows its waits to other processes, for which it needs the whole `WaitRequest`."""
+    return store._shows_waits
+
+
+def stopped_sessions(store: Store, numbers: Iterable[int]) -> frozenset[int]:
+    """Return those of the sessions `numbers` whose processes are known to be stopped, as by SIGSTOP.
+
+    Only processes of this host are known to be stopped.
+    """
+    return store._stopped_sessions(numbers)
+
+
+def closer_look(store: Store) -> str:
+    """Return the end of the message of a time-out: the command that shows what all participants of `store` wait for.
+
+    It is empty if the command shows nothing of this kind of store.
+    """
+    return store._closer_look()
 
 
 def typical_call_s(store: Store) -> float:

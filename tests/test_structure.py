@@ -17,8 +17,13 @@ from support.sources import MODULES, PACKAGE, imported, is_for_types, module_of,
 
 pytestmark = pytest.mark.once
 
-MODULES_MAX = 177
-"""How many modules the package may have. A change that joins modules lowers this."""
+MODULES_MAX = 191
+"""How many modules the package may have. A change that joins modules lowers this.
+
+Fourteen are those of `fscoord ps` and `fscoord top`: what a wait is for, the waits that a handle shows, the bytes and
+the file of wait slots, the observer of a file store, what keys say of locks and of barriers, the picture, its findings,
+rates, and the two verbs.
+"""
 
 NOT_A_SUBJECT = frozenset(
     "a after all an another any as at both by each every for from if in it many more no nobody not nothing of on one"

@@ -303,6 +303,27 @@ LAYERS = [
         "demo.*",
         ["demo.*", "_runtime.*", "_arguments", "collectives", "store", "stores.*", "errors"],
     ),
+    ("status", ["status.*"]),
+    ("status.picture", ["_waiting.awaited", "collectives.rounds", "recipes.holdings"]),
+    (
+        "status.findings",  # data in, findings out: it reads no store
+        ["_arguments", "_waiting.awaited", "collectives.rounds", "recipes.holdings", "status.picture"],
+    ),
+    (
+        "status.*",
+        [
+            "status.*",
+            "_arguments",
+            "_runtime.*",
+            "collectives.rounds",
+            "recipes.holdings",
+            "store",
+            "stores.file.observer",
+            "stores.prefix",
+            "stores.url",
+            "errors",
+        ],
+    ),
     ("testing", ["testing.*"]),
     ("testing.contract", ["testing.contract.*", "store"]),
     ("testing.*", ["testing.*", "_arguments", "store", "_runtime.*", "errors"]),

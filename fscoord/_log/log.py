@@ -42,6 +42,7 @@ from fscoord._log.recovery import APPLYING, CLOSED, DESCRIPTORS, GENERATION, POS
 from fscoord._log.state_machine import StateMachine
 from fscoord._log.wakeup.changed_keys import ChangedKeys
 from fscoord._runtime import system
+from fscoord._runtime.escaping import closer_look
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, StoreClosedError, StoreError, StoreTimeoutError, StoreUnavailableError
 
@@ -606,7 +607,7 @@ class Log:
             remedy = f"; once no process of that name lives on that host: rm {lock.marker}"
         return StoreTimeoutError(
             f"{self.path}: the log's lock was not released within {waited:.3g} s: {holder or 'an unknown process'}"
-            f" holds it (is it stopped, or blocked in the kernel?){remedy}",
+            f" holds it (is it stopped, or blocked in the kernel?){remedy or closer_look(self.path)}",
             holder=holder,
             waited=waited,
         )

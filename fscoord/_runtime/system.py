@@ -13,6 +13,7 @@ import _thread
 import contextlib
 import errno
 import functools
+import mmap
 import os
 import select
 import stat
@@ -118,6 +119,12 @@ def is_zombie(pid: int) -> bool:
     return len(fields) > 17 and fields[0] in "ZX" and int(fields[17]) <= 1
 
 
+def process_state(pid: int) -> str:
+    """Return the state of process `pid` as one letter, such as ``T`` for stopped (proc_pid_stat(5)); "" if unknown."""
+    fields = _proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[0] if fields else ""
+
+
 def _proc_text(path: str) -> str:
     try:
         with open(path, "rb") as file:  # not as text: that may import a codec; see rule 5 in `interrupts`
@@ -129,6 +136,11 @@ def _proc_text(path: str) -> str:
 def random_bytes(count: int) -> bytes:
     """Return `count` unpredictable bytes."""
     return os.urandom(count)
+
+
+def aligned_memory(size: int) -> mmap.mmap:
+    """Return `size` bytes of memory that begin at a page, from which direct reads and writes are possible (open(2))."""
+    return mmap.mmap(-1, size)
 
 
 class Descriptors(set[int]):

@@ -1,12 +1,13 @@
-"""`Backoff`, the pauses of an operation that is retried, and `SlowWaitLogger`, the warnings about a long wait."""
+"""`Backoff`, the pauses of an operation that is retried, and `SlowWaitLogger`, what becomes known about a long wait."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
+from fscoord._waiting.awaited import Awaited
 
 FREE_TRIES: Final = 16
 """The number of tries that may fail before the pauses begin and the limit applies. A try fails only if another caller
@@ -17,6 +18,9 @@ LONGEST_PAUSE_S: Final = 0.05
 
 FIRST_S: Final = 30.0
 """How long a wait lasts before the first warning, in seconds. This time doubles before each further warning."""
+
+SHOW_S: Final = 1.0
+"""How long a wait lasts before a store shows it to other processes, in seconds. A shorter wait writes nothing."""
 
 
 class Backoff:
@@ -50,7 +54,11 @@ class Backoff:
 
 
 class SlowWaitLogger:
-    """Logs the warnings about one wait.
+    """Logs the warnings about one wait, and keeps what a store needs to show the wait to other processes.
+
+    A wait may consist of several requests to the store, one after another: a contender for a lock looks at the line
+    once in a second. All of them are one wait to a person, so they share this object. The code that makes the object
+    calls `end` when the wait is over.
 
     Args:
         name: the name of the logger.
@@ -58,17 +66,41 @@ class SlowWaitLogger:
             is called only when a warning is logged. It is never called under a lock of the store, so it may use the
             store.
         started: when the wait began, by the monotonic clock; None: now.
+        awaited: what the wait is for; None: the keys of the request say it.
+
+    Attributes:
+        due: when a store has something to do about the wait, by the monotonic clock: to show it, or to log a warning.
+        shown: the store's record of the wait, once the store shows it; see `end`.
     """
 
-    def __init__(self, name: str, describe: Callable[[], str] = str, started: float | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        describe: Callable[[], str] = str,
+        started: float | None = None,
+        awaited: Awaited | None = None,
+    ) -> None:
         self.started = system.time.monotonic() if started is None else started
+        self.awaited = awaited
+        self.shown: Any = None
         self._name = name
         self._describe = describe
         self._next = self.started + FIRST_S
+        self.due = self.started + min(SHOW_S, FIRST_S)
 
     def until_next(self) -> float:
         """Return the number of seconds until the next warning is due."""
         return max(0.0, self._next - system.time.monotonic())
+
+    def is_long(self, now: float) -> bool:
+        """Return whether the wait has lasted for `SHOW_S` at the time `now`, by the monotonic clock."""
+        return now >= self.started + SHOW_S
+
+    def next_due(self, now: float) -> float:
+        """Return, after the time `now`, when the store has something to do about the wait again; see `due`."""
+        is_next_shown = self.shown is not None
+        self.due = self._next if is_next_shown else min(self._next, max(now, self.started) + SHOW_S)
+        return self.due
 
     def warn_if_due(self, describe: Callable[[], str] | None = None) -> None:
         """Log that the wait continues, if a warning is due. The message has the text that `describe` returns."""
@@ -77,3 +109,10 @@ class SlowWaitLogger:
             waited = now - self.started
             self._next = self.started + max(2 * waited, FIRST_S)
             logger(self._name).warning("still waiting for %s, after %.0f s", (describe or self._describe)(), waited)
+
+    def end(self) -> None:
+        """End the wait: the store that shows it to other processes stops to do so. This method may be called twice."""
+        shown = self.shown
+        if shown is not None:
+            self.shown = None
+            shown.withdraw()

@@ -14,7 +14,7 @@ The rank that completes the round sets ``{prefix}/complete``, so each waiting ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from fscoord._arguments import (
 )
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
+from fscoord._waiting.awaited import BARRIER, Awaited
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
 from fscoord._waiting.wait import (
     APPEND,
@@ -42,7 +43,7 @@ from fscoord._waiting.wait import (
     new_tuple,
 )
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
-from fscoord.store import Member, Store, how_to_run_again
+from fscoord.store import Member, Store, closer_look, how_to_run_again, stopped_sessions
 
 __all__ = [
     "MISSING_MAX",
@@ -92,12 +93,30 @@ def describe_missing(store: Store, missing: Sequence[int]) -> MissingRanks:
             known.setdefault(member.rank, []).append(member)
     dead = [rank for rank in missing if rank in known and all(member.alive == "no" for member in known[rank])]
     late = [rank for rank in missing if rank not in dead]
+    stopped = stopped_sessions(store, [member.number for member in members if member.alive != "no"])
     words = ""
     for name, ranks in (("dead", dead), ("late", late)):
         if ranks:
-            shown = [f"rank {rank} ({location_of(known.get(rank, []))})" for rank in ranks[:MISSING_MAX]]
+            shown = [f"rank {rank} ({location_of(known.get(rank, []), stopped)})" for rank in ranks[:MISSING_MAX]]
             words += f"; {name}: {', '.join(shown)}{_more(ranks)}"
     return MissingRanks(tuple(map(str, dead)), words)
+
+
+def _fates(store: Store, missing: Sequence[int]) -> dict[int, str]:
+    """Return, for each of the ranks `missing` that is known dead or stopped, the words that follow its number."""
+    if not store.has_liveness:
+        return {}
+    known: dict[int, list[Member]] = {}
+    try:
+        for member in store.members(missing):
+            if member.rank is not None:
+                known.setdefault(member.rank, []).append(member)
+        living = {rank: [each.number for each in found if each.alive != "no"] for rank, found in known.items()}
+        stopped = stopped_sessions(store, [number for numbers in living.values() for number in numbers])
+    except FscoordError:
+        return {}
+    fates = {rank: " (dead)" for rank, numbers in living.items() if not numbers}
+    return fates | {rank: " (stopped)" for rank, numbers in living.items() if numbers and stopped.issuperset(numbers)}
 
 
 def _more(ranks: Sequence[int]) -> str:
@@ -105,8 +124,8 @@ def _more(ranks: Sequence[int]) -> str:
     return f" and {len(ranks) - MISSING_MAX} more" if len(ranks) > MISSING_MAX else ""
 
 
-def location_of(members: Sequence[Member]) -> str:
-    """Return ``host:pid`` and the state of one of `members`, the sessions of a rank.
+def location_of(members: Sequence[Member], stopped: Collection[int] = ()) -> str:
+    """Return ``host:pid`` and the state of one of `members`, the sessions of a rank, some of which are `stopped`.
 
     The last session that may be alive is returned. If every session is dead, the last session is returned.
     """
@@ -116,6 +135,8 @@ def location_of(members: Sequence[Member]) -> str:
     place = f"{escape_word(last.host)}:{last.pid}"
     if last.alive == "no":
         return f"{place}, {_clock('found dead at', last.found_dead)}{_clock(', there since', last.since)}"
+    if last.number in stopped:
+        return f"{place}, stopped"
     return f"{place}, {'alive' if last.alive == 'yes' else 'not known whether alive'}"
 
 
@@ -180,7 +201,7 @@ class Attempt(NamedTuple):
         return StoreTimeoutError(
             f"Timed out {what} on rank {self.rank}, for key prefix: {key_text(self.prefix)}"
             f" (world_size={self.world_size}, missing_ranks=[{', '.join(names)}{more}], timeout={self.timeout:g})"
-            f"{hint}{fates.words}{holder}",
+            f"{hint}{fates.words}{holder}{closer_look(store)}",
             keys=cause.keys,
             missing_ranks=names,
             dead_ranks=fates.dead,
@@ -320,15 +341,20 @@ class Arrivals:
 
     def wait(self) -> WaitSteps[None]:
         """Wait until all ranks have arrived."""
-        slow_logger = SlowWaitLogger(__name__, self._progress)
-        yield WaitRequest(KEYS, [self._complete], self._call.left(), slow_logger=slow_logger)
+        slow_logger = self._new_slow_logger()
+        try:
+            yield WaitRequest(KEYS, [self._complete], self._call.left(), slow_logger=slow_logger)
+        finally:
+            slow_logger.end()
 
-    def _new_slow_logger(self, started: float) -> SlowWaitLogger:
-        return SlowWaitLogger(__name__, self._progress, started)
+    def _new_slow_logger(self, started: float | None = None) -> SlowWaitLogger:
+        awaited = Awaited(BARRIER, key_text(self._call.prefix), self._call.world_size)
+        return SlowWaitLogger(__name__, self._progress, started, awaited)
 
     def _progress(self) -> str:
         missing, size = self.missing(), self._call.world_size
-        ranks = ", ".join(map(str, missing[:MISSING_MAX]))
+        fates = _fates(self._store, missing)
+        ranks = ", ".join(f"{rank}{fates.get(rank, '')}" for rank in missing[:MISSING_MAX])
         came = f"{size - len(missing)} of {size} arrived, missing ranks {ranks}{_more(missing)}"
         return f"barrier {key_text(self._call.prefix)!r} on rank {self._call.rank} ({came})"
 
@@ -347,9 +373,16 @@ class Arrivals:
             raise self._foreign(self._arrived)
         last = max(index for index, token in enumerate(tokens) if token == own)
         joined = len(self._parse(tokens[:last]).verdicts)
+        slow_logger = self._new_slow_logger()
+        try:
+            yield from self._wait_until_complete(joined, slow_logger)
+        finally:
+            slow_logger.end()
+
+    def _wait_until_complete(self, joined: int, slow_logger: SlowWaitLogger) -> WaitSteps[None]:
+        """Wait until all ranks have arrived, or the round after `joined` broken ones is broken."""
         dead: list[int] = []
         is_complete, backoff = False, Backoff(self._call.left())
-        slow_logger = SlowWaitLogger(__name__, self._progress)
         while True:
             rounds = self._parse(self._read_text().split())
             if len(rounds.verdicts) > joined:

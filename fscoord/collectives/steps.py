@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from fscoord._arguments import Key, Timeout, Value, check_positive, key_bytes, key_text, to_seconds, value_bytes
+from fscoord._arguments import (
+    Key,
+    Timeout,
+    Value,
+    check_positive,
+    key_bytes,
+    key_names,
+    key_text,
+    to_seconds,
+    value_bytes,
+)
 from fscoord._runtime import system
+from fscoord._waiting.awaited import EXCHANGE, Awaited
+from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps, new_tuple
 from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank
 from fscoord.errors import StoreTimeoutError, UsedBeforeError
-from fscoord.store import Store, how_to_run_again
+from fscoord.store import Store, closer_look, how_to_run_again
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "synchronize"]
 
@@ -103,7 +115,7 @@ def broadcast(
         _give(store, key, content)
         return content
     try:
-        yield WaitRequest(KEYS, [key], call.left())
+        yield from _await_keys(call, [key])
     except StoreTimeoutError as error:
         raise call.time_out("in broadcast", [source], error, store) from error
     return store.get(key)
@@ -149,7 +161,8 @@ def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: fl
         mixed = "; other callers gave a rank: either all do, or none" if store.check([prefix + b"/arrivals"]) else ""
         raise StoreTimeoutError(
             f"Timed out waiting on barrier for key prefix: {key_text(prefix)} (world_size={world_size},"
-            f" timeout={timeout:g}): {came} arrived; a barrier with rank also names the missing ranks{mixed}",
+            f" timeout={timeout:g}): {came} arrived; a barrier with rank also names the missing ranks{mixed}"
+            f"{closer_look(store)}",
             keys=error.keys,
             holder=error.holder,
             waited=system.time.monotonic() - start,
@@ -179,18 +192,29 @@ def _meet(store: Store, call: Attempt, prefix: bytes) -> WaitSteps[None]:
         store.set(all_given, b"1")
     else:
         with suppress(StoreTimeoutError):  # the read of the data that follows names the missing ranks
-            yield WaitRequest(KEYS, [all_given], call.left())
+            yield from _await_keys(call, [all_given])
 
 
 def _read_all(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitSteps[list[bytes]]:
     keys = [prefix + b"%d" % rank for rank in range(call.world_size)]
     try:
-        yield WaitRequest(KEYS, keys, call.left())
+        yield from _await_keys(call, keys)
     except StoreTimeoutError as error:
         missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
         if missing:
             raise call.time_out(f"in {what}", missing, error, store) from error
     return store.multi_get(keys)
+
+
+def _await_keys(call: Attempt, keys: list[bytes]) -> WaitSteps[None]:
+    """Wait for `keys`, which other ranks of the exchange `call` set."""
+    awaited = Awaited(EXCHANGE, key_text(call.prefix), call.world_size)
+    words = f"{awaited} on rank {call.rank}"
+    slow_logger = SlowWaitLogger(__name__, lambda: f"{words} ({key_names(keys)} missing)", awaited=awaited)
+    try:
+        yield WaitRequest(KEYS, keys, call.left(), slow_logger=slow_logger)
+    finally:
+        slow_logger.end()
 
 
 def _give(store: Store, key: bytes, content: bytes) -> None:

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, TypeVar
 from fscoord._arguments import Key, Timeout, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
+from fscoord._waiting.awaited import LOCK
 from fscoord._waiting.wait import WaitSteps
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import HERE, await_end, go_on_in_thread
@@ -47,6 +48,7 @@ class Exclusive:
 
     _mode = "x"
     _what = "the hold on"
+    _kind = LOCK
     _whose = "process"
 
     def __init__(
@@ -100,7 +102,7 @@ class Exclusive:
         entry = self._line.join(name, self._mode, only_if_served=not blocking, limit=limit)
         if entry is None or entry.token:
             return entry
-        return (yield from self._line.await_turn(entry, max(0.0, end - system.time.monotonic())))
+        return (yield from self._line.await_turn(entry, max(0.0, end - system.time.monotonic()), self._kind))
 
     def _keep(self, served: Entry | None) -> bool:
         """Record the hold of the entry `served` and return True, or return False if `served` is None."""

@@ -35,13 +35,14 @@ from typing import Final
 
 from fscoord._arguments import Key, MalformedText, check_positive, key_bytes, key_text, parse_uint63
 from fscoord._runtime import system
+from fscoord._waiting.awaited import LOCK, Awaited
 from fscoord._waiting.timing import FREE_TRIES, SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, LockLostError, StoreTimeoutError
 from fscoord.recipes._entry import ID_MAX, NO_LEASE, Entry, State, WakeUp, format_line, parse_line, with_new_sign
 from fscoord.recipes._keys import Refusals, RefusedError, foreign_value_error
 from fscoord.recipes._lease import LeaseMonitor, check_interval
-from fscoord.store import Store
+from fscoord.store import Store, closer_look, stopped_sessions
 
 __all__ = ["Entry", "Line", "Policy", "force_release", "not_acquired", "one", "readers_or_writer"]
 
@@ -187,13 +188,27 @@ class Line:
         with suppress(FscoordError):
             self.leave(name)
 
-    def await_turn(self, entry: Entry, timeout: float) -> WaitSteps[Entry | None]:
+    def await_turn(self, entry: Entry, timeout: float, kind: str = LOCK) -> WaitSteps[Entry | None]:
         """Wait until `entry` is served, and return it as it is then. After the timeout remove it and return None.
+
+        Args:
+            entry: the entry, which was not served when it entered the line.
+            timeout: the longest wait, in seconds.
+            kind: what the line is for, for the tools that show waits; see `Awaited`.
 
         Raises:
             LockLostError: another process removed the entry.
         """
-        end, slow_logger = system.time.monotonic() + timeout, SlowWaitLogger(__name__, lambda: self._held_up(entry))
+        awaited = Awaited(kind, self.name)
+        slow_logger = SlowWaitLogger(__name__, lambda: self._held_up(entry), awaited=awaited)
+        try:
+            return (yield from self._await_service(entry, timeout, slow_logger))
+        finally:
+            slow_logger.end()
+
+    def _await_service(self, entry: Entry, timeout: float, slow_logger: SlowWaitLogger) -> WaitSteps[Entry | None]:
+        """Do what `await_turn` does."""
+        end = system.time.monotonic() + timeout
         wake = [self._wake_key(entry.id)]
         is_rung = is_last = False
         while True:
@@ -254,7 +269,7 @@ class Line:
         entries = self.living()
         holders = [entry.owner for entry in entries if entry.token]
         return StoreTimeoutError(
-            not_acquired(what, self.name, timeout, holders, len(entries) - len(holders)),
+            not_acquired(what, self.name, timeout, holders, len(entries) - len(holders)) + closer_look(self._store),
             keys=[self.name],
             holder=holders[0] if holders else None,
             waited=timeout,
@@ -263,7 +278,12 @@ class Line:
     def _held_up(self, entry: Entry) -> str:
         """Return the words that describe what `entry` waits for."""
         others = [other for other in self.living() if other.id != entry.id]
-        holders = [other.owner for other in others if other.token]
+        stopped = stopped_sessions(self._store, [other.session for other in others if other.token])
+        holders = [
+            f"{other.owner}, which is stopped" if other.session in stopped else other.owner
+            for other in others
+            if other.token
+        ]
         return f"a turn at {self.name!r} ({_in_line(holders, len(others) - len(holders))})"
 
     def _give_up(self, entry: Entry) -> Entry | None:

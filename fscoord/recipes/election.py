@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from fscoord._arguments import Key, MalformedText, Timeout, Value, key_bytes, parse_uint63, to_seconds, value_bytes
 from fscoord._runtime import system
+from fscoord._waiting.awaited import LEADER, OFFICE, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
@@ -16,7 +17,7 @@ from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
 from fscoord.recipes._keys import get_or_none
 from fscoord.recipes._line import one
-from fscoord.store import Store, run_blocking
+from fscoord.store import Store, closer_look, run_blocking
 
 __all__ = ["Election", "Leader"]
 
@@ -53,6 +54,7 @@ class Election(Exclusive):
     """
 
     _what = "the office"
+    _kind = OFFICE
 
     def __init__(
         self, store: Store, name: Key, data: Value = b"", timeout: Timeout | None = None, ttl: Timeout | None = None
@@ -125,7 +127,14 @@ class Election(Exclusive):
     def _observing(self, after: int, timeout: Timeout | None) -> WaitSteps[Leader]:
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
         words = f"a leader of {self.name!r} in a later term than {after}"
-        start, slow_logger = system.time.monotonic(), SlowWaitLogger(__name__, lambda: words)
+        slow_logger = SlowWaitLogger(__name__, lambda: words, awaited=Awaited(LEADER, self.name))
+        try:
+            return (yield from self._await_leader(after, limit, slow_logger))
+        finally:
+            slow_logger.end()
+
+    def _await_leader(self, after: int, limit: float, slow_logger: SlowWaitLogger) -> WaitSteps[Leader]:
+        start = system.time.monotonic()
         while True:
             # `coming` is the term whose key is published next: that of the present leader if it has not published yet,
             # else the next one. It is read before the leader, so a key that is published in between is noticed.
@@ -137,7 +146,8 @@ class Election(Exclusive):
             left = limit - (system.time.monotonic() - start)
             if left <= 0:
                 raise StoreTimeoutError(
-                    f"nobody led in a later term than {after} of {self.name!r} within {limit:g} s",
+                    f"nobody led in a later term than {after} of {self.name!r} within {limit:g} s"
+                    + closer_look(self._store),
                     keys=[self.name],
                     waited=limit,
                 )

@@ -7,12 +7,13 @@ from typing import Final
 
 from fscoord._arguments import Key, Timeout, check_positive, key_bytes, key_text, to_seconds
 from fscoord._runtime import system
+from fscoord._waiting.awaited import LATCH, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.collectives.steps import barrier
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes._keys import add_checked, parse_count
-from fscoord.store import Store, run_blocking
+from fscoord.store import Store, closer_look, run_blocking
 
 __all__ = ["DoubleBarrier", "Latch"]
 
@@ -66,7 +67,15 @@ class Latch:
 
     def _waiting(self, timeout: Timeout | None) -> WaitSteps[None]:
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
-        start, slow_logger = system.time.monotonic(), SlowWaitLogger(__name__, self._progress)
+        awaited = Awaited(LATCH, key_text(self._name), self._count)
+        slow_logger = SlowWaitLogger(__name__, self._progress, awaited=awaited)
+        try:
+            return (yield from self._await_opening(limit, slow_logger))
+        finally:
+            slow_logger.end()
+
+    def _await_opening(self, limit: float, slow_logger: SlowWaitLogger) -> WaitSteps[None]:
+        start = system.time.monotonic()
         while True:
             left = limit - (system.time.monotonic() - start)
             with suppress(StoreTimeoutError):
@@ -78,7 +87,7 @@ class Latch:
             if left <= LOOK_S:
                 raise StoreTimeoutError(
                     f"the latch {key_text(self._name)!r} did not open within {limit:g} s: {missing} of {self._count}"
-                    " calls are missing",
+                    f" calls are missing{closer_look(self._store)}",
                     keys=[key_text(self._open)],
                     waited=limit,
                 )

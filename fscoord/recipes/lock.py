@@ -20,6 +20,7 @@ from fscoord._arguments import (
 )
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
+from fscoord._waiting.awaited import SEMAPHORE
 from fscoord.errors import StaleTokenError
 from fscoord.recipes._cleanup import HERE
 from fscoord.recipes._entry import Entry
@@ -136,6 +137,7 @@ class Semaphore(Exclusive):
     """
 
     _what = "the semaphore"
+    _kind = SEMAPHORE
 
     def __init__(
         self, store: Store, name: Key, value: int = 1, timeout: Timeout | None = None, ttl: Timeout | None = None

@@ -20,11 +20,13 @@ from fscoord._arguments import (
     words_in,
 )
 from fscoord._runtime import system
+from fscoord._waiting.awaited import MEMBERS, Awaited
+from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, parse_count
-from fscoord.store import Store, run_blocking
+from fscoord.store import Store, closer_look, run_blocking
 
 __all__ = ["Membership", "Participant"]
 
@@ -173,6 +175,16 @@ class Membership:
 
     def _observing(self, known: Sequence[Participant], timeout: Timeout | None) -> WaitSteps[list[Participant]]:
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
+        awaited = Awaited(MEMBERS, self.name)
+        slow_logger = SlowWaitLogger(__name__, lambda: str(awaited), awaited=awaited)
+        try:
+            return (yield from self._await_change(known, limit, slow_logger))
+        finally:
+            slow_logger.end()
+
+    def _await_change(
+        self, known: Sequence[Participant], limit: float, slow_logger: SlowWaitLogger
+    ) -> WaitSteps[list[Participant]]:
         end = system.time.monotonic() + limit
         while True:
             # The count is read before the participants, so a change after that look has a higher number.
@@ -183,11 +195,14 @@ class Membership:
             left = end - system.time.monotonic()
             if left <= 0:
                 raise StoreTimeoutError(
-                    f"nobody joined or left {self.name!r} within {limit:g} s", keys=[self.name], waited=limit
+                    f"nobody joined or left {self.name!r} within {limit:g} s{closer_look(self._store)}",
+                    keys=[self.name],
+                    waited=limit,
                 )
             with suppress(StoreTimeoutError):
                 others = [each.session for each in present if each.session]
-                yield WaitRequest(KEYS, [self._changed + b"%d" % (count + 1)], min(LOOK_S, left), sessions=others)
+                keys, longest = [self._changed + b"%d" % (count + 1)], min(LOOK_S, left)
+                yield WaitRequest(KEYS, keys, longest, sessions=others, slow_logger=slow_logger)
 
     def watch(self, timeout: Timeout | None = math.inf) -> Iterator[list[Participant]]:
         """Yield the participants: at once, unless there are none, and after each change.

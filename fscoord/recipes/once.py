@@ -9,6 +9,7 @@ from typing import overload
 
 from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, value_bytes
 from fscoord._runtime import system
+from fscoord._waiting.awaited import WORK
 from fscoord.errors import LockLostError, WorkFailedError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import HeldEntry
@@ -29,6 +30,7 @@ class OnceLock(Lock):
     """
 
     _what = "the result of"
+    _kind = WORK
 
     def _release(self, gone: list[HeldEntry | str], here: object) -> bool:
         with suppress(LockLostError):

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 from fscoord._arguments import Key, Timeout, Value, check_int64, key_bytes, key_text, to_seconds, value_bytes
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
+from fscoord._waiting.awaited import QUEUE, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
@@ -27,7 +28,7 @@ from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import Claim, Item, Items, Taken, new_claim
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none
-from fscoord.store import Store, run_blocking
+from fscoord.store import Store, closer_look, run_blocking
 
 __all__ = ["Item", "PriorityQueue", "Queue"]
 
@@ -109,9 +110,18 @@ class Queue:
 
     def _taking(self, block: bool, timeout: Timeout | None, got: list[Taken]) -> WaitSteps[Item]:
         """Take an item. `got` receives the claims that the caller must pass to `Items.put_back` if this fails."""
+        awaited = Awaited(QUEUE, self.name)
+        slow_logger = SlowWaitLogger(__name__, lambda: f"an item of the queue {self.name!r}", awaited=awaited)
+        try:
+            return (yield from self._await_item(block, timeout, got, slow_logger))
+        finally:
+            slow_logger.end()
+
+    def _await_item(
+        self, block: bool, timeout: Timeout | None, got: list[Taken], slow_logger: SlowWaitLogger
+    ) -> WaitSteps[Item]:
         limit = to_seconds(timeout) if timeout is not None else self._limit()
         end = system.time.monotonic() + limit
-        slow_logger = SlowWaitLogger(__name__, lambda: f"an item of the queue {self.name!r}")
         is_cleared = is_last = False
         while True:
             item = self._take_now(got, end if block else math.inf)
@@ -131,7 +141,7 @@ class Queue:
             left = end - system.time.monotonic()
             if left <= 0:
                 raise StoreTimeoutError(
-                    f"no item came into the queue {self.name!r} within {limit:g} s",
+                    f"no item came into the queue {self.name!r} within {limit:g} s{closer_look(self._store)}",
                     keys=[key_text(self._items.wakeup)],
                     waited=limit,
                 )

@@ -22,11 +22,12 @@ from dataclasses import replace
 from typing import Any
 
 from fscoord import errors
-from fscoord._arguments import to_seconds
+from fscoord._arguments import key_bytes, to_seconds
 from fscoord._runtime import system
-from fscoord._waiting.timing import Backoff
+from fscoord._waiting.timing import Backoff, SlowWaitLogger
+from fscoord._waiting.wait import KEYS, WaitRequest
 from fscoord.rendezvous.state import State
-from fscoord.store import Store
+from fscoord.store import Store, wait_on
 
 __all__ = [
     "POLL_INTERVAL_S",
@@ -180,7 +181,12 @@ class SharedState:
     Args:
         backend: holds the state.
         store: holds the keys that wake other nodes; a view for this purpose alone.
+
+    Attributes:
+        slow_logger: the wait of the node, of which each call of `wait` is a part; None: each call is a wait by itself.
     """
+
+    slow_logger: SlowWaitLogger | None = None
 
     def __init__(self, backend: RendezvousBackend, store: Store) -> None:
         self._backend = backend
@@ -256,7 +262,10 @@ class SharedState:
     def _wait_for(self, key: str, timeout: float) -> None:
         try:
             with store_errors_as_rendezvous():
-                self._store.wait([key], timeout)
+                if self.slow_logger is None:
+                    self._store.wait([key], timeout)
+                else:
+                    wait_on(self._store, WaitRequest(KEYS, [key_bytes(key)], timeout, slow_logger=self.slow_logger))
         except errors.RendezvousConnectionError as error:
             if not isinstance(error.__cause__, errors.StoreTimeoutError):
                 raise

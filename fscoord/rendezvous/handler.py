@@ -13,6 +13,7 @@ from fscoord._arguments import Timeout, to_seconds, to_timedelta
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._runtime.logging import logger
+from fscoord._waiting.awaited import RENDEZVOUS, Awaited
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
 from fscoord.collectives import store_timeout
 from fscoord.errors import (
@@ -35,7 +36,7 @@ from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
 from fscoord.rendezvous.keep_alive import KeepAliveThread
 from fscoord.rendezvous.parameters import RendezvousSettings, RendezvousTimeout
 from fscoord.rendezvous.state import Decision, Limits, Observed, State, Verdict, close, decide, evict
-from fscoord.store import Store
+from fscoord.store import Store, closer_look
 from fscoord.stores.prefix import PrefixStore
 
 __all__ = ["ADDRESS_POLL_S", "DynamicRendezvousHandler", "RoundDeadlines"]
@@ -262,7 +263,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 f"this handler of the rendezvous {self.get_run_id()!r} was shut down; make another to take part again"
             )
         self._keep_alive.start()
-        deadlines, slow_wait = RoundDeadlines(self._limits, self._settings.timeout), SlowWaitLogger(__name__)
+        deadlines = RoundDeadlines(self._limits, self._settings.timeout)
+        awaited = Awaited(RENDEZVOUS, self.get_run_id(), self._limits.min_nodes)
+        slow_wait = SlowWaitLogger(__name__, self._needs_now, awaited=awaited)
+        self._shared.slow_logger = slow_wait
         try:
             while True:
                 state = self._agree(deadlines, slow_wait)
@@ -275,6 +279,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
         except (RendezvousTimeoutError, RendezvousClosedError, RendezvousGracefulExit, KeyboardInterrupt, SystemExit):
             self._try(self.leave)  # the other nodes must not wait for this one
             raise
+        finally:
+            self._shared.slow_logger = None
+            slow_wait.end()
 
     def _agree(self, deadlines: RoundDeadlines, slow_wait: SlowWaitLogger) -> State:
         """Return the complete round that this node takes part in."""
@@ -357,7 +364,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _too_few(self, state: State, refused: int = 0) -> str:
         limit = to_seconds(self._settings.timeout.join)
         hint = f". The backend {self.get_backend()!r} refused the last {refused} writes of the state" if refused else ""
-        return f"no round within {limit:g} s of {self._needs(state)}{hint}"
+        return f"no round within {limit:g} s of {self._needs(state)}{hint}{closer_look(self._store)}"
+
+    def _needs_now(self) -> str:
+        return self._needs(self._shared.read()[0])
 
     def _needs(self, state: State) -> str:
         others = ", ".join(sorted(state.present - {self._node})[:16]) or "nobody"

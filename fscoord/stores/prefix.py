@@ -14,6 +14,7 @@ from fscoord.store import (
     new_arrival_wait,
     new_wait,
     notifier_for,
+    shows_waits,
     typical_call_s,
     wait_for_change,
     wait_on,
@@ -126,6 +127,18 @@ class PrefixStore(StoreView):
         if isinstance(ranks, NeededRanks):
             ranks = ranks.with_prefix(self._prefix)
         return new_wait(self._open(), request._replace(keys=self._full_all(request.keys), ranks=ranks), notifier)
+
+    def _wait(self, request: WaitRequest) -> Any:
+        if type(self) is not PrefixStore or not shows_waits(self._open()):  # either may override operations that wait
+            return super()._wait(request)
+        ranks = request.ranks
+        if isinstance(ranks, NeededRanks):
+            ranks = ranks.with_prefix(self._prefix)
+        return wait_on(self._open(), request._replace(keys=self._full_all(request.keys), ranks=ranks))
+
+    @property
+    def _shows_waits(self) -> bool:
+        return shows_waits(self._inner)
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
         if type(self) is not PrefixStore:  # a subclass may override the operations that an arrival consists of

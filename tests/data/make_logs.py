@@ -71,7 +71,7 @@ def make_logs(directory: Path) -> None:
         for number, (name, make) in enumerate(LOGS.items(), start=1):
             world.random = bytes([number])
             make(directory / f"{name}.log", world)
-    for side_car in [*directory.glob("*.bell"), *directory.glob("*.alive")]:
+    for side_car in [*directory.glob("*.bell"), *directory.glob("*.alive"), *directory.glob("*.waits")]:
         side_car.unlink()
 
 

@@ -321,7 +321,7 @@ def settle(directory: Path, size: int, options: dict[str, Any]) -> tuple[Left, d
     if verdict.returncode != 0 or report.get("verdict") != "sound":
         wrong.append(f"fscoord verify ended with {verdict.returncode} and says {verdict.stdout.decode()}")
     files = sorted(file.name for file in path.parent.iterdir())
-    allowed = r"soak\.store(\.bell|\.alive|\.\d+\.[0-9a-f]{12})?"
+    allowed = r"soak\.store(\.bell|\.alive|\.waits|\.\d+\.[0-9a-f]{12})?"
     wrong += [f"the file {name} is left" for name in files if not re.fullmatch(allowed, name)]
     if len(files) > 4:
         wrong.append(f"the log has more than one file beside the first: {files}")

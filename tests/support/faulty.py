@@ -19,7 +19,7 @@ from fscoord._runtime import system
 
 COUNTED = (
     "open", "read", "write", "fstat", "stat", "ftruncate", "fdatasync", "fsync", "link", "unlink", "chmod",
-    "listdir", "pread", "pwrite", "utime",
+    "listdir", "pread", "preadv", "pwrite", "utime",
 )  # fmt: skip
 """What fscoord does to files, but for locks, which are not `os`, and close(2) and lseek(2), which no disk lets fail."""
 

@@ -6,6 +6,7 @@ import ast
 import errno
 import pickle
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 import fscoord
 from fscoord import StoreTimeoutError, errors
+from fscoord._runtime.escaping import closer_look
 from fscoord.recipes._keys import RefusedError
 
 EXAMPLES = [
@@ -129,3 +131,8 @@ def test_error_about_a_time_that_is_over_says_timeout() -> None:
                 assert name in timeouts or "timeout" in words, f"{path}: {name}({words})"
     assert timeouts <= found
     assert len(said) > 10
+
+
+@pytest.mark.parametrize("path", ["/shared/job.store", "", "a b", "it's", "$x;`y`", "\u00e9\udcff", "a\nb", '"'])
+def test_command_in_a_message_is_quoted_as_the_shell_needs_it(path: str) -> None:
+    assert closer_look(path) == f"; to look closer, run fscoord ps {shlex.quote(path)}"

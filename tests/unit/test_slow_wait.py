@@ -11,8 +11,10 @@ from faults.test_fork import until
 from support.places import start_thread
 
 from fscoord import FileStore, barrier
+from fscoord._runtime import system
 from fscoord._waiting import timing
 from fscoord._waiting.timing import SlowWaitLogger
+from fscoord.recipes import Lock, _line
 
 HANG_S = 60
 
@@ -80,6 +82,54 @@ def test_log_message_of_a_long_barrier_names_the_missing_ranks(
             pass
     told = r"still waiting for barrier 'b' on rank 0 \(1 of 3 arrived, missing ranks 1, 2\), after \d+ s"
     assert re.fullmatch(told, spoken()[0])
+
+
+def test_log_message_of_a_long_barrier_says_who_is_dead_and_who_is_stopped(
+    spoken: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "FIRST_S", 0.05)
+    monkeypatch.setattr(system, "process_state", lambda _: "T")
+    path = tmp_path / "store"
+    FileStore(path, rank=1).close()
+    with (
+        FileStore(path, timeout=HANG_S) as store,
+        FileStore(path, rank=2, timeout=HANG_S) as other,
+        start_thread(barrier, store, 4, "b", HANG_S, 0),
+    ):
+        until(spoken)
+        for rank in (1, 2, 3):
+            other.append("b/arrivals", f"{rank}/4 ")
+        other.set("b/complete", "1")
+    missing = r"missing ranks 1 \(dead\), 2 \(stopped\), 3"
+    told = rf"still waiting for barrier 'b' on rank 0 \(1 of 4 arrived, {missing}\), after \d+ s"
+    assert re.fullmatch(told, spoken()[0])
+
+
+def test_log_message_of_a_long_wait_for_a_lock_says_that_its_holder_is_stopped(
+    spoken: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "FIRST_S", 0.05)
+    monkeypatch.setattr(_line, "SLOW_LOOK_S", 0.05)
+    monkeypatch.setattr(system, "process_state", lambda _: "T")
+    with FileStore(tmp_path / "store", timeout=HANG_S) as store, FileStore(tmp_path / "store") as other:
+        held = Lock(other, "l")
+        held.acquire()
+        with start_thread(Lock(store, "l").acquire, True, HANG_S):
+            until(spoken)
+            held.release()
+    assert re.search(r"a turn at 'l' \(held by \S+:\d+, which is stopped, nobody else waiting\)", spoken()[0])
+
+
+def test_time_out_of_a_barrier_tells_a_stopped_rank_from_one_that_runs(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(tmp_path / "store") as store, FileStore(tmp_path / "store", rank=1):
+        for state, words in (("S", "alive"), ("T", "stopped")):
+            monkeypatch.setattr(system, "process_state", lambda _, state=state: state)
+            with pytest.raises(
+                TimeoutError, match=rf"late: rank 1 \(\S+:\d+, {words}\); to look closer, run fscoord ps"
+            ):
+                barrier(store, 2, f"b{state}", 0.01, 0)
 
 
 def test_barrier_ends_at_its_deadline_though_its_wait_is_logged(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

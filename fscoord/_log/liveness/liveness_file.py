@@ -225,6 +225,10 @@ class ProcessIdentity(NamedTuple):
         began = session.start_time if session.time_space == self.time_space else 0
         return self.shares_processes_with(session) and system.start_time(session.pid) == began != 0
 
+    def is_stopped(self, session: Session) -> bool:
+        """Return whether the process of `session` is certainly stopped, as by SIGSTOP or a debugger."""
+        return self.is_same_process(session) and system.process_state(session.pid) in ("T", "t")
+
     def is_other_process(self, session: Session) -> bool:
         """Return whether the process with the number of `session` is certainly another, which began at another time."""
         if session.time_space != self.time_space or not session.start_time:

@@ -29,9 +29,11 @@ from fscoord._arguments import (
     value_bytes,
 )
 from fscoord._runtime import system
+from fscoord._waiting.shown_waits import ShownWaits
 from fscoord._waiting.timing import Backoff
+from fscoord._waiting.wait import WaitRequest
 from fscoord.errors import QueueEmptyError
-from fscoord.store import Capabilities, Member, Store
+from fscoord.store import Capabilities, Member, ShownWait, Store
 from fscoord.stores.etcd.requests import KeySpace, after_prefix, compare, delete, key_values, put, range_of, unb64
 from fscoord.stores.etcd.sessions import LeaseSession
 from fscoord.stores.etcd.transactions import KeySnapshot, KeyWatcher, Transactions, WatchRange
@@ -119,8 +121,8 @@ class EtcdStore(Store):
         self._client = Client(access._replace(user=user, password=password))
         self._keys = KeySpace(self._prefix)
         self._transactions = Transactions(self._client, self._keys)
-        self._watcher = KeyWatcher(self._client)
         self._session = LeaseSession(self._client, self._keys, self._transactions, session_ttl)
+        self._watcher = KeyWatcher(self._client, ShownWaits(self._session.write_wait).show)
         self._revision_cache: dict[bytes, tuple[int, bytes]] = {}
         self._queue_heads: dict[bytes, list[dict[str, Any]]] = {}
 
@@ -258,18 +260,24 @@ class EtcdStore(Store):
         wanted = None if ranks is None else {check_int64("rank", rank) for rank in ranks}
         self._session.register(None, self._timeout)
         return [
-            Member(
-                number=number,
-                host=record["host"],
-                pid=record["pid"],
-                rank=record["ranks"][-1] if record["ranks"] else None,
-                label=record["label"],
-                since=record["since"],
-                alive="yes" if lives else "no",
-            )
+            _member(number, record, lives=lives)
             for number, (record, lives) in self._session.roster(self._timeout).items()
             if wanted is None or wanted & set(record["ranks"])
         ]
+
+    def _observe(self) -> tuple[list[Member], dict[int, ShownWait]]:
+        """See `observe_sessions`. The clocks of two hosts may differ, and with them how long a wait seems to last."""
+        roster, waits = self._session.roster(self._timeout), self._session.waits(self._timeout)
+        members = [_member(number, record, lives=lives) for number, (record, lives) in roster.items()]
+        return members, {number: wait for number, wait in waits.items() if number in roster and roster[number][1]}
+
+    @property
+    def _shows_waits(self) -> bool:
+        return type(self).wait is EtcdStore.wait  # otherwise a subclass has its own wait
+
+    def _wait(self, request: WaitRequest) -> Any:
+        with self._watcher.part_of(request.slow_logger):
+            return super()._wait(request)
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         """See `Store.dead_ranks`."""
@@ -453,3 +461,15 @@ def _check_prefix(prefix: Key) -> bytes:
     if b"\0" in name or any(part.startswith(b"=") for part in name.split(b"/")):
         raise ValueError(f"the prefix {prefix!r} has a NUL, or a part that begins with an equals sign: choose another")
     return name if name.endswith(b"/") else name + b"/"
+
+
+def _member(number: int, record: dict[str, Any], *, lives: bool) -> Member:
+    return Member(
+        number=number,
+        host=record["host"],
+        pid=record["pid"],
+        rank=record["ranks"][-1] if record["ranks"] else None,
+        label=record["label"],
+        since=record["since"],
+        alive="yes" if lives else "no",
+    )

@@ -52,6 +52,7 @@ class KeySpace:
         members: the prefix of all session records.
         lives: the prefix of the lease keys, one for each session. etcd deletes the key when the session's lease
             expires.
+        waits: the prefix of what the sessions wait for, one key for each session that waits for long.
         counter: the key with the number of the last session.
     """
 
@@ -60,6 +61,7 @@ class KeySpace:
         self.queues = prefix + b"=q/"
         self.members = prefix + b"=m/"
         self.lives = prefix + b"=l/"
+        self.waits = prefix + b"=w/"
         self.counter = prefix + b"=n"
 
     def value(self, key: bytes) -> bytes:
@@ -77,6 +79,10 @@ class KeySpace:
     def life(self, number: int) -> bytes:
         """Return the key that exists as long as session `number` lives."""
         return b"%s%010d" % (self.lives, number)
+
+    def wait(self, number: int) -> bytes:
+        """Return the key of what session `number` waits for."""
+        return b"%s%010d" % (self.waits, number)
 
 
 def after_prefix(prefix: bytes) -> bytes:

@@ -11,11 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize
 
-from fscoord._arguments import MalformedText, parse_uint63
+from fscoord._arguments import MalformedText, key_text, parse_uint63
 from fscoord._runtime import system
+from fscoord._runtime.logging import logger
+from fscoord._waiting.shown_waits import Shown
 from fscoord._waiting.timing import Backoff
 from fscoord.errors import FscoordError, StoreError
-from fscoord.stores.etcd.requests import KeySpace, after_prefix, compare, key_values, put, range_of, unb64
+from fscoord.store import ShownWait
+from fscoord.stores.etcd.requests import KeySpace, after_prefix, compare, delete, key_values, put, range_of, unb64
 from fscoord.stores.etcd.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -25,6 +28,12 @@ __all__ = ["Lease", "LeaseSession", "parse_record"]
 
 RENEWALS_PER_TTL: Final = 3
 """The number of renewals of a lease during its time to live."""
+
+WAIT_WRITE_S: Final = 2.0
+"""The limit in seconds for the write that shows what a session waits for."""
+
+KEYS_SHOWN: Final = 32
+"""How many missing keys such a write names. The others are counted."""
 
 END_TIMEOUT_S: Final = 1.0
 """The limit in seconds for the revocation of a lease. If the revocation fails, the lease expires by itself."""
@@ -144,6 +153,33 @@ class LeaseSession:
                 raise StoreError(f"{self._client}: key {name!r} is not the record of a session; delete it") from error
         return roster
 
+    def write_wait(self, longest: Shown | None, more: int) -> None:
+        """Write what this session waits for, under a key that its lease keeps; delete the key if `longest` is None.
+
+        A handle without a session shows none. A write that fails costs nothing but what it shows.
+        """
+        number, lease = self._transactions.session_number, self._lease
+        if not number or lease is None:
+            return
+        key = self._keys.wait(number)
+        change = delete(key) if longest is None else put(key, _wait_text(longest, more), lease.number)
+        try:
+            self._transactions.write([change], WAIT_WRITE_S)
+        except FscoordError as error:
+            logger(__name__).info("%s: what this process waits for is not shown: %s", self._client, str(error))
+
+    def waits(self, limit: float) -> dict[int, ShownWait]:
+        """Return what each session waits for, without what no session writes."""
+        waits = self._keys.waits
+        answers, _ = self._transactions.read([range_of(waits, after_prefix(waits))], limit)
+        found = {}
+        for each in key_values(answers[0]):
+            try:
+                found[parse_uint63(unb64(each["key"])[len(waits) :])] = _parse_wait(unb64(each.get("value")))
+            except MalformedText:
+                continue
+        return found
+
     def dead_ranks(self, ranks: list[int], limit: float) -> list[int]:
         """Return the ranks among `ranks` that have sessions, all of which are dead."""
         alive: dict[int, list[bool]] = {}
@@ -206,6 +242,41 @@ def _new_record(ranks: tuple[int, ...]) -> bytes:
 
     host, pid, since = system.hostname(), system.os.getpid(), system.time.time()
     return json.dumps({"host": host, "pid": pid, "ranks": ranks, "label": "", "since": since}).encode()
+
+
+def _wait_text(longest: Shown, more: int) -> bytes:
+    """Return the value that tells of the wait `longest` and of `more` further ones."""
+    import json
+
+    began = system.time.time() - (system.time.monotonic() - longest.started)
+    keys = [key_text(key) for key in longest.keys[:KEYS_SHOWN]]
+    awaited = longest.awaited
+    document = {"kind": awaited.kind, "name": awaited.name, "size": awaited.size, "keys": keys}
+    return json.dumps({**document, "key_count": len(longest.keys), "more": more, "began": began}).encode()
+
+
+def _parse_wait(text: bytes) -> ShownWait:
+    """Parse `text` as what a session waits for.
+
+    Raises:
+        MalformedText: no session writes such a text.
+    """
+    import json
+
+    kinds: dict[str, type] = {
+        "kind": str, "name": str, "size": int, "keys": list, "key_count": int, "more": int, "began": float,
+    }  # fmt: skip
+    try:
+        found = json.loads(text, parse_int=_parse_int)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedText(f"{type(error).__name__}: {error}") from error
+    if not isinstance(found, dict) or [name for name, kind in kinds.items() if not isinstance(found.get(name), kind)]:
+        raise MalformedText("a value is missing or of the wrong type")
+    if [key for key in found["keys"] if not isinstance(key, str)]:
+        raise MalformedText("a key is not a text")
+    seconds = max(0.0, system.time.time() - found["began"])
+    words = found["kind"], found["name"], tuple(found["keys"]), found["key_count"], found["size"]
+    return ShownWait(*words, seconds, found["more"])
 
 
 def _parse_int(digits: str) -> int:

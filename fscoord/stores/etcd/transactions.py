@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from fscoord._arguments import key_names, key_text, missing_error
 from fscoord._runtime import system
+from fscoord._waiting import timing
+from fscoord._waiting.awaited import KEY, QUEUE
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
 from fscoord.errors import LimitExceededError, SessionDeadError, StoreTimeoutError, StoreUnavailableError
 from fscoord.stores.etcd.requests import (
@@ -179,10 +182,27 @@ class Transactions:
 
 
 class KeyWatcher:
-    """The waits of one handle. Each wait reads, and then watches from the revision after the read."""
+    """The waits of one handle. Each wait reads, and then watches from the revision after the read.
 
-    def __init__(self, client: Client) -> None:
+    Args:
+        client: the connections of the handle.
+        show: shows a wait that lasts long to other processes, given its logger, the kind of the missing names, and the
+            names.
+    """
+
+    def __init__(self, client: Client, show: Callable[[SlowWaitLogger, str, list[bytes]], object]) -> None:
         self._client = client
+        self._show = show
+        self._outer = system.threading.local()
+
+    @contextmanager
+    def part_of(self, slow_logger: SlowWaitLogger | None) -> Iterator[None]:
+        """Make the waits of this thread a part of the wait of `slow_logger`, which shows and logs itself as one."""
+        self._outer.slow_logger = slow_logger
+        try:
+            yield
+        finally:
+            self._outer.slow_logger = None
 
     def wait(
         self,
@@ -204,23 +224,33 @@ class KeyWatcher:
         Raises:
             StoreTimeoutError: a name was still missing after `limit` seconds.
         """
-        slow_logger = SlowWaitLogger(__name__)
+        started, outer = system.time.monotonic(), getattr(self._outer, "slow_logger", None)
+        slow_logger = SlowWaitLogger(__name__, started=started)
+        shown = slow_logger if outer is None else outer
         left = limit
-        while True:
-            seen = look(left)
-            if not isinstance(seen, KeySnapshot):
-                return seen
-            left = limit - (system.time.monotonic() - slow_logger.started)
-            missing = list(seen.missing)
-            if left > 0:
-                slow_logger.warn_if_due(lambda: f"{what} {key_names(missing)} in {self._client}")  # noqa: B023
-                missing, value = self.watch(seen, min(left, WATCH_MAX_S))
-                if value is not None and accept is not None:
-                    return accept(value)
-            waited = system.time.monotonic() - slow_logger.started
-            left = max(0.0, limit - waited)
-            if missing and waited >= limit:
-                raise missing_error(self._client, what, missing, waited)
+        try:
+            while True:
+                seen = look(left)
+                if not isinstance(seen, KeySnapshot):
+                    return seen
+                now = system.time.monotonic()
+                left = limit - (now - started)
+                missing = list(seen.missing)
+                if left > 0:
+                    if shown.is_long(now):
+                        self._show(shown, QUEUE if "queue" in what else KEY, missing)
+                    slow_logger.warn_if_due(lambda: f"{what} {key_names(missing)} in {self._client}")  # noqa: B023
+                    # A wait that is not shown yet reads once more when it has become long.
+                    until_long = WATCH_MAX_S if shown.is_long(now) else shown.started + timing.SHOW_S - now
+                    missing, value = self.watch(seen, min(left, WATCH_MAX_S, until_long))
+                    if value is not None and accept is not None:
+                        return accept(value)
+                waited = system.time.monotonic() - started
+                left = max(0.0, limit - waited)
+                if missing and waited >= limit:
+                    raise missing_error(self._client, what, missing, waited)
+        finally:
+            slow_logger.end()
 
     def watch(self, seen: KeySnapshot, limit: float) -> tuple[list[bytes], bytes | None]:
         """Watch until everything that `seen` missed has been written, or for `limit` seconds.

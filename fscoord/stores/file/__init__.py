@@ -40,6 +40,7 @@ from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.operations import Operation, check_value_size
 from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.sessions import Sessions
+from fscoord.stores.file.wait_slots import WaitSlots
 from fscoord.stores.file.waits import pop_item
 
 __all__ = ["FileStore"]
@@ -139,6 +140,7 @@ class FileStore(Sessions):
         self._notifier = ChangeNotifier(self._log, self._wanted, watch)
         self._notifiers: weakref.WeakSet[ChangeNotifier] = weakref.WeakSet()
         self._combiner = lifecycle.new_combiner(self._log, self._state, self._notifier.notify)
+        self._notifier.slots = WaitSlots(self._log, mode)
         self._typical_call_s = TYPICAL_CALL_S if self._log.mount.is_local else math.inf
         lifecycle.register(self, is_participant=self._participants > 0)
 

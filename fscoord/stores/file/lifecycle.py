@@ -23,6 +23,7 @@ from fscoord.errors import FscoordError, StoreGoneError, UnsupportedFilesystemEr
 from fscoord.stores.file.notifier import BELL_SUFFIX
 from fscoord.stores.file.operations import KeyValueDecider
 from fscoord.stores.file.replay import KeyValueState
+from fscoord.stores.file.wait_slots import WAITS_SUFFIX
 
 if TYPE_CHECKING:
     from fscoord.stores.file import FileStore
@@ -43,7 +44,7 @@ __all__ = [
     "unregister",
 ]
 
-SIDE_CARS: Final = (BELL_SUFFIX, BELL_SUFFIX + FIFO_SUFFIX, LIVENESS_SUFFIX)
+SIDE_CARS: Final = (BELL_SUFFIX, BELL_SUFFIX + FIFO_SUFFIX, LIVENESS_SUFFIX, WAITS_SUFFIX)
 ATTEMPTS: Final = 20
 """The most attempts to open a log. An attempt fails if the log is removed meanwhile, or has lost a generation."""
 

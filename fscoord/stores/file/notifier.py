@@ -21,6 +21,7 @@ from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
 from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend
 from fscoord.errors import FscoordError, StoreTimeoutError, StoreUnavailableError
+from fscoord.stores.file.wait_slots import WaitSlots
 
 __all__ = ["BELL_SUFFIX", "ChangeNotifier"]
 
@@ -50,6 +51,9 @@ class ChangeNotifier:
             functions, because each wait calls them.
         passes_on_changes: whether `after_look` rings for the changes that a look has found.
     """
+
+    slots: WaitSlots | None = None
+    """Shows the waits of the handle that last long to other processes; None: they are not shown."""
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
+from fscoord._runtime.escaping import closer_look
 from fscoord._waiting.wait import (
     KEYS,
     THREAD_BACKEND,
@@ -181,6 +182,7 @@ class Sessions(Store):
         """Return a further notifier for this handle. Closing the handle also ends the waits of this notifier."""
         watch = self._options["watch"]
         notifier = ChangeNotifier(self._log, self._wanted, watch, backend, watches_every_key=watches_every_key)
+        notifier.slots = self._notifier.slots
         self._notifiers.add(notifier)
         return notifier
 
@@ -198,6 +200,18 @@ class Sessions(Store):
             self._change_notifier = self._new_notifier(THREAD_BACKEND, watches_every_key=True)
         wait: FileWait[tuple[int, int]] = FileWait(self._change_notifier, AnyChange(self._log, known), timeout)
         return block_on(wait)
+
+    @property
+    def _shows_waits(self) -> bool:
+        return type(self).wait is Sessions.wait  # otherwise a subclass has its own wait
+
+    def _stopped_sessions(self, numbers: Iterable[int]) -> frozenset[int]:
+        home, known = ProcessIdentity.find(), self._log.sessions
+        found = [(number, known.get(number)) for number in numbers]
+        return frozenset(number for number, session in found if session is not None and home.is_stopped(session))
+
+    def _closer_look(self) -> str:
+        return closer_look(self.path)
 
     def _record_deaths(self, numbers: Iterable[int], limit: float) -> None:
         """Append a death record for each of the sessions `numbers` that is provably dead."""

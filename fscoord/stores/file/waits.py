@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast
 from zlib import crc32
 
-from fscoord._arguments import VALUE_MAX, counter_sum, key_names, missing_error
+from fscoord._arguments import VALUE_MAX, counter_sum, key_names, key_text, missing_error
 from fscoord._log.combining.combiner import Combiner
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
@@ -17,7 +17,10 @@ from fscoord._log.log import SEVERAL, Log
 from fscoord._log.wakeup.doorbell import LAST_BUCKET
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
-from fscoord._waiting.timing import FIRST_S, SlowWaitLogger
+from fscoord._runtime.escaping import closer_look
+from fscoord._waiting import timing
+from fscoord._waiting.awaited import BARRIER, KEY, QUEUE, Awaited
+from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import (
     COUNT,
     ITEM,
@@ -59,8 +62,11 @@ class Condition(ABC, Generic[T]):
     what = "key"
     """The text by which errors and warnings call the missing keys."""
 
+    kind = KEY
+    """What the missing keys are, for the tools that show waits; see `Awaited`."""
+
     is_logged = True
-    """Whether a long wait is logged."""
+    """Whether a long wait is logged, and shown to other processes."""
 
     arms_wait = False
     """Whether the first look changes the store, and arms the wait itself, under the log's lock; see `Arrival`."""
@@ -80,7 +86,8 @@ class Condition(ABC, Generic[T]):
 
     def give_up(self, waited: float) -> T:
         """End the wait at its deadline, after `waited` seconds: raise `StoreTimeoutError`, or return an answer."""
-        raise missing_error(self._log.path, self.what, self.missing, waited)
+        path = self._log.path
+        raise missing_error(path, self.what, self.missing, waited, closer_look(path) if waited >= 0.001 else "")
 
     def new_slow_logger(self, started: float) -> SlowWaitLogger:
         """Return the logger of the warnings about a wait that began at `started`, by the monotonic clock."""
@@ -108,6 +115,7 @@ class FileWait(Generic[T]):
     _has_looked = False
     _armed_for: bytes | None = None  # the key whose ring ends the next sleep
     _was_rung = False
+    _own_logger: SlowWaitLogger | None = None  # made here, so `close` ends it
 
     def __init__(
         self,
@@ -121,7 +129,7 @@ class FileWait(Generic[T]):
         self._started = now = system.time.monotonic()
         self._deadline = now + timeout
         self._slow_logger = slow_logger
-        self._warns_at = 0.0 if slow_logger is not None else now + FIRST_S
+        self._due = slow_logger.due if slow_logger is not None else now + timing.SHOW_S
 
     def arm(self) -> None:
         """See `Wait.arm`."""
@@ -135,10 +143,11 @@ class FileWait(Generic[T]):
                 return  # there will be no sleep
             death_watch = self._condition.death_watch
             if death_watch is None:
-                waiter = self._notifier.new_waiter(self._deadline)
+                is_check_due = self._is_check_due if self._notifier.passes_on_changes else None
+                waiter = self._notifier.new_waiter(self._deadline, is_check_due=is_check_due)
             else:
                 longest, sessions = death_watch.max_sleep_s, death_watch.known_sessions
-                waiter = self._notifier.new_waiter(self._deadline, longest, sessions, death_watch.is_check_due)
+                waiter = self._notifier.new_waiter(self._deadline, longest, sessions, self._is_check_due)
             if waiter is None:
                 return  # the next look raises
             # Recorded before `add_waiter`, so that `close` finds the waiter: a signal handler may raise at any point.
@@ -174,11 +183,31 @@ class FileWait(Generic[T]):
             # would keep the waiter.
             self.close()
             return self._condition.give_up(system.time.monotonic() - self._started)
-        if now >= self._warns_at and self._condition.is_logged:
-            if self._slow_logger is None:
-                self._slow_logger = self._condition.new_slow_logger(self._started)
-            self._slow_logger.warn_if_due()
+        if now >= self._due and self._condition.is_logged:
+            self._make_known(now)
         return NOT_YET
+
+    def _make_known(self, now: float) -> None:
+        """Show the wait to other processes, once it has lasted for `timing.SHOW_S`, and log the warnings that are due.
+
+        The hot path only compares the time of a look, which it has, with `_due`.
+        """
+        slow_logger = self._slow_logger
+        if slow_logger is None:
+            slow_logger = self._slow_logger = self._own_logger = self._condition.new_slow_logger(self._started)
+        slots = self._notifier.slots
+        if slots is not None and slow_logger.is_long(now):
+            slots.show(slow_logger, self._condition.kind, self._condition.missing)
+        slow_logger.warn_if_due()
+        self._due = slow_logger.next_due(now)
+
+    def _is_check_due(self) -> bool:
+        """See `Waiter`. Where another process polls for the node, this wait looks rarely, and becomes known here."""
+        now = system.time.monotonic()
+        if now >= self._due and self._condition.is_logged:
+            self._make_known(now)
+        death_watch = self._condition.death_watch
+        return death_watch is not None and death_watch.is_check_due()
 
     def max_sleep(self) -> float:
         """See `Wait.max_sleep`."""
@@ -223,6 +252,9 @@ class FileWait(Generic[T]):
             # Only now: a second `close`, after a signal handler has interrupted the first, must not close a waiter that
             # another wait uses by then.
             self._notifier.keep_spare(waiter)
+        own_logger = self._own_logger
+        if own_logger is not None:
+            own_logger.end()
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------
@@ -292,6 +324,7 @@ class _Item(Condition[bytes]):
     """The condition that a queue has a value. The look takes the value, which is the answer."""
 
     what = "a value in queue"
+    kind = QUEUE
 
     def __init__(self, log: Log, state: KeyValueState, name: bytes, combiner: Combiner | None) -> None:
         self._log = log
@@ -340,8 +373,11 @@ class Arrival(Condition["bytes | None"]):
         self.missing = [request.done]
 
     def new_slow_logger(self, started: float) -> SlowWaitLogger:
-        make = self._request.new_slow_logger or super().new_slow_logger
-        return make(started)
+        make = self._request.new_slow_logger
+        if make is not None:
+            return make(started)
+        name, _, _ = self._request.done.rpartition(b"/")  # of a barrier without ranks, which gives no words itself
+        return SlowWaitLogger(__name__, self._describe, started, Awaited(BARRIER, key_text(name)))
 
     def look(self, timeout: float, arm: Callable[[], None]) -> bytes | NotYet | None:
         request, log = self._request, self._log

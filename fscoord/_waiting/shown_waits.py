@@ -1,0 +1,86 @@
+"""`ShownWaits`: the waits of one handle that have lasted for long, which its store shows to other processes.
+
+The store passes a function that writes the longest wait and the number of the others, wherever other processes read it.
+No lock guards that. Two threads of the handle may write at the same moment, and the older of the two writes may come
+last. So each thread looks afterwards whether another one has changed the waits since, and writes once more if so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fscoord._runtime import system
+from fscoord._waiting.awaited import Awaited
+from fscoord._waiting.timing import SlowWaitLogger
+
+__all__ = ["Shown", "ShownWaits"]
+
+
+class Shown:
+    """One wait that is shown, as `SlowWaitLogger.shown`.
+
+    Args:
+        waits: the waits of the handle.
+        awaited: what the wait is for.
+        keys: the missing keys.
+        started: when the wait began, by the monotonic clock.
+    """
+
+    def __init__(self, waits: ShownWaits, awaited: Awaited, keys: Sequence[bytes], started: float) -> None:
+        self.awaited = awaited
+        self.keys = keys
+        self.started = started
+        self._waits = waits
+
+    def withdraw(self) -> None:
+        """Show the wait no longer."""
+        self._waits.withdraw(self)
+
+
+class ShownWaits:
+    """The waits of one handle that are shown.
+
+    Args:
+        write: writes the longest wait, or None if there is none, and how many others there are. It must not raise an
+            error because it can't write, since no wait may fail for that.
+    """
+
+    def __init__(self, write: Callable[[Shown | None, int], object]) -> None:
+        self._write = write
+        self._waits: list[Shown] = []
+        self._epoch = system.process_epoch()
+        self._changes = 0
+
+    def show(self, slow_logger: SlowWaitLogger, kind: str, keys: Sequence[bytes]) -> None:
+        """Show the wait of `slow_logger`, unless it is shown already.
+
+        Args:
+            slow_logger: the wait.
+            kind: what the missing keys are, for a wait that does not say what it is for.
+            keys: the missing keys.
+        """
+        if slow_logger.shown is not None:
+            return
+        epoch = system.process_epoch()
+        if self._epoch != epoch:  # a forked child: the waits are those of its parent, whose threads are not here
+            self._waits, self._epoch = [], epoch
+        shown = Shown(self, slow_logger.awaited or Awaited(kind, ""), tuple(keys), slow_logger.started)
+        slow_logger.shown = shown  # before it is added: `SlowWaitLogger.end` must find what was added
+        self._waits.append(shown)
+        self._changes += 1
+        self._write_present()
+
+    def withdraw(self, shown: Shown) -> None:
+        """Show the wait `shown` no longer."""
+        if shown in self._waits and self._epoch == system.process_epoch():
+            self._waits.remove(shown)
+            self._changes += 1
+            self._write_present()
+
+    def _write_present(self) -> None:
+        while True:
+            changes, waits = self._changes, list(self._waits)
+            longest = min(waits, key=lambda shown: shown.started, default=None)
+            self._write(longest, max(len(waits) - 1, 0))
+            if changes == self._changes:
+                return

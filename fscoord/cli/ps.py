@@ -1,0 +1,244 @@
+"""The verb ps: what the participants of a store do now, and what is wrong; and its rows, which `top` shows, too."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import click
+
+from fscoord._runtime import system
+from fscoord.cli.exit_codes import FALSE
+from fscoord.cli.options import as_json, store_option, store_url, time_limit, verbose
+from fscoord.cli.output import flush, is_terminal, plain, printable, write, write_json
+from fscoord.status.findings import SLOW_S, StatusFinding, clock_text, duration, find_all, place_in_line, turns_of
+from fscoord.status.picture import Picture, SessionStatus
+from fscoord.status.reading import observe
+
+__all__ = ["Row", "address", "chosen", "findings_lines", "ps", "row_of", "rows", "slow_option"]
+
+log = logging.getLogger(__name__)
+
+HEADS: Final = ("RANK", "LABEL", "PROCESS", "STATE", "SINCE", "HOLDS", "WAITS FOR")
+DAY_S: Final = 86400
+CLEAR: Final = b"\x1b[H\x1b[2J"
+"""Moves the cursor of a terminal to its corner, and clears the screen."""
+
+slow_option = click.option(
+    "--slow",
+    type=time_limit,
+    default=SLOW_S,
+    metavar="SECONDS",
+    show_default=True,
+    help="How long others wait for a participant that lives before that is a finding.",
+)
+
+
+class Row(NamedTuple):
+    """One participant, as text."""
+
+    rank: str
+    label: str
+    process: str
+    state: str
+    since: str
+    holds: str
+    waits: str
+
+
+@click.command()
+@click.argument("path", metavar="[STORE]", required=False)
+@click.option("-a", "--all", "is_all", is_flag=True, help="Show every session, the ended ones, too.")
+@click.option("-w", "--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
+@click.option(
+    "--interval", type=time_limit, default="2", metavar="SECONDS", show_default=True, help="With --watch: the rest."
+)
+@slow_option
+@as_json
+@store_option
+@verbose
+@click.pass_context
+def ps(
+    ctx: click.Context, path: str | None, is_all: bool, watch: bool, interval: float, slow: float, as_json: bool
+) -> int:
+    """Tell what every participant of a store does now.
+
+    First come the findings, the most urgent first: a deadlock, a barrier or a lock that waits for a process that is
+    dead or stopped, a process that keeps the log's lock, and a participant that does nothing although others wait for
+    it. Then each participant is a line: rank, label, host:pid, whether it lives, since when it is in the store (UTC),
+    what it holds, and what it waits for and for how long. A wait is shown once it has lasted for a second.
+
+    STORE is a path or an address; without it, --store counts. Changes nothing, and needs no more than the right to
+    read. Of stores that are not files it shows what they tell, and says what is missing.
+
+    \b
+    Exit codes:
+        0  nothing is wrong
+        1  there are findings
+
+    \b
+    Examples:
+      fscoord ps /shared/job/store
+      fscoord ps --watch --slow 60
+      fscoord ps --json | jq -r '.findings[].message'
+    """
+    observer = observe(address(ctx, path))
+    try:
+        while True:
+            picture, _ = observer.look()
+            findings = find_all(picture, slow)
+            if watch and is_terminal() and not as_json:
+                write(CLEAR)
+            _show(picture, findings, is_all=is_all, as_json=as_json)
+            if not watch:
+                return FALSE if findings else 0
+            flush()
+            system.time.sleep(interval)
+    finally:
+        observer.close()
+
+
+def address(ctx: click.Context, path: str | None) -> str:
+    """Return the address of the store that the argument or the common options name."""
+    return store_url(ctx) if path is None else path
+
+
+def _show(picture: Picture, findings: Sequence[StatusFinding], *, is_all: bool, as_json: bool) -> None:
+    if as_json:
+        write_json(_document(picture, findings))
+        return
+    lines = [*findings_lines(findings), *_table(picture, is_all=is_all)]
+    lines += [f"note: {note}" for note in picture.notes]
+    write("".join(f"{printable(line)}\n" for line in lines).encode())
+
+
+def findings_lines(findings: Iterable[StatusFinding]) -> list[str]:
+    """Return the lines that tell `findings`."""
+    return [f"{finding.kind.upper()}: {finding.message}" for finding in findings]
+
+
+def _table(picture: Picture, *, is_all: bool) -> list[str]:
+    shown = rows(picture, is_all=is_all)
+    if not shown:
+        return ["nobody has registered in this store"] if not picture.participants else ["nobody is in this store now"]
+    table = [HEADS, *shown]
+    widths = [max(len(printable(row[column])) for row in table) for column in range(len(HEADS))]
+    used = [column for column in range(len(HEADS)) if any(row[column] for row in shown) or column in (0, 2, 3, 6)]
+    lines = []
+    for row in table:
+        cells = [printable(row[column]).ljust(widths[column]) for column in used]
+        cells[0] = printable(row[0]).rjust(widths[0])  # the rank
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def chosen(picture: Picture) -> list[SessionStatus]:
+    """Return the participants that are of interest: first those with a rank, in their order.
+
+    A command such as ``fscoord set`` is a session, too, so a store that is in use for long has many that have ended. Of
+    these only the last of each rank is of interest. A process may have several handles of the same names, such as
+    clones. Then those are of interest that wait or hold something, or else the first.
+    """
+    busy = [each for each in picture.participants if each.holds or (each.waiting is not None and each.alive != "no")]
+    numbers = {each.number for each in busy}
+    known = {(each.host, each.pid, each.rank, each.label) for each in busy}
+    for each in picture.participants:
+        names = (each.host, each.pid, each.rank, each.label)
+        if each.alive != "no" and names not in known:
+            known.add(names)
+            numbers.add(each.number)
+    last = {sessions[-1] for sessions in picture.ranks.values() if sessions}
+    numbers.update(each.number for each in picture.participants if each.alive == "no" and each.number in last)
+    return in_order(each for each in picture.participants if each.number in numbers)
+
+
+def in_order(participants: Iterable[SessionStatus]) -> list[SessionStatus]:
+    """Return `participants` in the order of their ranks, then those without a rank."""
+    return sorted(participants, key=lambda each: (each.rank is None, each.rank or 0, each.number))
+
+
+def rows(picture: Picture, *, is_all: bool = False) -> list[Row]:
+    """Return the rows of the participants that are of interest, or of all."""
+    found = in_order(picture.participants) if is_all else chosen(picture)
+    return [row_of(each, picture) for each in found]
+
+
+def row_of(each: SessionStatus, picture: Picture) -> Row:
+    """Return the row of one participant."""
+    return Row(
+        "-" if each.rank is None else str(each.rank),
+        each.label,
+        f"{each.host}:{each.pid}",
+        _state(each),
+        _since(each.since),
+        ", ".join(each.holds),
+        _waits(each, picture),
+    )
+
+
+def _state(each: SessionStatus) -> str:
+    if each.alive == "no":
+        return "dead" if each.found_dead is None else f"dead since {clock_text(each.found_dead)}"
+    if each.is_stopped:
+        return "stopped"
+    return "alive" if each.alive == "yes" else "unknown"
+
+
+def _since(seconds: float) -> str:
+    now = system.time.time()
+    form = "%H:%M:%S" if now - DAY_S < seconds <= now else "%Y-%m-%d %H:%M"
+    try:
+        return system.time.strftime(form, system.time.gmtime(seconds))
+    except (OverflowError, ValueError, OSError):  # its clock may have been set to anything
+        return f"{seconds:g}"
+
+
+def _waits(each: SessionStatus, picture: Picture) -> str:
+    waiting = each.waiting
+    if each.alive == "no":
+        return ""
+    if waiting is None:
+        return ", ".join(turns_of(picture.lines, each.number)) if each.number else ""
+    more = f" ({waiting.more} more)" if waiting.more else ""
+    return f"{waiting.words()}{place_in_line(picture.lines, waiting)} for {duration(waiting.seconds)}{more}"
+
+
+def _document(picture: Picture, findings: Sequence[StatusFinding]) -> dict[str, Any]:
+    lock = picture.log_lock
+    return {
+        "store": plain(picture.place),
+        "findings": [
+            {"kind": each.kind, "message": each.message, "sessions": list(each.sessions), "seconds": each.seconds}
+            for each in findings
+        ],
+        "participants": [_participant(each) for each in picture.participants],
+        "locks": [
+            {
+                "kind": line.kind,
+                "name": line.name,
+                "holders": [holder._asdict() for holder in line.holders],
+                "waiters": [waiter._asdict() for waiter in line.waiters],
+            }
+            for line in picture.lines
+        ],
+        "barriers": [
+            {
+                "name": state.name,
+                "world_size": state.world_size,
+                "count": state.come,
+                "missing": None if state.missing is None else list(state.missing),
+            }
+            for state in picture.rounds
+        ],
+        "log_lock": None if lock is None else lock._asdict(),
+        "notes": list(picture.notes),
+    }
+
+
+def _participant(each: SessionStatus) -> dict[str, Any]:
+    waiting = each.waiting
+    shown = None
+    if waiting is not None:
+        shown = {**waiting._asdict(), "keys": list(waiting.keys), "words": waiting.words()}
+    return {**each._asdict(), "holds": list(each.holds), "waiting": shown}

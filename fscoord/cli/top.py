@@ -1,0 +1,272 @@
+"""The verb top: what `ps` shows, live, with rates and the longest waits first."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import click
+
+from fscoord._runtime import system
+from fscoord.cli.options import store_option, time_limit, verbose
+from fscoord.cli.output import flush, is_terminal, printable, write
+from fscoord.cli.ps import address, chosen, findings_lines, row_of, slow_option
+from fscoord.status.findings import StatusFinding, clock_text, find_all
+from fscoord.status.picture import Picture, SessionStatus
+from fscoord.status.rates import Rates, Speed
+from fscoord.status.reading import Observer, observe
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+__all__ = ["ORDERS", "Frame", "lines_of", "ordered", "top"]
+
+ORDERS: Final = ("wait", "rank", "rate")
+"""What the rows may be sorted by, in the order in which the key ``s`` goes through them."""
+
+KEY_POLL_S: Final = 0.1
+"""How long the verb sleeps at most before it looks for a key, in seconds."""
+
+FINDINGS_SHOWN: Final = 5
+KINDS_SHOWN: Final = 6
+
+
+class Frame(NamedTuple):
+    """What one look has found.
+
+    Attributes:
+        time: the time of day, in seconds since the epoch.
+        picture: what the participants do.
+        findings: what is wrong.
+        speed: what was written since the last look; None for a store that does not tell.
+    """
+
+    time: float
+    picture: Picture
+    findings: Sequence[StatusFinding]
+    speed: Speed | None
+
+
+class Keys:
+    """The keys that were pressed. `order` is what the rows are sorted by."""
+
+    def __init__(self) -> None:
+        self.order = ORDERS[0]
+        self.is_paused = False
+        self.is_over = False
+
+    def press(self, key: str) -> bool:
+        """Do what `key` asks for. Return whether it changes what is shown."""
+        if key == "q":
+            self.is_over = True
+        elif key == "s":
+            self.order = ORDERS[(ORDERS.index(self.order) + 1) % len(ORDERS)]
+        elif key in ("p", " "):
+            self.is_paused = not self.is_paused
+        else:
+            return False
+        return True
+
+
+@click.command()
+@click.argument("path", metavar="[STORE]", required=False)
+@click.option(
+    "--interval", type=time_limit, default="1", metavar="SECONDS", show_default=True, help="How long from look to look."
+)
+@click.option("-n", "--count", type=click.IntRange(min=1), help="End after so many looks.")
+@click.option("--sort", type=click.Choice(ORDERS), default=ORDERS[0], show_default=True, help="What comes first.")
+@slow_option
+@store_option
+@verbose
+@click.pass_context
+def top(ctx: click.Context, path: str | None, interval: float, count: int | None, sort: str, slow: float) -> None:
+    """Show what every participant of a store does, live.
+
+    The rows are those of "fscoord ps", the longest wait first, each with the records that the participant writes in a
+    second. Above them are the findings, the records of each kind in a second, the barriers in a second, the size of
+    the log, and how often it was compacted since the beginning.
+
+    Keys: s sorts by the next of wait, rank and rate; p or the space bar pauses and goes on; q quits. Where standard
+    output is not a terminal, each look is a line, with a line for each finding. Changes nothing.
+
+    \b
+    Examples:
+      fscoord top /shared/job/store
+      fscoord top --sort rate --interval 5
+      fscoord top --interval 10 >> job.top          # a line every ten seconds
+    """
+    keys = Keys()
+    keys.order = sort
+    observer = observe(address(ctx, path))
+    try:
+        looks = _looks(observer, slow)
+        if is_terminal():
+            _show_live(looks, keys, interval, count)
+            return
+        for number, frame in enumerate(looks, 1):
+            write("".join(f"{printable(line)}\n" for line in lines_of(frame)).encode())
+            flush()
+            if number == count:
+                return
+            system.time.sleep(interval)
+    finally:
+        observer.close()
+
+
+def _looks(observer: Observer, slow: float) -> Iterator[Frame]:
+    """Yield a frame for each look, which is taken when the frame is asked for."""
+    rates = Rates()
+    while True:
+        picture, activity = observer.look()
+        speed = None if activity is None else rates.add(system.time.monotonic(), activity)
+        yield Frame(system.time.time(), picture, find_all(picture, slow), speed)
+
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+
+def lines_of(frame: Frame) -> list[str]:
+    """Return the lines that tell `frame` where there is no terminal: a summary, and a line for each finding."""
+    longest = [each for each in ordered(frame, "wait")[:1] if each.waiting is not None]
+    words = [f"{clock_text(frame.time)}: {_crowd(frame.picture)}", *_speed_words(frame.speed)]
+    words += [f"longest wait: {each.title} for {row_of(each, frame.picture).waits}" for each in longest]
+    return ["; ".join(words), *(f"  {line}" for line in findings_lines(frame.findings))]
+
+
+def _crowd(picture: Picture) -> str:
+    living = [each for each in picture.participants if each.alive != "no"]
+    waiting = sum(each.waiting is not None for each in living)
+    return f"{len(living)} here, {waiting} wait"
+
+
+def _speed_words(speed: Speed | None) -> list[str]:
+    if speed is None:
+        return []
+    kinds = ", ".join(f"{kind} {_rate(each)}" for kind, each in list(speed.by_kind.items())[:KINDS_SHOWN])
+    return [
+        f"{_rate(speed.total)} records/s" + (f" ({kinds})" if kinds else ""),
+        f"{_rate(speed.barriers)} barriers/s",
+        f"log {_size(speed.size)}",
+        f"{speed.compactions} compactions",
+    ]
+
+
+def _rate(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 or number == int(number) else f"{number:.1f}"
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def ordered(frame: Frame, order: str) -> list[SessionStatus]:
+    """Return the participants of `frame` that are of interest, sorted by one of `ORDERS`."""
+    speeds = {} if frame.speed is None else frame.speed.by_session
+    found = chosen(frame.picture)
+    if order == "wait":
+        found.sort(key=lambda each: -1.0 if each.waiting is None else each.waiting.seconds, reverse=True)
+    elif order == "rate":
+        found.sort(key=lambda each: speeds.get(each.number, 0.0), reverse=True)
+    return found
+
+
+# -- a terminal --------------------------------------------------------------------------------------------------------
+
+
+def _show_live(looks: Iterator[Frame], keys: Keys, interval: float, count: int | None) -> None:
+    """Show the frames on the whole screen, and obey the keys, until one of them is q or `count` frames were shown."""
+    from rich.live import Live
+
+    with _single_keys() as pressed, Live(screen=True, auto_refresh=False) as live:
+        shown = 0
+        frame = next(looks)
+        while True:
+            shown += 1
+            live.update(_screen(frame, keys, live.console.height), refresh=True)
+            if shown == count:
+                return
+            due = system.time.monotonic() + interval
+            while keys.is_paused or system.time.monotonic() < due:
+                key = pressed(min(KEY_POLL_S, max(0.0, due - system.time.monotonic())) or KEY_POLL_S)
+                if key and keys.press(key):
+                    live.update(_screen(frame, keys, live.console.height), refresh=True)
+                if keys.is_over:
+                    return
+            frame = next(looks)
+
+
+@contextmanager
+def _single_keys() -> Iterator[Callable[[float], str]]:
+    """Give a function that waits for a key, at most so many seconds, and returns it or an empty text.
+
+    Meanwhile the terminal passes each key on at once and does not show it. Ctrl-C still interrupts. Without a terminal
+    on standard input there are no keys.
+    """
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield _no_key
+        return
+    import termios
+    import tty
+
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    poll = system.select.poll()
+    poll.register(fd, system.select.POLLIN)
+
+    def pressed(seconds: float) -> str:
+        if not poll.poll(seconds * 1000):
+            return ""
+        found: bytes = system.os.read(fd, 1)
+        return found.decode("ascii", "replace")
+
+    try:
+        tty.setcbreak(fd)
+        yield pressed
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _no_key(seconds: float) -> str:
+    system.time.sleep(seconds)
+    return ""
+
+
+def _screen(frame: Frame, keys: Keys, height: int) -> Group:
+    """Return what rich draws: a summary, the findings, and a table of the participants that has room."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    summary = "; ".join([_crowd(frame.picture), *_speed_words(frame.speed)])
+    state = "  [paused]" if keys.is_paused else ""
+    head = f"{printable(frame.picture.place)}  {clock_text(frame.time)}  by {keys.order}{state}"
+    parts: list[Text | Table] = [Text(head, style="bold", no_wrap=True, overflow="ellipsis"), Text(summary)]
+    told = findings_lines(frame.findings[:FINDINGS_SHOWN])
+    parts += [Text(printable(line), style="bold red") for line in told]
+    if len(frame.findings) > FINDINGS_SHOWN:
+        parts.append(Text(f"... and {len(frame.findings) - FINDINGS_SHOWN} more findings: fscoord ps", style="red"))
+    table = Table(box=None, pad_edge=False, expand=True)
+    for name in ("RANK", "LABEL", "PROCESS", "STATE", "REC/S", "HOLDS", "WAITS FOR"):
+        table.add_column(
+            name, justify="right" if name in ("RANK", "REC/S") else "left", no_wrap=True, overflow="ellipsis"
+        )
+    found = ordered(frame, keys.order)
+    room = max(3, height - len(parts) - 4)
+    speeds = {} if frame.speed is None else frame.speed.by_session
+    for each in found[:room]:
+        row = row_of(each, frame.picture)
+        rate = _rate(speeds.get(each.number, 0.0))
+        cells = (row.rank, row.label, row.process, row.state, rate, row.holds, row.waits)
+        style = "red" if each.alive == "no" or each.is_stopped else "yellow" if each.waiting else ""
+        table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
+    parts.append(table)
+    rest = f"{len(found) - room} more participants; " if len(found) > room else ""
+    parts.append(Text(f"{rest}s sort, p pause, q quit", style="dim"))
+    return Group(*parts)

@@ -1,0 +1,110 @@
+"""`lines` and `items`: which session holds or waits for what, as the keys of a store say it. Pure: no I/O.
+
+A tool that shows a store uses these functions. They take values of keys and no store, and skip what is not a recipe's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from fscoord._arguments import MalformedText, key_text
+from fscoord._waiting.awaited import LOCK, OFFICE, SEMAPHORE
+from fscoord.errors import FscoordError
+from fscoord.recipes._entry import Entry, parse_line
+from fscoord.recipes._hold import Contender
+from fscoord.recipes._item import parse_claim
+
+__all__ = ["HeldItem", "LineState", "is_of_recipe", "items", "lines"]
+
+LINE: Final = b"/line"
+CLAIM: Final = b"/claim/"
+WAKE: Final = b"/wake/"
+TERM: Final = b"/term/"
+
+
+class LineState(NamedTuple):
+    """The line of one lock, semaphore or office.
+
+    Attributes:
+        kind: ``lock``, ``semaphore`` or ``office``.
+        name: its name in the store.
+        holders: the contenders that were served, in the order of their tokens.
+        waiters: the contenders that wait, in the order of their requests.
+        wake_keys: the key that wakes each of `waiters`, in their order.
+        needs_all: whether the first waiter needs all holders to let go. That of a semaphore needs one of them.
+    """
+
+    kind: str
+    name: str
+    holders: tuple[Contender, ...]
+    waiters: tuple[Contender, ...]
+    wake_keys: tuple[bytes, ...] = ()
+    needs_all: bool = True
+
+
+class HeldItem(NamedTuple):
+    """An item of a queue that a consumer has taken and not finished.
+
+    Attributes:
+        queue: the name of the queue.
+        session: the session of the consumer; 0 on a store without sessions.
+        owner: its process, ``host:pid``.
+    """
+
+    queue: str
+    session: int
+    owner: str
+
+
+def is_of_recipe(key: bytes) -> bool:
+    """Return whether `lines` or `items` needs the value of `key`."""
+    return key.endswith(LINE) or CLAIM in key
+
+
+def lines(values: Mapping[bytes, bytes], keys: Collection[bytes]) -> list[LineState]:
+    """Return the lines that have a contender, in the order of their names.
+
+    Args:
+        values: the values of the keys for which `is_of_recipe` is true.
+        keys: all keys of the store.
+    """
+    offices = {key.rpartition(TERM)[0] for key in keys if TERM in key}
+    found = []
+    for key, text in sorted(values.items()):
+        if not key.endswith(LINE):
+            continue
+        name = key[: -len(LINE)]
+        try:
+            entries = parse_line(text).entries
+        except MalformedText:  # another program's key
+            continue
+        if entries:
+            found.append(_line_state(name, entries, is_office=name in offices))
+    return found
+
+
+def _line_state(name: bytes, entries: list[Entry], *, is_office: bool) -> LineState:
+    mode = entries[0].mode
+    kind = SEMAPHORE if mode.isdigit() else OFFICE if is_office else LOCK
+    waiting = [entry for entry in entries if not entry.token]
+    return LineState(
+        kind,
+        key_text(name),
+        tuple(Contender(entry.owner, entry.session, entry.token) for entry in entries if entry.token),
+        tuple(Contender(entry.owner, entry.session, 0) for entry in waiting),
+        tuple(name + WAKE + entry.id.encode() for entry in waiting),
+        not mode.isdigit(),
+    )
+
+
+def items(values: Mapping[bytes, bytes]) -> Iterator[HeldItem]:
+    """Yield the items that consumers have, in the order of queues and items; `values` as for `lines`."""
+    for key, text in sorted(values.items()):
+        queue, mark, _ = key.partition(CLAIM)
+        if mark:
+            try:
+                claim = parse_claim(key, text)
+            except FscoordError:  # another program's key
+                continue
+            yield HeldItem(key_text(queue), claim.session, claim.owner)

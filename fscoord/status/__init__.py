@@ -1,0 +1,24 @@
+"""What the participants of a store do now: who lives, who holds what, who waits for what, and what is wrong.
+
+`status` is the function behind the command ``fscoord ps``.
+"""
+
+from __future__ import annotations
+
+from fscoord.status.findings import StatusFinding, find_all
+from fscoord.status.picture import LogLock, Picture, SessionStatus, Waiting
+from fscoord.status.reading import Activity, Observer, Status, observe, status
+
+__all__ = [
+    "Activity",
+    "LogLock",
+    "Observer",
+    "Picture",
+    "SessionStatus",
+    "Status",
+    "StatusFinding",
+    "Waiting",
+    "find_all",
+    "observe",
+    "status",
+]

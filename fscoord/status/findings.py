@@ -1,0 +1,433 @@
+"""`find_all`: what is wrong in a `Picture`, the most urgent first. Data in, findings out: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from fscoord._arguments import key_text
+from fscoord._waiting.awaited import BARRIER, EXCHANGE
+from fscoord.collectives.rounds import RoundState
+from fscoord.recipes.holdings import LineState
+from fscoord.status.picture import Picture, SessionStatus, Waiting
+
+__all__ = ["DEADLOCK", "IDLE", "LOCK_HELD", "LOG_LOCK", "MISSING", "SLOW_S", "StatusFinding"]
+__all__ += ["clock_text", "duration", "find_all", "place_in_line", "turns_of"]
+
+SLOW_S: Final = 10.0
+"""How long others must have waited for a participant that lives before that is a finding, in seconds."""
+
+RANKS_SHOWN: Final = 8
+"""How many missing ranks a finding describes one by one. The others are counted."""
+
+LOG_LOCK: Final = "log-lock"
+DEADLOCK: Final = "deadlock"
+LOCK_HELD: Final = "lock"
+MISSING: Final = "barrier"
+IDLE: Final = "idle"
+
+NEVER_ENDS, STOPPED, SLOW = range(3)
+"""How urgent a finding is: no time ends it, a process must be continued or killed, or it may end by itself."""
+
+
+class StatusFinding(NamedTuple):
+    """One thing that is wrong.
+
+    Attributes:
+        kind: ``log-lock``, ``deadlock``, ``lock``, ``barrier`` or ``idle``.
+        message: what is wrong and what to do, in one sentence or more.
+        sessions: the sessions that are the reason.
+        seconds: how long the others have waited, as far as that is known.
+        urgency: lower is more urgent.
+    """
+
+    kind: str
+    message: str
+    sessions: tuple[int, ...]
+    seconds: float
+    urgency: int
+
+
+def find_all(picture: Picture, slow: float = SLOW_S) -> list[StatusFinding]:
+    """Return the findings on `picture`, the most urgent first.
+
+    Args:
+        picture: the participants and what they do.
+        slow: how long others must have waited for a participant that lives and runs, in seconds.
+    """
+    view = _View(picture)
+    found = [
+        *_log_lock(view, slow),
+        *_deadlocks(view),
+        *_barriers(view, slow),
+        *_locks(view, slow),
+    ]
+    return sorted(found, key=lambda finding: (finding.urgency, -finding.seconds))
+
+
+class _View:
+    """The picture, with the indices that the analysis needs."""
+
+    def __init__(self, picture: Picture) -> None:
+        self.picture = picture
+        self.by_number = {each.number: each for each in picture.participants}
+        self.waits = [each for each in picture.participants if each.waiting is not None and each.alive != "no"]
+        self.by_key: dict[str, list[SessionStatus]] = {}
+        for each in self.waits:
+            assert each.waiting is not None
+            for key in each.waiting.keys:
+                self.by_key.setdefault(key, []).append(each)
+
+    def of_rank(self, rank: int) -> SessionStatus | None:
+        """Return the participant that is `rank`: of several the last one that may be alive, or else the last one.
+
+        A process may have several handles of one rank, such as clones. Then that is returned which waits.
+        """
+        named = [self.by_number[number] for number in self.picture.ranks.get(rank, ()) if number in self.by_number]
+        newest = max(named, key=lambda each: (each.alive != "no", each.number), default=None)
+        if newest is None:
+            return None
+        handles = [
+            each for each in named if (each.host, each.pid, each.alive) == (newest.host, newest.pid, newest.alive)
+        ]
+        return max(handles, key=lambda each: (each.waiting is not None, each.idle is not None, each.number))
+
+    def order(self, number: int) -> tuple[bool, int, int]:
+        """Return what sorts session `number`: its rank, or else its number, after all ranks."""
+        rank = self.by_number[number].rank if number in self.by_number else None
+        return rank is None, rank or 0, number
+
+    def is_dead(self, number: int) -> bool:
+        """Return whether session `number` is known dead."""
+        return number in self.by_number and self.by_number[number].alive == "no"
+
+    def may_live(self, number: int) -> bool:
+        """Return whether session `number` is known, and not known dead."""
+        return number in self.by_number and not self.is_dead(number)
+
+    def seconds(self, sessions: Iterable[int]) -> float:
+        """Return how long the first of `sessions` has waited; 0.0 if none of them shows a wait."""
+        waits = [self.by_number[number].waiting for number in sessions if number in self.by_number]
+        return max((waiting.seconds for waiting in waits if waiting is not None), default=0.0)
+
+
+# -- the log's lock ----------------------------------------------------------------------------------------------------
+
+
+def _log_lock(view: _View, slow: float) -> Iterator[StatusFinding]:
+    held = view.picture.log_lock
+    if held is None:
+        return
+    holder = view.by_number.get(held.session or 0)
+    title = held.holder if holder is None else f"{holder.title} ({holder.host}:{holder.pid})"
+    sessions = () if holder is None else (holder.number,)
+    if holder is not None and holder.is_stopped:
+        yield StatusFinding(
+            LOG_LOCK,
+            f"{title} is stopped and holds the lock of the store's log: no process can write. Continue it"
+            f" (kill -CONT {holder.pid}) or kill it",
+            sessions,
+            held.seconds,
+            STOPPED,
+        )
+    elif held.seconds > 0:
+        yield StatusFinding(
+            LOG_LOCK,
+            f"{title} has held the lock of the store's log for {duration(held.seconds)} without writing: no other"
+            " process can write. Look whether it is blocked in the kernel",
+            sessions,
+            held.seconds,
+            STOPPED if held.seconds >= slow else SLOW,
+        )
+
+
+# -- cycles ------------------------------------------------------------------------------------------------------------
+
+
+class _Edge(NamedTuple):
+    """One participant waits for another.
+
+    Attributes:
+        target: the session that is waited for.
+        words: why, as a clause whose subject is the waiter.
+    """
+
+    target: int
+    words: str
+
+
+def _edges(view: _View) -> dict[int, list[_Edge]]:
+    """Return for each session the sessions that it waits for, as the lines and barriers of the store say it."""
+    edges: dict[int, list[_Edge]] = {}
+    for line in view.picture.lines:
+        if not (line.needs_all or len(line.holders) == 1):
+            continue  # any of the holders may let go
+        for waiter in line.waiters:
+            for holder in line.holders:
+                if view.may_live(waiter.session) and view.may_live(holder.session):
+                    words = f"waits for {line.kind} {line.name!r}, which {_title(view, holder.session)} holds"
+                    edges.setdefault(waiter.session, []).append(_Edge(holder.session, words))
+    for state in view.picture.rounds:
+        found = [(rank, view.of_rank(rank)) for rank in state.missing or ()]
+        missing = [(rank, each) for rank, each in found if each is not None]
+        comers = view.by_key.get(key_text(state.done_key), [])
+        for comer in comers:
+            for rank, absent in missing:
+                # A session may be several ranks, one in each thread. If it waits here, too, its other ranks may come.
+                if view.may_live(absent.number) and absent not in comers:
+                    words = f"waits at barrier {state.name!r}, to which rank {rank} has not come"
+                    edges.setdefault(comer.number, []).append(_Edge(absent.number, words))
+    return edges
+
+
+def _deadlocks(view: _View) -> Iterator[StatusFinding]:
+    edges = _edges(view)
+    for found in _rings(edges):
+        first = found.index(min(found, key=view.order))
+        ring = (*found[first:], *found[:first])
+        steps = []
+        for number, following in zip(ring, (*ring[1:], ring[0]), strict=True):
+            edge = next(each for each in edges[number] if each.target == following)
+            steps.append(f"{_title(view, number)} {edge.words}")
+        yield StatusFinding(
+            DEADLOCK,
+            f"{'; '.join(steps)}. None of them goes on unless another thread of one lets go: end one of them",
+            ring,
+            view.seconds(ring),
+            NEVER_ENDS,
+        )
+
+
+def _rings(edges: Mapping[int, Sequence[_Edge]]) -> list[tuple[int, ...]]:
+    """Return one shortest cycle for each set of sessions that wait for each other, beginning with its lowest number."""
+    found: list[tuple[int, ...]] = []
+    seen: set[int] = set()
+    for start in sorted(edges):
+        if start in seen:
+            continue
+        ring = _shortest_ring(edges, start)
+        if ring and not seen.intersection(ring):
+            found.append(ring)
+            seen.update(ring)
+    return found
+
+
+def _shortest_ring(edges: Mapping[int, Sequence[_Edge]], start: int) -> tuple[int, ...]:
+    """Return the shortest cycle through `start`; empty if there is none. A wait for oneself is none."""
+    before: dict[int, int] = {}
+    level = [start]
+    while level:
+        following = []
+        for number in level:
+            for edge in edges.get(number, ()):
+                if edge.target == start and number != start:
+                    ring = [number]
+                    while ring[-1] != start:
+                        ring.append(before[ring[-1]])
+                    return tuple(reversed(ring))
+                if edge.target not in before and edge.target != start:
+                    before[edge.target] = number
+                    following.append(edge.target)
+        level = following
+    return ()
+
+
+# -- barriers ----------------------------------------------------------------------------------------------------------
+
+
+def _barriers(view: _View, slow: float) -> Iterator[StatusFinding]:
+    known = {key_text(state.done_key) for state in view.picture.rounds}
+    for state in view.picture.rounds:
+        waiters = view.by_key.get(key_text(state.done_key), [])
+        if waiters:
+            yield from _barrier(view, state, waiters, slow)
+    for kind, name, waiters in _exchanges(view, known):
+        yield from _exchange(view, kind, name, waiters, slow)
+
+
+def _barrier(view: _View, state: RoundState, waiters: list[SessionStatus], slow: float) -> Iterator[StatusFinding]:
+    seconds = view.seconds(each.number for each in waiters)
+    size = state.world_size or max((each.waiting.size for each in waiters if each.waiting), default=0)
+    came = f"{state.come} of {size}" if size else f"{state.come}"
+    head = f"barrier {state.name!r}: {came} came, and the first has waited for {duration(seconds)}"
+    if state.missing is None:
+        if seconds >= slow:
+            words = f"{head}. The callers gave no ranks, so nothing tells which are missing"
+            yield StatusFinding(MISSING, words, (), seconds, SLOW)
+        return
+    yield from _missing_ranks(view, head, list(state.missing), seconds, slow)
+
+
+def _missing_ranks(view: _View, head: str, ranks: list[int], seconds: float, slow: float) -> Iterator[StatusFinding]:
+    """Yield the finding on `ranks`, which have not come, if one is dead or stopped or the others wait for long."""
+    found = {rank: view.of_rank(rank) for rank in ranks}
+    urgency = min((_urgency(each) for each in found.values()), default=SLOW)
+    if urgency == SLOW and seconds < slow:
+        return
+    ordered = sorted(ranks, key=lambda rank: (_urgency(found[rank]), rank))
+    shown = [f"rank {rank} {_state(found[rank])}" for rank in ordered[:RANKS_SHOWN]]
+    more = f"; and {len(ranks) - RANKS_SHOWN} more" if len(ranks) > RANKS_SHOWN else ""
+    names = ", ".join(map(str, ranks[:RANKS_SHOWN])) + ("..." if len(ranks) > RANKS_SHOWN else "")
+    words = f"{head}. Missing: {names} ({'; '.join(shown)}{more})" if ranks else f"{head}. No rank is missing"
+    sessions = tuple(each.number for each in found.values() if each is not None)
+    yield StatusFinding(MISSING, words, sessions, seconds, urgency)
+
+
+def _exchanges(view: _View, known: set[str]) -> Iterator[tuple[str, str, list[SessionStatus]]]:
+    """Yield the kind and the name of each exchange, and of each barrier without a round, with those that wait at it."""
+    groups: dict[tuple[str, str], list[SessionStatus]] = {}
+    for each in view.waits:
+        waiting = each.waiting
+        assert waiting is not None
+        if waiting.kind in (BARRIER, EXCHANGE) and not known.intersection(waiting.keys):
+            groups.setdefault((waiting.kind, waiting.name), []).append(each)
+    for (kind, name), waiters in sorted(groups.items()):
+        yield kind, name, waiters
+
+
+def _exchange(view: _View, kind: str, name: str, waiters: list[SessionStatus], slow: float) -> Iterator[StatusFinding]:
+    seconds = view.seconds(each.number for each in waiters)
+    size = max(each.waiting.size for each in waiters if each.waiting)
+    ranks = [rank for rank in range(size) if _lacks(waiters, rank)]
+    head = f"{kind} {name!r} of {size} ranks: {len(waiters)} wait, the first for {duration(seconds)}"
+    if ranks:
+        yield from _missing_ranks(view, head, ranks, seconds, slow)
+    elif seconds >= slow:
+        yield StatusFinding(MISSING, head, (), seconds, SLOW)
+
+
+def _lacks(waiters: list[SessionStatus], rank: int) -> bool:
+    """Return whether one of `waiters` waits for the key that `rank` sets in an exchange.
+
+    All waiters may wait for one common key. Then a rank counts as missing that does not wait itself.
+    """
+    ends = [key for each in waiters if each.waiting for key in each.waiting.keys]
+    if any(key.endswith("/given") for key in ends):
+        return rank not in {each.rank for each in waiters}
+    return any(_number_at_end(key) == rank for key in ends)
+
+
+def _number_at_end(key: str) -> int:
+    digits = key[len(key.rstrip("0123456789")) :]
+    return int(digits) if digits and len(digits) < 20 else -1
+
+
+# -- locks -------------------------------------------------------------------------------------------------------------
+
+
+def _locks(view: _View, slow: float) -> Iterator[StatusFinding]:
+    for line in view.picture.lines:
+        waiters = [each for each in line.waiters if not view.is_dead(each.session)]
+        if not waiters or not line.holders:
+            continue
+        holders = [view.by_number.get(holder.session) for holder in line.holders]
+        seconds = view.seconds(waiter.session for waiter in waiters)
+        urgent = [each for each in holders if each is not None and _urgency(each) < SLOW]
+        queue = _people(len(waiters))
+        what = f"{line.kind} {line.name!r}"
+        if urgent and (line.needs_all or len(urgent) == len(holders)):
+            words = "; ".join(f"{each.title} ({each.host}:{each.pid}) holds it and is {_fate(each)}" for each in urgent)
+            remedy = "" if any(each.alive == "no" for each in urgent) else _remedy(urgent[0])
+            numbers = tuple(each.number for each in urgent)
+            urgency = min(map(_urgency, urgent))
+            yield StatusFinding(LOCK_HELD, f"{what}: {words}, and {queue} for it{remedy}", numbers, seconds, urgency)
+        elif seconds >= slow and all(each is not None and _does_nothing(view, each, slow) for each in holders):
+            words = "; ".join(f"{each.title} {_state(each)}" for each in holders if each is not None)
+            numbers = tuple(each.number for each in holders if each is not None)
+            text = f"{what}: {queue} for it, the first for {duration(seconds)}, and its holder does nothing here"
+            yield StatusFinding(IDLE, f"{text}: {words}", numbers, seconds, SLOW)
+
+
+def _does_nothing(view: _View, each: SessionStatus, slow: float) -> bool:
+    if each.waiting is not None or turns_of(view.picture.lines, each.number):
+        return False
+    return each.idle is None or each.idle >= slow
+
+
+def _remedy(holder: SessionStatus) -> str:
+    return f". Continue it (kill -CONT {holder.pid}) or kill it"
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def place_in_line(lines: Sequence[LineState], waiting: Waiting) -> str:
+    """Return the place of a waiter in its line, such as ``, 2nd in line``; empty if it stands in none.
+
+    The holders stand before the waiters, so the first waiter is the second in the line of a lock.
+    """
+    for line in lines:
+        for index, key in enumerate(line.wake_keys):
+            if key_text(key) in waiting.keys:
+                return _place(line, index)
+    return ""
+
+
+def turns_of(lines: Sequence[LineState], session: int) -> list[str]:
+    """Return the lines in which `session` waits, with its place, such as ``lock 'dataset', 2nd in line``.
+
+    A line says that from the first moment, but not since when.
+    """
+    return [
+        f"{line.kind} {line.name!r}{_place(line, index)}"
+        for line in lines
+        for index, waiter in enumerate(line.waiters)
+        if waiter.session == session
+    ]
+
+
+def _place(line: LineState, index: int) -> str:
+    place = len(line.holders) + index + 1
+    ending = "th" if 10 <= place % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
+    return f", {place}{ending} in line"
+
+
+def _urgency(each: SessionStatus | None) -> int:
+    if each is None:
+        return SLOW
+    return NEVER_ENDS if each.alive == "no" else STOPPED if each.is_stopped else SLOW
+
+
+def _state(each: SessionStatus | None) -> str:
+    """Return the state of a rank that others wait for, as what follows its name."""
+    if each is None:
+        return "was never here"
+    if each.alive == "no" or each.is_stopped:
+        return f"is {_fate(each)}"
+    alive = "is alive" if each.alive == "yes" else "may be alive"
+    what = f"waits for {each.waiting.words()}" if each.waiting else "waits for nothing here"
+    idle = "" if each.idle is None else f", last wrote {duration(each.idle)} ago"
+    return f"{alive}, {what}{idle}"
+
+
+def _fate(each: SessionStatus) -> str:
+    if each.alive != "no":
+        return f"stopped (process {each.pid} on {each.host})"
+    return "dead" if each.found_dead is None else f"dead since {clock_text(each.found_dead)}"
+
+
+def _title(view: _View, number: int) -> str:
+    each = view.by_number.get(number)
+    return f"session {number}" if each is None else each.title
+
+
+def _people(count: int) -> str:
+    return "1 waits" if count == 1 else f"{count} wait"
+
+
+def duration(seconds: float) -> str:
+    """Return `seconds` in words of at most two units, such as ``42 s``, ``3 min 5 s`` or ``2 h 10 min``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    for size, unit, smaller, small_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size} {unit}" + (f" {rest} {small_unit}" if rest else "")
+    return f"{whole} s"
+
+
+def clock_text(seconds: float) -> str:
+    """Return the time of day of `seconds` since the epoch, in UTC, such as ``12:03:11``."""
+    of_day = int(seconds) % 86400
+    return f"{of_day // 3600:02}:{of_day // 60 % 60:02}:{of_day % 60:02} UTC"

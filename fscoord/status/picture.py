@@ -1,0 +1,120 @@
+"""`Picture`: what all participants of a store do at one moment, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fscoord._waiting.awaited import KEY, QUEUE
+from fscoord.collectives.rounds import RoundState
+from fscoord.recipes.holdings import LineState
+
+__all__ = ["LogLock", "Picture", "SessionStatus", "Waiting"]
+
+KEYS_SHOWN = 2
+"""How many keys the words for a wait name. The others are counted."""
+
+
+class Waiting(NamedTuple):
+    """The longest wait of one participant.
+
+    Attributes:
+        kind: what it waits for, such as ``barrier`` or ``lock``; ``key`` or ``queue`` for a plain wait.
+        name: the name of that thing, as its caller gave it; empty if only the keys are known.
+        keys: the keys that are missing, or the first of them.
+        key_count: how many keys are missing.
+        size: how many ranks must come; 0 if unknown.
+        seconds: how long it has waited.
+        more: how many further waits the participant has.
+    """
+
+    kind: str
+    name: str
+    keys: tuple[str, ...]
+    key_count: int
+    size: int
+    seconds: float
+    more: int
+
+    def words(self) -> str:
+        """Return what the participant waits for, such as ``barrier 'epoch 7'`` or ``keys 'a', 'b' and 3 more``."""
+        if self.name or not self.keys:
+            return f"{self.kind} {self.name!r}"
+        shown = ", ".join(map(repr, self.keys[:KEYS_SHOWN]))
+        more = self.key_count - min(len(self.keys), KEYS_SHOWN)
+        plural = "s" if self.key_count > 1 and self.kind in (KEY, QUEUE) else ""
+        return f"{self.kind}{plural} {shown}" + (f" and {more} more" if more > 0 else "")
+
+
+class SessionStatus(NamedTuple):
+    """One session of the store.
+
+    Attributes:
+        number: the number of the session.
+        rank: the rank that it named last, or None.
+        label: the label with which its handle was opened, or ``""``.
+        host, pid: its process.
+        since: when it registered, in seconds since the epoch.
+        alive: ``"yes"``, ``"no"`` or ``"unknown"``.
+        found_dead: when its death was recorded, in seconds since the epoch; None if it was not.
+        is_stopped: whether its process is stopped, as by SIGSTOP; False if this host can't tell.
+        idle: how many seconds ago it wrote last; None if the log does not say it any more.
+        waiting: what it waits for, or None.
+        holds: what it holds, in words such as ``lock 'dataset'``.
+    """
+
+    number: int
+    rank: int | None
+    label: str
+    host: str
+    pid: int
+    since: float
+    alive: str
+    found_dead: float | None = None
+    is_stopped: bool = False
+    idle: float | None = None
+    waiting: Waiting | None = None
+    holds: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The words that name the participant in a sentence: its rank, or else its label, or its process."""
+        if self.rank is not None:
+            return f"rank {self.rank}"
+        return f"{self.label!r} ({self.host}:{self.pid})" if self.label else f"{self.host}:{self.pid}"
+
+
+class LogLock(NamedTuple):
+    """The lock of the store's log, held at the moment of the picture.
+
+    Attributes:
+        session: the session that holds it; None or 0 if that is unknown.
+        holder: its process, ``host:pid``, or other words for it.
+        seconds: for how long the same holder was seen to hold it without writing.
+    """
+
+    session: int | None
+    holder: str
+    seconds: float
+
+
+class Picture(NamedTuple):
+    """What all participants of a store do at one moment.
+
+    Attributes:
+        place: the address of the store.
+        participants: the sessions, in the order of their numbers.
+        ranks: the sessions that have named each rank, in the order of their numbers.
+        lines: the locks, semaphores and offices that have a contender.
+        rounds: the barriers that have begun and are not complete.
+        log_lock: the holder of the log's lock, or None.
+        notes: what could not be found out, each as a sentence.
+    """
+
+    place: str
+    participants: tuple[SessionStatus, ...]
+    ranks: Mapping[int, tuple[int, ...]]
+    lines: tuple[LineState, ...] = ()
+    rounds: tuple[RoundState, ...] = ()
+    log_lock: LogLock | None = None
+    notes: tuple[str, ...] = ()

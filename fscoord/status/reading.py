@@ -1,0 +1,234 @@
+"""`Observer`: takes pictures of what the participants of a store do. `status` takes one, and says what is wrong.
+
+An observer reads, and never writes. Of a file store it reads all. Of another store it reads what the operations of
+`fscoord.Store` return, and says what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+from fscoord._arguments import key_bytes, key_text
+from fscoord._runtime.escaping import escape_word
+from fscoord.collectives.rounds import is_of_barrier, open_rounds
+from fscoord.errors import StoreTimeoutError
+from fscoord.recipes.holdings import LineState, is_of_recipe, items, lines
+from fscoord.status.findings import SLOW_S, StatusFinding, find_all
+from fscoord.status.picture import LogLock, Picture, SessionStatus, Waiting
+from fscoord.store import Member, ShownWait, Store, observe_sessions, shows_waits
+from fscoord.stores.file.observer import FileObserver, HeldLock, SeenSession
+from fscoord.stores.prefix import PrefixStore
+from fscoord.stores.url import open_store, parse_url
+
+__all__ = ["Activity", "Observer", "Status", "observe", "status"]
+
+
+class Status(NamedTuple):
+    """What the participants of a store do, and what is wrong.
+
+    Attributes:
+        picture: the participants, and what they hold and wait for.
+        findings: what is wrong, the most urgent first.
+    """
+
+    picture: Picture
+    findings: tuple[StatusFinding, ...]
+
+
+class Activity(NamedTuple):
+    """What has been written to a file store, as far as its observer has read it.
+
+    Attributes:
+        writes: how many records of each kind each session has written.
+        barriers: how many barriers were completed.
+        generation: the number of the log's file in use. It rises by one with each compaction.
+        size: the size of that file, in bytes.
+    """
+
+    writes: Mapping[tuple[int, str], int]
+    barriers: int
+    generation: int
+    size: int
+
+
+class Observer(Protocol):
+    """Takes pictures of one store."""
+
+    def look(self) -> tuple[Picture, Activity | None]:
+        """Return what the participants do now, and what was written; None if the store does not tell."""
+
+    def close(self) -> None:
+        """Close the store."""
+
+
+def status(store: Any, slow: float = SLOW_S) -> Status:
+    """Return what the participants of `store` do at this moment, and what is wrong.
+
+    Nothing is written, and the call waits for no process. It works while another process keeps the log's lock.
+
+    Args:
+        store: the path or the address of a store, or a store.
+        slow: how long others must have waited for a participant that lives and runs before that is a finding, in
+            seconds.
+
+    Raises:
+        StoreError: the store can't be read.
+    """
+    observer = observe(store)
+    try:
+        picture, _ = observer.look()
+    finally:
+        observer.close()
+    return Status(picture, tuple(find_all(picture, slow)))
+
+
+def observe(store: Any) -> Observer:
+    """Return an observer of `store`: a path, an address, or a store."""
+    if isinstance(store, Store):
+        return _observe_store(store)
+    scheme, host, path, options = parse_url(store)
+    if scheme == "file" and host in {"", "localhost"}:
+        return _FileStoreObserver(path, {name: value for name, value in options.items() if name in _READING})
+    return _StoreObserver(open_store(store), str(store), owns=True)
+
+
+_READING = ("lock", "coherence")
+"""The options of a `~fscoord.FileStore` that matter to a reader."""
+
+
+def _observe_store(store: Store) -> Observer:
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    path = getattr(store, "path", None)
+    if path is not None:
+        return _FileStoreObserver(path, getattr(store, "place_options", {}))
+    return _StoreObserver(store, repr(store), owns=False)
+
+
+def _is_wanted(key: bytes) -> bool:
+    return is_of_recipe(key) or is_of_barrier(key)
+
+
+class _FileStoreObserver:
+    """An `Observer` of a file store."""
+
+    def __init__(self, path: Any, options: Mapping[str, Any]) -> None:
+        self._files = FileObserver(path, options, _is_wanted)
+
+    def look(self) -> tuple[Picture, Activity | None]:
+        """See `Observer.look`."""
+        seen = self._files.look()
+        found = lines(seen.values, seen.keys)
+        holds = _holds(found, seen.values)
+        participants = tuple(
+            _participant(number, each, tuple(holds.get(number, ()))) for number, each in seen.sessions.items()
+        )
+        rounds = tuple(open_rounds(seen.values, seen.keys))
+        lock = _log_lock(seen.lock)
+        picture = Picture(seen.path, participants, seen.ranks, tuple(found), rounds, lock, seen.notes)
+        return picture, Activity(seen.writes, seen.barriers, seen.generation, seen.size)
+
+    def close(self) -> None:
+        """See `Observer.close`."""
+        self._files.close()
+
+
+class _StoreObserver:
+    """An `Observer` of a store of another kind, by its operations.
+
+    Args:
+        store: the store.
+        place: its address, for people.
+        owns: whether `close` closes the store.
+    """
+
+    def __init__(self, store: Store, place: str, *, owns: bool) -> None:
+        self._store = store
+        self._place = place
+        self._owns = owns
+
+    def look(self) -> tuple[Picture, Activity | None]:
+        """See `Observer.look`."""
+        store = self._store
+        keys = frozenset(map(key_bytes, store.list_keys()))
+        values = self._values([key for key in sorted(keys) if _is_wanted(key)])
+        found = lines(values, keys)
+        holds = _holds(found, values)
+        members, waits = observe_sessions(store)
+        participants = tuple(
+            _member(each, tuple(holds.get(each.number, ())), waits.get(each.number)) for each in members
+        )
+        ranks: dict[int, tuple[int, ...]] = {}
+        for each in members:
+            if each.rank is not None:
+                ranks[each.rank] = (*ranks.get(each.rank, ()), each.number)
+        notes = []
+        if not shows_waits(store):
+            notes.append("this kind of store does not show what its participants wait for, nor since when")
+        if not store.capabilities.sessions:
+            notes.append("this kind of store has no sessions, so it does not show who has it open or who lives")
+        rounds = tuple(open_rounds(values, keys))
+        return Picture(self._place, participants, ranks, tuple(found), rounds, None, tuple(notes)), None
+
+    def _values(self, names: list[bytes]) -> dict[bytes, bytes]:
+        """Return the present values of `names`, without those that are deleted meanwhile."""
+        found = {}
+        for name in names:
+            with suppress(StoreTimeoutError):
+                if self._store.check([name]):
+                    found[name] = self._store.get(name)
+        return found
+
+    def close(self) -> None:
+        """See `Observer.close`."""
+        if self._owns:
+            self._store.close()
+
+
+def _holds(found: Iterable[LineState], values: Mapping[bytes, bytes]) -> dict[int, list[str]]:
+    """Return what each session holds, in words."""
+    holds: dict[int, list[str]] = {}
+    for line in found:
+        for holder in line.holders:
+            holds.setdefault(holder.session, []).append(f"{line.kind} {line.name!r}")
+    taken: dict[tuple[int, str], int] = {}
+    for item in items(values):
+        taken[item.session, item.queue] = taken.get((item.session, item.queue), 0) + 1
+    for (session, queue), count in taken.items():
+        what = "an item" if count == 1 else f"{count} items"
+        holds.setdefault(session, []).append(f"{what} of queue {queue!r}")
+    return holds
+
+
+def _participant(number: int, seen: SeenSession, holds: tuple[str, ...]) -> SessionStatus:
+    session, slot = seen.session, seen.slot
+    waiting = None
+    if slot is not None:
+        keys = tuple(map(key_text, slot.keys))
+        waiting = Waiting(slot.kind, slot.name, keys, slot.key_count, slot.size, seen.waited, slot.more)
+    return SessionStatus(
+        number,
+        session.rank,
+        session.label,
+        escape_word(session.host),
+        session.pid,
+        session.since_ns / 1e9,
+        seen.alive,
+        seen.found_dead,
+        seen.is_stopped,
+        seen.idle,
+        waiting,
+        holds,
+    )
+
+
+def _member(member: Member, holds: tuple[str, ...], wait: ShownWait | None) -> SessionStatus:
+    known = (member.number, member.rank, member.label, escape_word(member.host), member.pid, member.since)
+    waiting = None if wait is None else Waiting(*wait)
+    return SessionStatus(*known, member.alive, member.found_dead, waiting=waiting, holds=holds)
+
+
+def _log_lock(held: HeldLock | None) -> LogLock | None:
+    return None if held is None else LogLock(held.session, held.holder, held.seconds)

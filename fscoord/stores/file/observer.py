@@ -1,0 +1,359 @@
+"""`FileObserver`: reads what all sessions of a file store do. It writes nothing.
+
+The observer is a reader of the log with a state machine of its own, which also notes when each session wrote last, and
+how often it wrote which kind of record. What sessions wait for comes from their slots (`wait_slots`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
+from fscoord._log.format.header import Header
+from fscoord._log.format.record import MalformedRecord
+from fscoord._log.format.wait_slot import WaitSlot
+from fscoord._log.handle import NeedsLock
+from fscoord._log.io import safe_files
+from fscoord._log.io.opening import LogOptions, read_header
+from fscoord._log.io.spill import SpilledRecord
+from fscoord._log.liveness.liveness_file import ProcessIdentity
+from fscoord._log.locking.log_lock import FLOCK, KIND_NAMES, OFD
+from fscoord._log.log import Log
+from fscoord._log.opened import open_log_file
+from fscoord._log.state_machine import StateMachine
+from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord.errors import FscoordError, StoreTimeoutError
+from fscoord.stores.file.lifecycle import log_options, open_and_join_run, session_record
+from fscoord.stores.file.replay import KeyValueState
+from fscoord.stores.file.sessions import ANSWERS
+from fscoord.stores.file.wait_slots import read_slots
+
+__all__ = ["FileObserver", "HeldLock", "Observation", "SeenSession"]
+
+READ_S: Final = 2.0
+"""How long the observer waits for the log's lock where a read needs it, in seconds."""
+
+HELD_S: Final = 0.25
+"""How long the observer watches a log's lock that is held, in seconds, before it says that a process keeps it."""
+
+HELD_POLL_S: Final = 0.01
+
+HOLDER_S: Final = 0.2
+"""How long to search this host for a holder of the log's lock that is no session, in seconds."""
+
+_NAMELESS: Final[Mapping[str, Any]] = {"rank": None, "label": None}
+"""The options from which the session record of the observer would be made. It only reads, so it never registers."""
+
+COMPLETED: Final = (b"/complete", b"/last_member")
+"""The ends of the keys that the last rank to come to a barrier sets."""
+
+
+class SeenSession(NamedTuple):
+    """One session.
+
+    Attributes:
+        session: the record of the session.
+        alive: ``"yes"``, ``"no"`` or ``"unknown"``.
+        found_dead: when its death was recorded, in seconds since the epoch; None if it was not.
+        is_stopped: whether its process is stopped; False for a process of another host.
+        idle: how many seconds ago it wrote its last record of this generation; None if it wrote none.
+        slot: what it waits for, or None.
+        waited: for how long it has waited, in seconds.
+    """
+
+    session: Session
+    alive: str
+    found_dead: float | None
+    is_stopped: bool
+    idle: float | None
+    slot: WaitSlot | None
+    waited: float
+
+
+class HeldLock(NamedTuple):
+    """The log's lock, held by another process.
+
+    Attributes:
+        session: the session that holds it; 0 if it has not registered, None if unknown.
+        holder: words for it.
+        seconds: for how long it was seen to hold the lock without writing.
+    """
+
+    session: int | None
+    holder: str
+    seconds: float
+
+
+class Observation(NamedTuple):
+    """What one look has found.
+
+    Attributes:
+        path: the path of the log.
+        sessions: the sessions, by number.
+        ranks: the sessions that have named each rank.
+        values: the values that the caller asked for.
+        keys: all keys that have a value.
+        lock: the holder of the log's lock, or None.
+        generation: the number of the file in use. It rises by one with each compaction.
+        size: the size of the file in use, in bytes.
+        writes: how many records of each kind each session has written, as far as this observer has read them.
+        barriers: how many barriers were completed, likewise.
+        notes: what could not be found out, each as a sentence.
+    """
+
+    path: str
+    sessions: dict[int, SeenSession]
+    ranks: dict[int, tuple[int, ...]]
+    values: dict[bytes, bytes]
+    keys: frozenset[bytes]
+    lock: HeldLock | None
+    generation: int
+    size: int
+    writes: Mapping[tuple[int, str], int]
+    barriers: int
+    notes: tuple[str, ...]
+
+
+class WriteNotes:
+    """A state machine that passes every call on to `state_machine`, and notes which session wrote what, and when.
+
+    Attributes:
+        last_ns: when each session wrote last, by its wall clock.
+        writes: how many records of each kind each session wrote.
+        barriers: how many barriers were completed.
+    """
+
+    def __init__(self, state_machine: StateMachine) -> None:
+        self._state_machine = state_machine
+        self.mark_spilled, self.relocate_spilled = state_machine.mark_spilled, state_machine.relocate_spilled
+        self.snapshot, self.live_size = state_machine.snapshot, state_machine.live_size
+        self.last_ns: dict[int, int] = {}
+        self.writes: Counter[tuple[int, str]] = Counter()
+        self.barriers = 0
+
+    def apply(self, records: Sequence[SpilledRecord]) -> None:
+        """Apply the next records."""
+        self._state_machine.apply(records)
+        for kind, key, _, writer, time_ns in records:
+            self.last_ns[writer] = time_ns
+            self.writes[writer, record.NAMES.get(kind, "?")] += 1
+            if kind == record.SET and key.endswith(COMPLETED):
+                self.barriers += 1
+
+    def reset(self) -> None:
+        """Discard the state. All records are applied again, from the first."""
+        self._state_machine.reset()
+        self.last_ns.clear()
+        self.writes.clear()
+        self.barriers = 0
+
+
+class FileObserver:
+    """An observer of the log at `path`.
+
+    Args:
+        path: the path of the log, as `FileStore` takes it.
+        options: the options of the store that matter for reading: ``lock`` and ``coherence``. Without the former, the
+            kind of lock is that of the log.
+        wants: returns whether the value of a key belongs to `Observation.values`.
+
+    Raises:
+        StoreUnavailableError, InsecurePathError, CorruptLogError: the log can't be read.
+    """
+
+    def __init__(self, path: Any, options: Mapping[str, Any], wants: Callable[[bytes], bool]) -> None:
+        self.path = safe_files.resolve(path)
+        wanted: LogOptions = log_options(
+            {
+                "lock": options.get("lock") or _lock_of(self.path),
+                "coherence": options.get("coherence"),
+                "run_id": None,
+                "durable": False,
+                "read_only": True,
+                "mode": 0o600,
+                "compact_bytes": None,
+                "spill_bytes": options.get("spill_bytes", 1 << 17),
+            },
+            READ_S,
+        )
+        self._wants = wants
+        self._state = KeyValueState(wanted.spill_bytes)
+        self._notes = WriteNotes(self._state)
+        self._held: tuple[object, float] | None = None
+
+        def make() -> Log:
+            return open_log_file(self.path, self._notes, wanted, partial(session_record, _NAMELESS))
+
+        self._log = open_and_join_run(make, READ_S, shows=False)
+
+    def close(self) -> None:
+        """Close the log."""
+        self._log.close()
+
+    def __enter__(self) -> FileObserver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def look(self) -> Observation:
+        """Read what is new, and return what all sessions do.
+
+        A store whose log's lock is held for long is shown as it was when it was read last.
+        """
+        log, notes = self._log, list[str]()
+        try:
+            log.refresh(READ_S)
+        except StoreTimeoutError as error:
+            notes.append(f"the newest records can't be read: {error}")
+        lock = self._find_lock(notes)
+        sessions, deaths, ranks, values, keys = log.inspect(self._copy)
+        home = ProcessIdentity.find()
+        alive = {number: False if number in deaths else log.is_alive(number, home) for number in sessions}
+        living = {number: session for number, session in sessions.items() if alive[number] is not False}
+        reading = read_slots(self.path, living, is_shared=log.handle.is_shared)
+        if reading.problem is not None:
+            notes.append(f"what the participants wait for is unknown: {reading.problem}")
+        if reading.torn:
+            notes.append(f"the slots of these sessions can't be read: {_numbers(reading.torn)}")
+        if not log.has_liveness:
+            notes.append("this store has no liveness file, so the death of a process of another host is not known")
+        seen = {
+            number: self._seen(number, session, alive[number], deaths.get(number), reading.slots.get(number), home)
+            for number, session in sessions.items()
+        }
+        return Observation(
+            self.path,
+            seen,
+            ranks,
+            values,
+            keys,
+            lock,
+            log.handle.header.generation,
+            self._size(),
+            dict(self._notes.writes),
+            self._notes.barriers,
+            tuple(notes),
+        )
+
+    def _copy(self) -> tuple[dict[int, Session], dict[int, int], dict[int, tuple[int, ...]], Any, frozenset[bytes]]:
+        """Return copies of what the log says at one moment. The caller holds the process mutex."""
+        table, state, fetch = self._log.table, self._state, self._log.read_unlocked
+        values = {}
+        for key in filter(self._wants, state.values):
+            try:
+                value = state.get(key, fetch)
+            except NeedsLock:  # a long value, which is never one of a recipe or a barrier in use
+                continue
+            if value is not None:
+                values[key] = value
+        ranks = {rank: tuple(sorted(numbers)) for rank, numbers in table.ranks.items()}
+        return dict(sorted(table.sessions.items())), dict(table.deaths), ranks, values, frozenset(state.values)
+
+    def _seen(
+        self,
+        number: int,
+        session: Session,
+        alive: bool | None,
+        death_ns: int | None,
+        slot: WaitSlot | None,
+        home: ProcessIdentity,
+    ) -> SeenSession:
+        last_ns = self._notes.last_ns.get(number)
+        idle = None if last_ns is None else max(0.0, (system.time.time_ns() - last_ns) / 1e9)
+        is_stopped = alive is not False and home.is_stopped(session)
+        waited = 0.0 if slot is None else _waited(slot, session, home)
+        found_dead = None if death_ns is None else death_ns / 1e9
+        return SeenSession(session, ANSWERS[alive], found_dead, is_stopped, idle, slot, waited)
+
+    # -- the log's lock --------------------------------------------------------------------------------------------
+
+    def _find_lock(self, notes: list[str]) -> HeldLock | None:
+        """Return the holder of the log's lock, if one process holds it for `HELD_S` and writes nothing meanwhile.
+
+        A log that is in use is locked most of the time, by one writer after the other. So the holder, and the place up
+        to which the log was read, must stay the same.
+        """
+        log = self._log
+        try:
+            found = log.handle.lock.holder()
+            mark = (found, log.position())
+            if found is None:
+                self._held = None
+                return None
+            if self._held is None or self._held[0] != mark:
+                self._held = mark, system.time.monotonic()
+            end = self._held[1] + HELD_S
+            while system.time.monotonic() < end:
+                system.time.sleep(HELD_POLL_S)
+                log.refresh(0)
+                if (log.handle.lock.holder(), log.position()) != mark:
+                    self._held = None
+                    return None
+        except StoreTimeoutError:  # the read itself needs the lock
+            found = log.handle.lock.holder()
+        except (OSError, FscoordError) as error:
+            raise_if_foreign(error)
+            notes.append(f"the holder of the log's lock is not known: {error}")
+            return None
+        began = self._held[1] if self._held else system.time.monotonic()
+        return self._named(found, max(system.time.monotonic() - began, 0.0))
+
+    def _named(self, found: int | str | None, seconds: float) -> HeldLock:
+        log = self._log
+        if isinstance(found, int) and found in log.sessions:
+            return HeldLock(found, str(log.sessions[found]), seconds)
+        if isinstance(found, str):
+            numbers = [number for number, session in log.sessions.items() if str(session) == found]
+            return HeldLock(numbers[-1] if numbers else None, found, seconds)
+        other = self._search() if log.handle.lock.kind in (OFD, FLOCK) else None
+        return HeldLock(found, other or "an unknown process", seconds)
+
+    def _search(self) -> str | None:
+        """Search this host for a process that locks the log. None of its sessions does, so it has not written yet."""
+        try:
+            return system.range_lock_holder(system.os.stat(self._log.handle.file).st_ino, HOLDER_S)
+        except OSError as error:
+            raise_if_foreign(error)
+            return None
+
+    def _size(self) -> int:
+        try:
+            return int(system.os.stat(self._log.handle.file).st_size)
+        except OSError as error:
+            raise_if_foreign(error)
+            return self._log.handle.offset
+
+
+def _lock_of(path: str) -> str:
+    """Return the kind of the lock of the log at `path`, as its header says it; the default if there is no header."""
+    opened = system.Descriptors()
+    try:
+        fd = safe_files.open_descriptor(path, system.os.O_RDONLY, owned_fds=opened)
+        return KIND_NAMES.get(Header.decode(read_header(fd))[0].lock_kind, "ofd")
+    except (OSError, FscoordError, MalformedRecord) as error:  # opening the log raises the same, with more words
+        raise_if_foreign(error)
+        return "ofd"
+    finally:
+        for fd in list(opened):
+            safe_files.close_owned(fd, opened)
+
+
+def _waited(slot: WaitSlot, session: Session, home: ProcessIdentity) -> float:
+    """Return for how long the wait of `slot` has lasted, in seconds.
+
+    Processes of one boot share the monotonic clock. The wall clocks of two hosts may differ, so what they say is only
+    for people.
+    """
+    if any(session.boot_id) and (session.boot_id, session.time_space) == (home.boot_id, home.time_space):
+        return max(0.0, system.time.monotonic() - slot.began_monotonic_ns / 1e9)
+    return max(0.0, system.time.time() - slot.began_ns / 1e9)
+
+
+def _numbers(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))

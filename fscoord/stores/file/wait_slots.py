@@ -1,0 +1,241 @@
+"""`WaitSlots`: writes what the session of a handle waits for beside the log. `read_slots` reads what all wait for.
+
+A wait that has lasted for `timing.SHOW_S` writes one slot, by one pwrite(2), and clears the slot when it ends. No lock
+guards a slot, because only its own session writes it; `ShownWaits` says what happens if two threads write at once.
+
+The file is opened for each write. So there is no descriptor that a fork would inherit, and on NFS the open and the
+close make the write visible to other hosts, also where direct writes are refused.
+
+Nothing here may disturb a wait. Every failure, such as a full disk or a file of another program at that name, is logged
+for people who look for it, and the wait goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from fscoord._log.format.control_records import Session
+from fscoord._log.format.wait_slot import EMPTY, FILE_HEADER, MAGIC, SLOT_SIZE, WaitSlot, is_blank
+from fscoord._log.io import safe_files
+from fscoord._log.log import Log
+from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
+from fscoord._waiting.shown_waits import Shown, ShownWaits
+from fscoord._waiting.timing import SlowWaitLogger
+from fscoord.errors import FscoordError, InsecurePathError
+
+__all__ = ["WAITS_SUFFIX", "SlotReading", "WaitSlots", "read_slots"]
+
+WAITS_SUFFIX: Final = ".waits"
+
+READ_AT_ONCE: Final = 256
+"""How many slots one read(2) fetches at most."""
+
+
+class WaitSlots:
+    """The slot of one handle, which shows the longest of its waits.
+
+    Args:
+        log: the log of the handle.
+        mode: the permissions of a new file of slots.
+    """
+
+    def __init__(self, log: Log, mode: int) -> None:
+        self._log = log
+        self._mode = mode
+        self._waits = ShownWaits(self._write)
+        self._number = 0, 0  # the process, and the session whose slot it has written last
+        self._has_warned = False
+
+    def show(self, slow_logger: SlowWaitLogger, kind: str, keys: Sequence[bytes]) -> None:
+        """Show the wait of `slow_logger`; see `ShownWaits.show`. A handle without a session has no slot."""
+        if self._log.session_if_ready and not system.is_fake_fs():
+            self._waits.show(slow_logger, kind, keys)
+
+    def _write(self, longest: Shown | None, more: int) -> None:
+        """Write the slot of the present session. At the end of a wait the handle may be closed already."""
+        epoch, number = self._number
+        if longest is not None:
+            epoch, number = system.process_epoch(), self._log.session_if_ready
+        if not number or epoch != system.process_epoch():
+            return
+        try:
+            write_slot(self._log, self._mode, number, self._encode(number, longest, more))
+            self._number = epoch, number
+        except (OSError, FscoordError) as error:
+            raise_if_foreign(error)
+            self._log_failure(error)
+
+    def _encode(self, number: int, longest: Shown | None, more: int) -> bytes:
+        session = self._log.sessions.get(number)
+        if longest is None or session is None:
+            return EMPTY
+        waited_ns = int((system.time.monotonic() - longest.started) * 1e9)
+        return WaitSlot(
+            number=number,
+            pid=session.pid,
+            start_time=session.start_time,
+            boot_id=session.boot_id,
+            since_ns=session.since_ns,
+            more=more,
+            began_ns=max(0, system.time.time_ns() - waited_ns),
+            began_monotonic_ns=max(0, int(longest.started * 1e9)),
+            kind=longest.awaited.kind,
+            name=longest.awaited.name,
+            size=longest.awaited.size,
+            keys=tuple(longest.keys),
+            key_count=len(longest.keys),
+        ).encode()
+
+    def _log_failure(self, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger(__name__).info(
+                "%s%s can't be written (%s); `fscoord ps` does not show what this process waits for",
+                self._log.path,
+                WAITS_SUFFIX,
+                str(error),
+            )
+
+
+def write_slot(log: Log, mode: int, number: int, data: bytes) -> None:
+    """Write `data` to the slot of session `number` of `log`. If there is no file of slots, create it.
+
+    Raises:
+        OSError: a system call failed.
+        InsecurePathError: the file at this name is not one of slots, or others may write to it.
+    """
+    path = log.path + WAITS_SUFFIX
+    opened = system.Descriptors()
+    try:
+        is_direct = log.handle.is_shared
+        try:
+            fd = _open(path, system.os.O_RDWR, opened, is_direct=is_direct)
+        except FileNotFoundError as error:
+            raise_if_foreign(error)
+            if data == EMPTY:
+                return
+            safe_files.create(path, lambda _: FILE_HEADER, mode, durable=False, like=log.path)
+            fd = _open(path, system.os.O_RDWR, opened, is_direct=is_direct)
+        safe_files.check(path, fd, mode, read_only=False)
+        head = _read(fd, 0, 1, is_direct=is_direct)
+        if not head:  # the file system has no hard links, so the file was created empty
+            _write(fd, 0, FILE_HEADER, is_direct=is_direct)
+        elif not head.startswith(MAGIC):
+            raise InsecurePathError(f"{path} is not a file of wait slots; remove it", path=path)
+        _write(fd, number, data, is_direct=is_direct)
+        if is_direct:
+            system.os.fdatasync(fd)  # for a mount that took no direct write
+    finally:
+        for fd in list(opened):
+            safe_files.close_owned(fd, opened)
+
+
+def _open(path: str, flags: int, opened: set[int], *, is_direct: bool) -> int:
+    """Open the file of slots. A mount that hosts share is read and written past the cache of this host, if it can be.
+
+    On NFS a plain write may stay in the client's cache, and a plain read may return what that cache remembers.
+    """
+    if is_direct and system.O_DIRECT:
+        try:
+            return safe_files.open_descriptor(path, flags | system.O_DIRECT, owned_fds=opened)
+        except OSError as error:
+            raise_if_foreign(error)
+            if error.errno != system.errno.EINVAL:
+                raise
+    return safe_files.open_descriptor(path, flags, owned_fds=opened)
+
+
+def _write(fd: int, slot: int, data: bytes, *, is_direct: bool) -> None:
+    """Write `data` to the place of `slot`, by one system call; a direct write comes from aligned memory (open(2))."""
+    if is_direct:
+        page = system.aligned_memory(len(data))
+        page[:] = data
+        written = system.os.pwrite(fd, page, slot * SLOT_SIZE)
+    else:
+        written = system.os.pwrite(fd, data, slot * SLOT_SIZE)
+    if written != len(data):
+        raise OSError(system.errno.ENOSPC, "the slot was written in part")
+
+
+def _read(fd: int, slot: int, count: int, *, is_direct: bool) -> bytes:
+    """Return the bytes of `count` slots from `slot` on, or fewer at the end of the file."""
+    if not is_direct:
+        return system.os.pread(fd, count * SLOT_SIZE, slot * SLOT_SIZE)
+    pages = system.aligned_memory(count * SLOT_SIZE)
+    size = system.os.preadv(fd, [pages], slot * SLOT_SIZE)
+    return bytes(pages[:size])
+
+
+class SlotReading:
+    """The slots that were read.
+
+    Attributes:
+        slots: the slot of each session that waits, by the number of the session.
+        torn: the sessions whose slots can't be read: a slot that is being written, or the bytes of another program.
+        stale: the sessions whose slots are those of an earlier session.
+        problem: why the file of slots can't be read; None if it can, or if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.slots: dict[int, WaitSlot] = {}
+        self.torn: list[int] = []
+        self.stale: list[int] = []
+        self.problem: str | None = None
+
+
+def read_slots(path: str, sessions: dict[int, Session], *, is_shared: bool) -> SlotReading:
+    """Return the slots of `sessions` beside the log at `path`, which other hosts may share. No error is raised."""
+    found = SlotReading()
+    if system.is_fake_fs():  # positional reads would reach real files
+        return found
+    opened = system.Descriptors()
+    try:
+        fd = _open(path + WAITS_SUFFIX, system.os.O_RDONLY, opened, is_direct=is_shared)
+        safe_files.check(path + WAITS_SUFFIX, fd, 0, read_only=True)
+        if not _read(fd, 0, 1, is_direct=is_shared).startswith(MAGIC):
+            found.problem = f"{path}{WAITS_SUFFIX} is not a file of wait slots; remove it"
+            return found
+        for first, count in _runs(sessions):
+            data = _read(fd, first, count, is_direct=is_shared)
+            for number in range(first, first + count):
+                begin = (number - first) * SLOT_SIZE
+                if number in sessions:
+                    _note(found, number, sessions[number], data[begin : begin + SLOT_SIZE])
+    except FileNotFoundError as error:
+        raise_if_foreign(error)
+    except (OSError, FscoordError) as error:
+        raise_if_foreign(error)
+        found.problem = f"{path}{WAITS_SUFFIX} can't be read: {error}"
+    finally:
+        for fd in list(opened):
+            safe_files.close_owned(fd, opened)
+    return found
+
+
+def _note(found: SlotReading, number: int, session: Session, data: bytes) -> None:
+    if is_blank(data):
+        return
+    slot = WaitSlot.decode(data)
+    if slot is None:
+        found.torn.append(number)
+    elif slot.is_of(number, session):
+        found.slots[number] = slot
+    else:
+        found.stale.append(number)
+
+
+def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first of some slots and their number, so that every one of `numbers` is read, with few reads."""
+    first = last = -1
+    for number in sorted(numbers):
+        if first >= 0 and number - first < READ_AT_ONCE:
+            last = number
+            continue
+        if first >= 0:
+            yield first, last - first + 1
+        first = last = number
+    if first >= 0:
+        yield first, last - first + 1
