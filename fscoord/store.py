@@ -35,7 +35,7 @@ from fscoord._arguments import (
     to_seconds,
     to_timedelta,
 )
-from fscoord._runtime import system
+from fscoord._runtime import system, tracing
 from fscoord._waiting.wait import (
     COUNT,
     KEYS,
@@ -57,6 +57,7 @@ __all__ = [
     "StoreView",
     "arrival_steps",
     "barrier_steps",
+    "begin_span",
     "new_arrival_wait",
     "new_wait",
     "notifier_for",
@@ -476,6 +477,10 @@ class Store(ABC):
             system.time.sleep(min(POLL_INTERVAL_S, timeout))
         return True
 
+    def _trace_place(self, key: bytes) -> tuple[str, str]:
+        """Return two texts for the spans of a trace: one that identifies the data on all hosts, and the whole `key`."""
+        return type(self).__name__, key_text(key)
+
     def _notifier_for(self, backend: WaitBackend) -> Any:  # noqa: ARG002 - see there
         """Return the notifier that wakes the waits of `backend`, for `_new_wait`.
 
@@ -567,6 +572,9 @@ class StoreView(Store):
     def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:
         return self._open()._session_states(numbers)
 
+    def _trace_place(self, key: bytes) -> tuple[str, str]:
+        return self._inner._trace_place(key)
+
 
 # The other modules of this package call these functions. They call private methods, which the stores override.
 
@@ -650,6 +658,14 @@ def session_states(store: Store, numbers: Iterable[int]) -> dict[int, str]:
     register the handle. It records the deaths that it finds, as `Store.members` does.
     """
     return store._session_states(numbers)
+
+
+def begin_span(kind: str, store: Store, key: bytes, rank: int | None = None, *facts: Any) -> tracing.Span | None:
+    """Return a new span of this process on `key` of `store`, or None if the process records no trace."""
+    if tracing.recorder is None:
+        return None
+    place, name = store._trace_place(key)
+    return tracing.recorder.begin(kind, name, place, rank, *facts)
 
 
 def typical_call_s(store: Store) -> float:

@@ -17,8 +17,11 @@ from support.sources import MODULES, PACKAGE, imported, is_for_types, module_of,
 
 pytestmark = pytest.mark.once
 
-MODULES_MAX = 170
-"""How many modules the package may have. A change that joins modules lowers this."""
+MODULES_MAX = 179
+"""How many modules the package may have. A change that joins modules lowers this.
+
+Traces took 9: the recorder, the package `trace` with what reads, aligns, reports, exports and draws, and the verb.
+"""
 
 NOT_A_SUBJECT = frozenset(
     "a after all an another any as at both by each every for from if in it many more no nobody not nothing of on one"

@@ -19,6 +19,7 @@ from fscoord.cli.log_files import compact, cp, dump, repair, verify
 from fscoord.cli.options import common
 from fscoord.cli.queues import items, length, pop, push, put, take
 from fscoord.cli.run import run as launch
+from fscoord.cli.trace import trace
 from fscoord.cli.values import add, append, cas, delete, get, keys, set_, wait, watch
 
 __all__ = ["cli", "run"]
@@ -82,7 +83,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 VERBS = (
     *(demo, doctor, launch, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length),
     *(put, take, items, lock, rwlock, sem, holders, break_lock, elect, leader, once, join, group, watch),
-    *(members, dump, verify, repair, cp, compact, completion),
+    *(members, dump, verify, repair, cp, compact, trace, completion),
 )
 for verb in VERBS:
     cli.add_command(verb)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, cast
 
-from fscoord._arguments import Key, Timeout, check_int64, keys_bytes, to_seconds
+from fscoord._arguments import Key, Timeout, check_int64, key_text, keys_bytes, to_seconds
 from fscoord._log.format.control_records import Session
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.liveness.liveness_file import ProcessIdentity
@@ -26,7 +26,7 @@ from fscoord.errors import StoreTimeoutError
 from fscoord.store import Member, Store
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState
-from fscoord.stores.file.waits import AnyChange, Arrival, Condition, FileWait, condition_of
+from fscoord.stores.file.waits import AnyChange, Arrival, Condition, FileWait, condition_of, trace_place
 
 __all__ = ["Sessions"]
 
@@ -169,6 +169,9 @@ class Sessions(Store):
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
         wait: Wait[bytes | None] = self._new_arrival_wait(request, self._notifier)
         return block_on(wait)
+
+    def _trace_place(self, key: bytes) -> tuple[str, str]:
+        return trace_place(self._log), key_text(key)
 
     def _notifier_for(self, backend: WaitBackend) -> ChangeNotifier:
         return self._new_notifier(backend)

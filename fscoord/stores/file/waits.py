@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from fscoord._arguments import VALUE_MAX, counter_sum, key_names, key_text, missing_error
 from fscoord._log.format import record
@@ -15,13 +15,13 @@ from fscoord._log.log import SEVERAL, Log
 from fscoord._log.recovery import CLOSED
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._log.wakeup.waiter import Waiter
-from fscoord._runtime import system
+from fscoord._runtime import system, tracing
 from fscoord._waiting.timing import FIRST_S, SlowWaitLogger
-from fscoord._waiting.wait import COUNT, ITEM, NOT_YET, VALUES, ArrivalRequest, NotYet, WaitRequest, Waker
+from fscoord._waiting.wait import COUNT, ITEM, NOT_YET, VALUES, ArrivalRequest, NeededRanks, NotYet, WaitRequest, Waker
 from fscoord.errors import LimitExceededError
 from fscoord.stores.file.death_watch import DeathWatch, RankNeeds, SessionNeeds
 from fscoord.stores.file.notifier import ChangeNotifier
-from fscoord.stores.file.replay import KeyValueState, materialize
+from fscoord.stores.file.replay import KeyValueState, Witness, WitnessedState, materialize
 
 __all__ = [
     "AnyChange",
@@ -32,9 +32,13 @@ __all__ = [
     "condition_of",
     "pop_item",
     "read_consistent",
+    "trace_place",
 ]
 
 T = TypeVar("T")
+
+WITNESSED_MAX: Final = 64
+"""The most keys of a traced wait whose writers are observed."""
 
 
 class Condition(ABC, Generic[T]):
@@ -56,6 +60,12 @@ class Condition(ABC, Generic[T]):
 
     death_watch: DeathWatch | None = None
     missing: Sequence[bytes] = ()
+    span_kind = "wait"
+    """The kind of the span that a trace has for the wait."""
+
+    other_key = b""
+    """A further key whose change may end the wait, or empty."""
+
     _log: Log
 
     def is_closed(self) -> bool:
@@ -83,6 +93,12 @@ class Condition(ABC, Generic[T]):
         """Return the text that names the missing keys in warnings."""
         return f"{self.what} {key_names(self.missing)} in {self._log.path}"
 
+    def new_traced_wait(self, started: float) -> TracedWait:
+        """Return the span of a wait that began at `started`, by the monotonic clock. Call it only if there is one."""
+        keys = [*self.missing[:WITNESSED_MAX], *filter(None, [self.other_key])]
+        state = getattr(self, "_state", None)  # a wait for any change has none
+        return TracedWait(self._log, state, self.span_kind, keys, len(self.missing), started)
+
 
 class FileWait(Generic[T]):
     """One wait; see `Wait`.
@@ -98,6 +114,7 @@ class FileWait(Generic[T]):
     """
 
     _waiter: Waiter | None = None
+    _traced: TracedWait | None = None
     _has_looked = False
     _armed_for: bytes | None = None  # the key whose ring ends the next sleep
     _was_rung = False
@@ -136,6 +153,8 @@ class FileWait(Generic[T]):
             # Recorded before `add_waiter`, so that `close` finds the waiter: a signal handler may raise at any point.
             self._waiter = waiter
             self._notifier.add_waiter(waiter)
+            if tracing.recorder is not None and self._traced is None:
+                self._traced = self._condition.new_traced_wait(self._started)
             if is_early:
                 return
         self._arm()
@@ -159,8 +178,12 @@ class FileWait(Generic[T]):
         if self._waiter is not None and (self._waiter.watcher.bell is None or self._notifier.passes_on_changes):
             self._notifier.after_look(self._waiter)
         if not isinstance(found, NotYet):
+            if self._traced is not None:
+                self._traced.end(found)
             return found
         if left <= 0:
+            if self._traced is not None:
+                self._traced.time_out()
             # Closed before the error is made. If a signal handler raised in `close` later, the traceback of the error
             # would keep the waiter.
             self.close()
@@ -182,6 +205,8 @@ class FileWait(Generic[T]):
         if not is_outdated:
             seconds = waiter.max_sleep(self._deadline)
             if seconds > 0:
+                if self._traced is not None:
+                    self._traced.before_sleep(seconds)
                 return seconds
         self._armed_for = None
         self._was_rung = waiter.was_rung and not is_outdated
@@ -206,6 +231,78 @@ class FileWait(Generic[T]):
         if waiter is not None:
             self._notifier.remove_waiter(waiter)
             self._waiter = None
+        if self._traced is not None:
+            self._traced.close()
+
+
+class TracedWait:
+    """The span of one wait that sleeps, in a process that records a trace.
+
+    Args:
+        log: the log of the store.
+        state: the state of the store, or None if the wait is for no key.
+        kind: the kind of the span.
+        keys: the first keys that are missing, and others whose change may end the wait.
+        missing: the number of missing keys.
+        started: when the wait began, by the monotonic clock.
+    """
+
+    _has_slept = False
+
+    def __init__(
+        self, log: Log, state: KeyValueState | None, kind: str, keys: list[bytes], missing: int, started: float
+    ) -> None:
+        self._log = log
+        self._keys = keys
+        self._state = state if isinstance(state, WitnessedState) else None
+        self._witness = self._state.attend(self._keys) if self._state is not None else Witness()
+        facts = ("keys", missing) if missing > 1 else ()
+        self._span = tracing.begin(kind, key_text(keys[0]), trace_place(log), None, *facts)
+        if self._span is not None:
+            self._span[tracing.BEGIN] = int(started * 1e9)
+
+    def before_sleep(self, seconds: float) -> None:
+        """See `Recorder.before_sleep`."""
+        self._has_slept = True
+        if self._span is not None and tracing.recorder is not None:
+            tracing.recorder.before_sleep(self._span, seconds)
+
+    def end(self, found: object) -> None:
+        """End the span, because the condition holds. `found` is the result of the look.
+
+        A wait that has not slept leaves no span: the first look of an arrival, and most looks, find what they want.
+        """
+        witness = self._witness
+        if not self._has_slept:
+            if self._span is not None and tracing.recorder is not None:
+                tracing.recorder.drop(self._span)
+        elif isinstance(found, list) and found and isinstance(found[0], int):  # the dead ranks or sessions
+            tracing.end(self._span, "death", "dead", found)
+        elif witness.writer:
+            session = self._log.table.sessions.get(witness.writer)
+            facts: tuple[Any, ...] = ("key", key_text(witness.key), "session", witness.writer)
+            if session is not None:
+                facts += ("by", f"{session.host}:{session.pid}", "by_rank", session.rank)
+            tracing.end(self._span, "passed", *facts)
+        else:
+            tracing.end(self._span, "passed")
+
+    def time_out(self) -> None:
+        """End the span, because the condition does not hold at the deadline."""
+        tracing.end(self._span, "time-out")
+
+    def close(self) -> None:
+        """End the span if it is still open, because an exception has ended the wait. It may be called twice."""
+        tracing.end(self._span, "interrupted")
+        if self._state is not None:
+            self._state.dismiss(self._witness, self._keys)
+
+
+def trace_place(log: Log) -> str:
+    """Return the text that identifies the store in `log` on all hosts: lineage, life and, if there is one, run."""
+    header = log.handle.header
+    run = header.runs[0] if header.runs else (b"", 0)
+    return f"{header.lineage.hex()[:12]}.{header.life}" + (f".{key_text(run[0])}.{run[1]}" if header.runs else "")
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------
@@ -224,6 +321,7 @@ def condition_of(
     if sessions is not None:
         condition.death_watch = DeathWatch(log, notifier, SessionNeeds(log, sessions), known_sessions=sessions)
     elif ranks is not None:
+        condition.other_key = ranks.key if isinstance(ranks, NeededRanks) else b""
         condition.death_watch = DeathWatch(log, notifier, RankNeeds(log, state, ranks))
     return condition
 
@@ -264,6 +362,7 @@ class _Item(Condition[bytes]):
     """The condition that a queue has a value. The look takes the value, which is the answer."""
 
     what = "a value in queue"
+    span_kind = "queue"
 
     def __init__(self, log: Log, state: KeyValueState, name: bytes) -> None:
         self._log = log
