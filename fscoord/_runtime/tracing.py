@@ -51,6 +51,9 @@ LONG_SLEEP_S: Final = 0.1
 PENDING_MAX: Final = 8192
 OPEN_MAX: Final = 8192
 
+ROUNDS: Final = 8
+"""How often one thread writes at most before it goes on, if other threads record spans meanwhile."""
+
 RETRY_S: Final = 10.0
 """How long the recorder drops spans after an error of the system, in seconds."""
 
@@ -85,7 +88,7 @@ class Recorder:
             check_circular=False, separators=(",", ":"), default=str
         ).encode
         self._descriptors = system.Descriptors()
-        self._has_failed = False
+        self._has_failed = self._is_closed = False
         self.forget()
 
     def forget(self) -> None:
@@ -167,19 +170,28 @@ class Recorder:
                 if span[NUMBER] not in self._written:
                     self._written.add(span[NUMBER])
                     self._pending.append(span[:])  # a copy, because the span may end before it is encoded
-        # Another thread that finds the lock held leaves its spans in the deque. So this thread looks there once more
-        # after it has released the lock.
-        while self._pending and self._busy.acquire(False):
+        # Another thread that finds the lock held leaves its spans in the deque. So this thread looks there again after
+        # it has released the lock, but not for ever, because other threads may record spans all the time.
+        for _ in range(ROUNDS):
+            if not self._pending or not self._busy.acquire(False):
+                return
             try:
                 self._write_pending()
             finally:
                 self._busy.release()
 
     def close(self) -> None:
-        """Write what is left, when the process exits."""
+        """Write what is left, when the process exits. Later spans are dropped."""
         if self._token:
             self.event("process", "exit")
         self.flush(with_open=True)
+        self._is_closed = True
+        self._close_all_but(-1)
+
+    def _close_all_but(self, kept: int) -> None:
+        """Close the descriptors of earlier segments, also one that an interruption has left open."""
+        for fd in self._descriptors - {kept}:
+            system.in_one_chain(partial(self._descriptors.discard, fd), partial(system.os.close, fd))
 
     def _write_pending(self) -> None:
         spans: list[Span] = []
@@ -189,7 +201,7 @@ class Recorder:
         except IndexError as error:
             raise_unless_absent(error)
         self._due = system.time.monotonic_ns() + LONGEST_DELAY_NS
-        if system.time.monotonic() < self._tries_at:
+        if self._is_closed or system.time.monotonic() < self._tries_at:
             return
         try:
             self._write(self._line(spans))
@@ -232,17 +244,18 @@ class Recorder:
         opened: list[int] = []
         opening = partial(opened.extend, map(system.os.open, (path,), (flags | extra,), (0o600,)))
         system.in_one_chain(opening, partial(self._descriptors.update, opened))  # rule 1 in `interrupts`
-        old, self._fd = self._fd, opened[0]
-        self._is_fake = system.is_fake_fs()
-        if old >= 0:
-            forgetting = partial(self._descriptors.discard, old), partial(system.os.close, old)
-            system.in_one_chain(*forgetting)
-        self._serial += 1
-        self._size, self._is_torn = 0, False
-        known = [span[:] for number, span in list(self._open.items()) if number in self._written]
+        self._fd = -1  # until the header is there: without it no line after it could be read
+        self._close_all_but(opened[0])
+        written = self._written if self._serial else ()  # the first segment gets them from the caller
+        known = [span[:] for number, span in list(self._open.items()) if number in written]
         data = (self._header(host) + (self._line(known) if known else "")).encode("ascii")
-        self._size = system.os.write(self._fd, data)
-        self._is_torn = self._size < len(data)
+        self._size = system.os.write(opened[0], data)
+        if self._size < len(data):
+            raise OSError(system.errno.ENOSPC, system.os.strerror(system.errno.ENOSPC))
+        self._is_fake = system.is_fake_fs()
+        self._serial += 1
+        self._is_torn = False
+        self._fd = opened[0]
 
     def _header(self, host: str) -> str:
         facts = {
@@ -253,7 +266,7 @@ class Recorder:
             "boot_id": system.boot_id().hex(),
             "time_namespace": system.namespace("time"),
             "process": self._token,
-            "segment": self._serial,
+            "segment": self._serial + 1,
             "monotonic_ns": system.time.monotonic_ns(),
             "wall_ns": system.time.time_ns(),
         }

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fscoord._runtime import system
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, time_limit, verbose
 from fscoord.cli.output import new_console, new_table, plain, write_json
+from fscoord.cli.trace import write_page
 from fscoord.demo.launcher import PROCESSES_MAX, run
 
 if TYPE_CHECKING:
@@ -41,9 +43,15 @@ NUMBERS = {"files", "words"}
     show_default=True,
     help="How long the processes wait for each other.",
 )
+@click.option(
+    "--trace",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Record a trace there, and make the page report.html of it.",
+)
 @as_json
 @verbose
-def demo(processes: int, directory: str | None, kill: bool, timeout: float, as_json: bool) -> int:
+def demo(processes: int, directory: str | None, kill: bool, timeout: float, trace: str | None, as_json: bool) -> int:
     """Let several real processes share work through one file.
 
     They count the words in a directory of text. They find each other through that file, exchange what they know of
@@ -56,10 +64,13 @@ def demo(processes: int, directory: str | None, kill: bool, timeout: float, as_j
       fscoord demo
       fscoord demo -n 8 --input /usr/share/doc
       fscoord demo --kill
+      fscoord demo -n 8 --trace traces              # then open traces/report.html in a browser
       TMPDIR=/shared/tmp fscoord demo               # try the file system that your job will use
     """
     with _Display() as display:
-        report = run(processes, directory, kill=kill, timeout=timeout, on_event=display.show)
+        report = run(processes, directory, kill=kill, timeout=timeout, on_event=display.show, trace=trace)
+    if trace is not None:
+        write_page(trace, system.os.path.join(trace, "report.html"))
     if as_json:
         write_json(report)
     else:

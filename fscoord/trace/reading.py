@@ -32,7 +32,7 @@ class Span(NamedTuple):
         store: the text that identifies the store.
         rank: the rank of the caller, or None.
         begin: the beginning.
-        end: the end; for an open span, the last time that its process has recorded.
+        end: the end; for an open span, when its process was recorded as dead, or else the end of the trace.
         outcome: how it ended; empty for an open span.
         thread: the number of the thread in its process, from 0 in the order of their first spans.
         facts: further facts.
@@ -152,6 +152,7 @@ class Trace:
             (self._aligned(span, processes[span.process].clock, place) for span in raw), key=lambda span: span.begin
         )
         self._note_ends()
+        self._end_open_spans()
         self.crossings = sorted(_crossings(self.spans), key=lambda crossing: crossing.spans[-1].begin)
 
     def _order(self, process: Process) -> tuple[Any, ...]:
@@ -164,12 +165,30 @@ class Trace:
         return span._replace(process=place[span.process], begin=begin, end=end)
 
     def _note_ends(self) -> None:
-        for process in self.processes:
-            process.first = process.last = 0
-        for span in self.spans:
+        met: set[int] = set()
+        for span in self.spans:  # by beginning
             process = self.processes[span.process]
-            process.first = span.begin if process.first == 0 else min(process.first, span.begin)
+            if span.process not in met:
+                met.add(span.process)
+                process.first = process.last = span.begin
             process.last = max(process.last, span.end)
+
+    def _end_open_spans(self) -> None:
+        """Let open spans last until the death of their process was recorded, or else to the end of the trace."""
+        ends: dict[int, int] = {}
+        deaths: dict[tuple[int, str], int] = {}
+        for span in self.spans:
+            group = self.processes[span.process].group
+            ends[group] = max(ends.get(group, 0), span.end)
+            if span.kind == "death" and not span.is_open:
+                deaths.setdefault((group, span.name), span.end)
+        for number, span in enumerate(self.spans):
+            if span.is_open:
+                process = self.processes[span.process]
+                end = process.last if process.has_exited else ends[process.group]
+                self.spans[number] = span._replace(
+                    end=max(span.begin, deaths.get((process.group, process.address), end))
+                )
 
     def bound(self, one: int, other: int) -> int | None:
         """Return by how much the difference of two times may be wrong at most, in ns, or None if it means nothing.

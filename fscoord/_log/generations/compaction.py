@@ -177,6 +177,10 @@ class Compactor:
                 return
             if not alive.is_held(number):
                 self._writer.append(record.DEATH, b"", encode_death(number, known.alive_id), session)
+                if tracing.recorder is not None:
+                    facts = ("session", number, "dead_rank", known.rank)
+                    span = tracing.recorder.begin("death", f"{known.host}:{known.pid}", "", None, *facts)
+                    tracing.recorder.end_later(span, "recorded")
 
     def _commit(self, header: Header, entries: Iterable[Entry], session: int) -> None:
         """Write a generation with `header` and `entries`, and seal the generation in use.

@@ -18,6 +18,7 @@ PAIR_SIZE: Final = 6
 RECORD_SIZE: Final = record.RECORD_MIN
 
 _ASSIGN = frozenset((record.SET, record.ADD, record.COMPARE_SET))
+_TAKES = frozenset((record.POP, record.DELETE))
 _NOWHERE: Final = Spot(0, b"", 0, -1)
 
 
@@ -257,7 +258,7 @@ class WitnessedState(KeyValueState):
                 if kind == record.MULTI_SET and isinstance(value, bytes):
                     for name, _ in record.decode_pairs(value):
                         self._inform(name, writer)
-                else:
+                elif kind not in _TAKES:  # a wait for an item takes the item itself
                     self._inform(key, writer)
 
     def _inform(self, key: bytes, writer: int) -> None:
