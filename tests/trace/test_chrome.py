@@ -41,7 +41,7 @@ def events_of(traces: Path) -> list[dict[str, Any]]:
 
 
 def check(events: list[dict[str, Any]]) -> None:
-    """Check what the format asks of each event, that the spans of a row nest, and that arrows begin and end in spans."""
+    """Check what the format asks of each event, that the spans of a row nest, and that arrows lie in spans."""
     rows: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     for event in events:
         kind = event["ph"]
