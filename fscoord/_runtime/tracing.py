@@ -25,11 +25,13 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign, raise_unless_absent
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError
 
 T = TypeVar("T")
+
+get_ident: Final = system.threading.get_ident
 
 __all__ = ["ENVIRONMENT_VARIABLE", "VERSION", "Recorder", "Span", "begin", "end", "event", "record_steps", "start"]
 
@@ -115,8 +117,7 @@ class Recorder:
         if not system.fork_marker[0]:
             system.recover_from_fork()
         number = next(self._numbers)
-        now, thread = system.time.monotonic_ns(), system.threading.get_ident()
-        span = [kind, number, thread, now, 0, name, place, rank, "", *facts]
+        span = [kind, number, get_ident(), system.time.monotonic_ns(), 0, name, place, rank, "", *facts]
         if len(self._open) < OPEN_MAX:
             self._open[number] = span
         return span
@@ -138,10 +139,6 @@ class Recorder:
         if self._open.pop(span[NUMBER], None) is span:
             span[END], span[OUTCOME] = system.time.monotonic_ns(), outcome
             self._pending.append(span)
-
-    def drop(self, span: Span) -> None:
-        """Forget the open `span`, because nobody would ask for it."""
-        self._open.pop(span[NUMBER], None)
 
     def event(self, kind: str, name: str, place: str = "", rank: int | None = None, *facts: Any) -> None:
         """Record a span without duration."""
@@ -194,12 +191,9 @@ class Recorder:
             system.in_one_chain(partial(self._descriptors.discard, fd), partial(system.os.close, fd))
 
     def _write_pending(self) -> None:
-        spans: list[Span] = []
-        try:
-            while True:
-                spans.append(self._pending.popleft())
-        except IndexError as error:
-            raise_unless_absent(error)
+        # Only the holder of the lock takes spans, so there are at least as many as the deque had.
+        take = self._pending.popleft
+        spans = [take() for _ in range(len(self._pending))]
         self._due = system.time.monotonic_ns() + LONGEST_DELAY_NS
         if self._is_closed or system.time.monotonic() < self._tries_at:
             return

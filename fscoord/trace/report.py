@@ -346,7 +346,8 @@ def ended_by(trace: Trace, span: Span, holds: Holds | None = None) -> Ended:
     if "by" in span.facts:
         number = holds.process_of(span.facts["by"], span.facts.get("by_rank"))
         title = trace.processes[number].title if number is not None else str(span.facts["by"])
-        return Ended(f"{title}, which set {span.facts['key']!r}" if "key" in span.facts else title, number, span.end)
+        did = f", which set {span.facts.get('key', span.name)!r}" if span.kind in ("wait", "queue") else ""
+        return Ended(title + did, number, span.end)
     return Ended("passed")
 
 

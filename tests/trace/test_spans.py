@@ -147,7 +147,7 @@ def test_wait_tells_which_session_ended_it(written: Look, path: Path) -> None:
         writer.set("plan", "x")
         thread.join()
     (span,) = of_kind(written(), "wait")
-    assert (span.outcome, span.facts["key"], span.facts["by_rank"]) == ("passed", "plan", 1)
+    assert (span.outcome, span.name, span.facts["key"], span.facts["by_rank"]) == ("passed", "other", "plan", 1)
     assert span.facts["by"].endswith(f":{os.getpid()}")
 
 

@@ -40,6 +40,8 @@ T = TypeVar("T")
 WITNESSED_MAX: Final = 64
 """The most keys of a traced wait whose writers are observed."""
 
+PLACES_MAX: Final = 256
+
 
 class Condition(ABC, Generic[T]):
     """The condition that ends a wait.
@@ -94,7 +96,7 @@ class Condition(ABC, Generic[T]):
         return f"{self.what} {key_names(self.missing)} in {self._log.path}"
 
     def new_traced_wait(self, started: float) -> TracedWait:
-        """Return the span of a wait that began at `started`, by the monotonic clock. Call it only if there is one."""
+        """Return the span of a wait that began at `started`, by the monotonic clock."""
         keys = [*self.missing[:WITNESSED_MAX], *filter(None, [self.other_key])]
         state = getattr(self, "_state", None)  # a wait for any change has none
         return TracedWait(self._log, state, self.span_kind, keys, len(self.missing), started)
@@ -153,8 +155,6 @@ class FileWait(Generic[T]):
             # Recorded before `add_waiter`, so that `close` finds the waiter: a signal handler may raise at any point.
             self._waiter = waiter
             self._notifier.add_waiter(waiter)
-            if tracing.recorder is not None and self._traced is None:
-                self._traced = self._condition.new_traced_wait(self._started)
             if is_early:
                 return
         self._arm()
@@ -205,14 +205,20 @@ class FileWait(Generic[T]):
         if not is_outdated:
             seconds = waiter.max_sleep(self._deadline)
             if seconds > 0:
-                if self._traced is not None:
-                    self._traced.before_sleep(seconds)
+                if tracing.recorder is not None:
+                    self._record_sleep(seconds)
                 return seconds
         self._armed_for = None
         self._was_rung = waiter.was_rung and not is_outdated
         if not self._was_rung and self._notifier.remove_stale(waiter):
             self._waiter = None
         return 0.0
+
+    def _record_sleep(self, seconds: float) -> None:
+        """Begin the span of this wait with its first sleep: a wait that does not sleep leaves none."""
+        if self._traced is None:
+            self._traced = self._condition.new_traced_wait(self._started)
+        self._traced.before_sleep(seconds)
 
     def block(self, seconds: float) -> None:
         """See `Wait.block`."""
@@ -247,8 +253,6 @@ class TracedWait:
         started: when the wait began, by the monotonic clock.
     """
 
-    _has_slept = False
-
     def __init__(
         self, log: Log, state: KeyValueState | None, kind: str, keys: list[bytes], missing: int, started: float
     ) -> None:
@@ -263,26 +267,21 @@ class TracedWait:
 
     def before_sleep(self, seconds: float) -> None:
         """See `Recorder.before_sleep`."""
-        self._has_slept = True
         if self._span is not None and tracing.recorder is not None:
             tracing.recorder.before_sleep(self._span, seconds)
 
     def end(self, found: object) -> None:
-        """End the span, because the condition holds. `found` is the result of the look.
-
-        A wait that has not slept leaves no span: the first look of an arrival, and most looks, find what they want.
-        """
+        """End the span, because the condition holds. `found` is the result of the look."""
         witness = self._witness
-        if not self._has_slept:
-            if self._span is not None and tracing.recorder is not None:
-                tracing.recorder.drop(self._span)
-        elif isinstance(found, list) and found and isinstance(found[0], int):  # the dead ranks or sessions
+        if isinstance(found, list) and found and isinstance(found[0], int):  # the dead ranks or sessions
             tracing.end(self._span, "death", "dead", found)
         elif witness.writer:
             session = self._log.table.sessions.get(witness.writer)
-            facts: tuple[Any, ...] = ("key", key_text(witness.key), "session", witness.writer)
+            facts: tuple[Any, ...] = ("session", witness.writer)
             if session is not None:
-                facts += ("by", f"{session.host}:{session.pid}", "by_rank", session.rank)
+                facts = ("by", f"{session.host}:{session.pid}", "by_rank", session.rank)
+            if witness.key != self._keys[0]:
+                facts += ("key", key_text(witness.key))
             tracing.end(self._span, "passed", *facts)
         else:
             tracing.end(self._span, "passed")
@@ -301,8 +300,19 @@ class TracedWait:
 def trace_place(log: Log) -> str:
     """Return the text that identifies the store in `log` on all hosts: lineage, life and, if there is one, run."""
     header = log.handle.header
-    run = header.runs[0] if header.runs else (b"", 0)
-    return f"{header.lineage.hex()[:12]}.{header.life}" + (f".{key_text(run[0])}.{run[1]}" if header.runs else "")
+    key = header.lineage, header.life, header.runs[:1]
+    place = _places.get(key)
+    if place is None:
+        place = f"{header.lineage.hex()[:12]}.{header.life}"
+        for job, count in header.runs[:1]:
+            place += f".{key_text(job)}.{count}"
+        if len(_places) >= PLACES_MAX:
+            _places.clear()
+        _places[key] = place
+    return place
+
+
+_places: dict[tuple[bytes, int, tuple[tuple[bytes, int], ...]], str] = {}
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------
