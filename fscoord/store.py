@@ -477,6 +477,9 @@ class Store(ABC):
             system.time.sleep(min(POLL_INTERVAL_S, timeout))
         return True
 
+    _records_waits = False
+    """Whether the waits of the store record spans themselves, in a process that records a trace."""
+
     def _trace_place(self, key: bytes) -> tuple[str, str]:
         """Return two texts for the spans of a trace: one that identifies the data on all hosts, and the whole `key`."""
         return type(self).__name__, key_text(key)
@@ -572,6 +575,10 @@ class StoreView(Store):
     def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:
         return self._open()._session_states(numbers)
 
+    @property
+    def _records_waits(self) -> bool:  # type: ignore[override]
+        return self._inner._records_waits
+
     def _trace_place(self, key: bytes) -> tuple[str, str]:
         return self._inner._trace_place(key)
 
@@ -585,7 +592,7 @@ def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
         request = next(steps)
         while True:
             try:
-                answer = wait_on(store, request)
+                answer = wait_on(store, request) if tracing.recorder is None else _wait_traced(store, request)
             except BaseException as error:  # noqa: BLE001 - raised in `steps`, which may catch it
                 request = steps.throw(error)
             else:
@@ -597,6 +604,22 @@ def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
         # Closed here, and not when it is collected: its `finally` blocks release what the generator has acquired. An
         # exception that the caller keeps also keeps this frame, and the frame keeps the generator.
         steps.close()
+
+
+def _wait_traced(store: Store, request: Request) -> Any:
+    """Do as `wait_on`, and record a span if the store does not record its waits itself."""
+    if store._records_waits or not isinstance(request, WaitRequest):
+        return wait_on(store, request)
+    span = begin_span("wait", store, request.keys[0])
+    if tracing.recorder is not None and span is not None:
+        tracing.recorder.before_sleep(span, request.timeout)  # how long the call will block is not known
+    try:
+        answer = wait_on(store, request)
+    except BaseException as error:
+        tracing.end(span, tracing.outcome_of(error))
+        raise
+    tracing.end(span, "passed")
+    return answer
 
 
 def wait_on(store: Store, request: Request) -> Any:

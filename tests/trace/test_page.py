@@ -135,7 +135,7 @@ def test_page_of_a_huge_trace_keeps_the_longest_spans_and_its_limit(
     assert min(span[5] for span in data["spans"]) >= sorted(span[5] for span in whole["spans"])[-51]
 
 
-def test_most_spans_of_a_page_stay_under_five_megabytes(traces: Path, seed: int) -> None:
+def test_spans_of_the_largest_page_stay_under_five_megabytes(traces: Path, seed: int) -> None:
     """By the size of one span: a page of `SPANS_MAX` spans would take the test a minute to make."""
     write_job(traces, seed, ranks=16, hosts=2, barriers=40)
     data: dict[str, Any] = page_data(read(traces))

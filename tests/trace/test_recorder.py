@@ -154,7 +154,7 @@ def test_rank_of_a_foreign_type_is_written_as_text_and_disturbs_nothing(
 # Bounds
 
 
-def test_two_segments_alternate_and_hold_the_newest_spans(traces: Path) -> None:
+def test_segments_alternate_and_hold_the_newest_spans(traces: Path) -> None:
     recorder = tracing.Recorder(str(traces), segment_bytes=4000)
     for number in range(1000):
         recorder.event("put", f"item/{number}")

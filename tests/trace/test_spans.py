@@ -135,6 +135,18 @@ def test_barrier_on_a_store_in_memory_is_a_span(written: Look) -> None:
     assert span.name == "b"
 
 
+def test_wait_of_a_recipe_on_a_store_in_memory_is_a_span_that_a_kill_would_leave(written: Look, traces: Path) -> None:
+    store = HashStore()
+    with pytest.raises(StoreTimeoutError):
+        barrier(PrefixStore("job", store), 2, "b", timeout=0.2, rank=0)
+    (line,) = [
+        line for path in traces.iterdir() for line in path.read_text().splitlines() if '"job/b/complete"' in line
+    ]
+    assert ',0,"job/b",' in line, "the barrier was written while it was open"
+    (span,) = of_kind(written(), "wait")
+    assert (span.name, span.outcome) == ("job/b/complete", "time-out")
+
+
 # Waits
 
 
@@ -349,7 +361,7 @@ def test_worker_that_is_killed_has_its_signal_as_its_status(tmp_path: Path) -> N
 # Off
 
 
-def test_without_a_trace_no_function_of_the_recorder_is_called(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_without_a_trace_calls_no_function_of_the_recorder(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What remains is the test of one global. Every path that records when there is a trace runs here without one."""
     monkeypatch.setattr(tracing, "recorder", None)
     called: list[str] = []

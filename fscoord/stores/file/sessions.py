@@ -47,6 +47,7 @@ class Sessions(Store):
     _notifier: ChangeNotifier
     _notifiers: weakref.WeakSet[ChangeNotifier]
     _change_notifier: ChangeNotifier | None = None
+    _records_waits = True
 
     @property
     def has_liveness(self) -> bool:
