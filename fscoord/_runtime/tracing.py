@@ -140,6 +140,11 @@ class Recorder:
             span[END], span[OUTCOME] = system.time.monotonic_ns(), outcome
             self._pending.append(span)
 
+    def add(self, span: Span, *facts: Any) -> None:
+        """Add `facts` to the open `span`. If the file has the span already, it gets it again."""
+        span += facts
+        self._written.discard(span[NUMBER])
+
     def event(self, kind: str, name: str, place: str = "", rank: int | None = None, *facts: Any) -> None:
         """Record a span without duration."""
         self.end(self.begin(kind, name, place, rank, *facts), "done")

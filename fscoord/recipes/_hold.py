@@ -159,8 +159,9 @@ class Exclusive:
             self._end_span(name, "not acquired")
             return
         span = self._spans.get(name)
-        if span is not None:
-            span += ("waited_ns", system.time.monotonic_ns() - span[tracing.BEGIN], "token", served.token)
+        if span is not None and tracing.recorder is not None:
+            waited = system.time.monotonic_ns() - span[tracing.BEGIN]
+            tracing.recorder.add(span, "waited_ns", waited, "token", served.token)
 
     def _end_span(self, name: str, outcome: str) -> None:
         tracing.end(self._spans.pop(name, None), outcome)

@@ -58,6 +58,9 @@ def page_data(trace: Trace) -> Document:
         by_process[span.process].append(span)
     begins = _begins(trace)
     crossings = {id(crossing): number for number, crossing in enumerate(trace.crossings)}
+    lasts = [0] * len(trace.processes)
+    for arrivals in filter(None, (arrivals_of(trace, crossing) for crossing in trace.crossings)):
+        lasts[arrivals.last.process] += 1
     spans = []
     lanes: list[int] = [1] * len(trace.processes)
     for number, each in by_process.items():
@@ -76,7 +79,7 @@ def page_data(trace: Trace) -> Document:
                     _us(span.begin - begin),
                     _us(span.length),
                     _us(waited(span)),
-                    texts.index(span.outcome or "open"),
+                    texts.index(span.outcome or ("held" if span.is_held else "open")),
                     texts.index(ended.words),
                     -1 if ended.process is None else ended.process,
                     -1 if crossing is None else crossings[id(crossing)],
@@ -93,6 +96,7 @@ def page_data(trace: Trace) -> Document:
                 "lanes": lanes[number],
                 "end": _us(process.last - begins[process.group]),
                 "exited": process.has_exited,
+                "last": lasts[number],
             }
             for number, process in enumerate(trace.processes)
         ],
@@ -153,16 +157,14 @@ def _headline(report: Document) -> str:
 def _facts(report: Document) -> str:
     processes = report["processes"]
     facts = [
-        (len(processes), "processes"),
-        (len({process["host"] for process in processes}), "hosts"),
-        (sum(process["spans"] for process in processes), "spans"),
-        (len(report["deaths"]), "deaths"),
-        (len(report["time_outs"]), "time-outs"),
-        (len(report["open"]), "waits without an end"),
+        (len(processes), "process", "processes"),
+        (len({process["host"] for process in processes}), "host", "hosts"),
+        (sum(process["spans"] for process in processes), "span", "spans"),
+        (len(report["deaths"]), "death", "deaths"),
+        (len(report["time_outs"]), "time-out", "time-outs"),
+        (len(report["open"]), "wait without an end", "waits without an end"),
     ]
-    return "".join(
-        f"<li><b>{count}</b> {words}</li>" for count, words in facts if count or words in ("processes", "hosts")
-    )
+    return "".join(f"<li><b>{count:,}</b> {one if count == 1 else more}</li>" for count, one, more in facts if count)
 
 
 def _tables(report: Document) -> Iterable[str]:

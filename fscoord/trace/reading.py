@@ -55,6 +55,11 @@ class Span(NamedTuple):
         return not self.outcome
 
     @property
+    def is_held(self) -> bool:
+        """Whether the span is of a lock or an office that was acquired, and is open."""
+        return self.is_open and "token" in self.facts and self.kind in ("lock", "election")
+
+    @property
     def length(self) -> int:
         """The length in ns."""
         return self.end - self.begin
@@ -244,7 +249,7 @@ def _joined(segments: list[Process]) -> Process:
     for other in segments[1:]:
         process.skipped += other.skipped
         for number, row in other.rows.items():
-            if row[tracing.END] or number not in process.rows:
+            if row[tracing.END] or not process.rows.get(number, row)[tracing.END]:
                 process.rows[number] = row
     process.has_exited = any(row[tracing.KIND] == "process" for row in process.rows.values())
     _name(process)
@@ -293,7 +298,7 @@ def _segment(path: str) -> tuple[int, Process] | None:
                 continue
             for row in rows:
                 known = process.rows.get(row[tracing.NUMBER])
-                if known is None or row[tracing.END]:
+                if known is None or row[tracing.END] or not known[tracing.END]:
                     process.rows[row[tracing.NUMBER]] = row
     return serial, process
 

@@ -39,7 +39,7 @@ def make_report(trace: Trace) -> Document:
         "contention": holds.contention(),
         "deaths": _deaths(trace),
         "longest": [_wait(trace, span, holds) for span in sorted(waits, key=waited, reverse=True)[:LONGEST]],
-        "open": [_wait(trace, span, holds) for span in trace.spans if span.is_open and span.kind in WAITS],
+        "open": [_wait(trace, span, holds) for span in waits if span.is_open and not span.is_held],
         "time_outs": _time_outs(trace, waits),
     }
 
@@ -323,7 +323,7 @@ class Holds:
 def ended_by(trace: Trace, span: Span, holds: Holds | None = None) -> Ended:
     """Return what ended the wait of `span`."""
     holds = holds or Holds(trace)
-    if span.is_open:
+    if span.is_open and not span.is_held:
         process = trace.processes[span.process]
         return Ended(
             "nothing: the process was killed, or still runs" if not process.has_exited else "the process's exit"
