@@ -3,8 +3,9 @@
 `reopen` and `open_root` open a file of the log again, and check that it is still the same file.
 
 The process mutex of the log (`HandleState.mutex`) guards every attribute: only the thread that holds the mutex reads or
-changes an attribute. Three attributes are also read without the mutex, each by a single load: a thread reads ``bell``
-after a write, and a thread that waits for the log's lock reads ``file`` and ``lock``.
+changes an attribute. Some attributes are also read without the mutex, each by a single load. A thread reads ``bell``
+after a write. A thread that waits for the log's lock reads ``file``, ``lock``, ``recovery`` and ``path_checked_at``. A
+wait reads ``recovery`` to learn whether the handle is closed. ``is_shared`` and ``root`` do not change after opening.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ class Log:
         limit: float,
         appended: Callable[[], None] | None = None,
     ) -> Any:
-        """Run one transaction: lock, read to the end, decide, append one record, unlock.
+        """Run one transaction: lock, read to the end, decide, append what was decided, unlock.
 
         Args:
             kind: the kind of the record; 0 appends nothing.
@@ -242,7 +242,8 @@ class Log:
             decide: called after the handle has read to the end; returns the record to append in place of the given one.
                 None: the given record is appended.
             limit: how long to wait for the lock, in seconds.
-            appended: called after the append, while the lock is still held, so that no process can append meanwhile.
+            appended: called after the append of a single record, and not with `SEVERAL`. The lock is still held, so no
+                process can append meanwhile.
 
         Returns:
             The result of `decide`, or None.

@@ -204,7 +204,7 @@ class Inotify(PollableSource):
         inotify_c = system.import_uninterrupted("watchdog.observers.inotify_c")
         ctypes = system.import_uninterrupted("ctypes")
         if not (hasattr(inotify_c, "inotify_init") and hasattr(inotify_c, "inotify_add_watch")):
-            raise OSError(system.errno.ENOSYS, "this watchdog has no bindings of inotify")
+            raise OSError(system.errno.ENOSYS, "this version of watchdog has no bindings of inotify")
         super().__init__()
         fd = self._open(starmap(inotify_c.inotify_init, ((),)))
         if fd < 0:

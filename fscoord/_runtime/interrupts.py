@@ -234,7 +234,7 @@ def _after_fork_in_child() -> None:
 
 
 def _locks() -> dict[str, Callable[[], Any]]:
-    """Return a weak reference to importlib's lock for each import under way, by the name of the module."""
+    """Return, by the name of each module whose import is under way, a weak reference to importlib's lock for it."""
     return getattr(_importlib, "_module_locks", {})
 
 

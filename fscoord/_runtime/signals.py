@@ -116,7 +116,9 @@ def forward_signals(call: Callable[[int], object], names: Iterable[str]) -> Iter
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], object], *names: str) -> Iterator[None]:
-    """Set `handler` for those of the signals `names` that this system has and that are not ignored.
+    """Handle each of the signals `names` by `handler` in the body of the ``with``.
+
+    A signal that is ignored, or that this system does not have, is left alone.
 
     In a thread other than the main thread this function does nothing.
     """

@@ -8,7 +8,7 @@ raises `~fscoord.BarrierError`.
 **Keys.** These keys are the same as in torch:
 
 - ``{prefix}/num_members`` and ``{prefix}/last_member`` of a barrier without ranks. This barrier is `Store.barrier`,
-  which uses the keys of c10d, so processes of torch can take part. Some stores execute it in one round trip.
+  which uses the keys of c10d, so processes of torch can take part.
 - ``{prefix}{i}`` with the data of `get_all`. The callers of `get_all` write this data.
 - ``{prefix}/finished``, the prefix of the barrier with ranks at the end of `get_all`.
 
@@ -85,7 +85,8 @@ def barrier(
     rank whose call timed out may call again, and passes even if the other ranks have passed meanwhile. Without `rank`,
     every call counts. Either all callers of a barrier give a rank, or no caller does.
 
-    Each rank makes one write, one read and one wait. The last rank makes one more write.
+    On a `~fscoord.FileStore`, a rank without `fail_fast` records its arrival in one transaction, and then waits.
+    Elsewhere each rank makes one write, one read and one wait, and the last rank makes one more write.
 
     Args:
         store: the store that the callers share.

@@ -319,8 +319,8 @@ class Arrivals:
     def wait_alive(self) -> WaitSteps[None]:
         """Wait until all ranks have arrived, or a missing rank is known to be dead. `arrive` must be called first.
 
-        A rank is needed until it arrives, also if the wait began before. So this wait declares no rank dead that has
-        arrived.
+        A rank is needed until it arrives, even if it arrives after the wait has begun. So this wait declares no rank
+        dead that has arrived.
 
         Raises:
             BrokenBarrierError: a missing rank is dead. All ranks that arrived before the verdict raise the same error.
@@ -449,9 +449,9 @@ class Arrivals:
                 raise self._foreign(token)
             if theirs != self._call.world_size:
                 raise BarrierError(
-                    f"rank {rank} came to {key_text(self._call.prefix)!r} with world_size={theirs}, rank"
-                    f" {self._call.rank} with world_size={self._call.world_size}: all must give the same, and every"
-                    " barrier and exchange a prefix of its own"
+                    f"rank {rank} called {key_text(self._call.prefix)!r} with world_size={theirs}, and rank"
+                    f" {self._call.rank} with world_size={self._call.world_size}: all must give the same world_size,"
+                    " and every barrier and exchange needs a prefix of its own"
                 )
             events.append((rank, not name.startswith(b"-")))
         return Rounds(events, verdicts)

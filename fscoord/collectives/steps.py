@@ -201,7 +201,7 @@ def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: fl
         mixed = "; other callers gave a rank: either all do, or none" if store.check([prefix + b"/arrivals"]) else ""
         raise StoreTimeoutError(
             f"Timed out waiting on barrier for key prefix: {key_text(prefix)} (world_size={world_size},"
-            f" timeout={timeout:g}): {came} came; with rank it would name the missing{mixed}",
+            f" timeout={timeout:g}): {came} arrived; a barrier with rank also names the missing ranks{mixed}",
             keys=error.keys,
             holder=error.holder,
             waited=system.time.monotonic() - start,
@@ -256,7 +256,7 @@ def _give(store: Store, key: bytes, content: bytes) -> bool:
         return True
     if store.get(key) != content:
         raise BarrierError(
-            f"key {key_text(key)!r} holds other data already: its prefix was used before, or two callers have one"
-            " rank; give every exchange a prefix of its own"
+            f"key {key_text(key)!r} already holds other data: the prefix was used before, or two callers gave the"
+            " same rank; give every exchange a prefix of its own"
         )
     return False

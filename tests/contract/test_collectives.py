@@ -283,7 +283,7 @@ def test_decoder_that_is_slow_is_asked_no_more_once_the_time_is_up(monkeypatch: 
 def test_timeout_without_ranks_reports_how_many_came(store: Store) -> None:
     for count in (1, 2):
         error = timed_out(lambda: barrier(store, 3, "b", 0))
-        assert f"key prefix: b (world_size=3, timeout=0): {count} came" in str(error)
+        assert f"key prefix: b (world_size=3, timeout=0): {count} arrived" in str(error)
 
 
 def test_callers_with_and_without_a_rank_at_one_barrier_are_reported(store: Store) -> None:

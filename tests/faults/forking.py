@@ -435,6 +435,9 @@ def go_on(case: Case, where: str, store: FileStore) -> list[str]:
     except BaseException:
         return [traceback.format_exc()]
     gc.collect()  # what waits share is closed when it is thrown away
+    deadline = time.monotonic() + SLACK_S
+    while kernel_wait._requests and time.monotonic() < deadline:  # the thread that asked the kernel closes what it has
+        time.sleep(0.001)
     kept = open_files(case.path.parent)
     is_closing = where.startswith("close ")  # the thread has forgotten that one, so that nobody else closes it
     return [f"left open: {kept}"] if len(kept) > is_closing else []

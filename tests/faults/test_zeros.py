@@ -29,9 +29,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def make(path: Path, zeros: int, *, durable: bool = False) -> None:
+def make(path: Path, zeros: int, *, durable: bool = False, torn: bool = False) -> None:
     with FileStore(path, timeout=HANG_S, durable=durable) as store:
         store.set("k", "1")
+        if torn:
+            store.set("torn", "x" * 100)
+    if torn:  # the half of the value is written, and its prefix is sound
+        os.truncate(path, path.stat().st_size - 50)
     os.truncate(path, path.stat().st_size + zeros)
 
 
@@ -53,11 +57,12 @@ def without_holes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mount.Mount, "reports_holes", property(lambda _: False))
 
 
+@pytest.mark.parametrize("torn", [False, True])
 @pytest.mark.parametrize("durable", [False, True])
 def test_zeros_are_read_once_by_a_handle(
-    path: Path, durable: bool, without_holes: None, monkeypatch: pytest.MonkeyPatch
+    path: Path, durable: bool, torn: bool, without_holes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make(path, 64 << 20, durable=durable)
+    make(path, 64 << 20, durable=durable, torn=torn)
     with FileStore(path, read_only=True, timeout=HANG_S) as store:
         assert store.get("k") == b"1"
         reads = Reads()

@@ -524,11 +524,11 @@ MUTANTS = (
         ("tests/unit/test_generations.py::test_long_lived_handle_forgets_the_dead_sessions_a_compaction_dropped",),
     ),
     Mutant(
-        "a waiter acts on the verdict of the node's poller without a probe of its own",
+        "a waiter acts on the finding of the node's poller without a probe of its own",
         "DeathWatch._probes_dead",
         "return self._log.is_alive(number, home) is False",
         "return True",
-        ("tests/unit/test_node_probes.py::test_wrong_verdict_of_death_is_refuted_without_the_lock",),
+        ("tests/unit/test_node_probes.py::test_wrong_finding_of_death_is_refuted_without_the_lock",),
     ),
     Mutant(
         "the poller wakes nobody when a session comes to seem dead",
@@ -545,11 +545,11 @@ MUTANTS = (
         ("tests/unit/test_node_probes.py::test_waiters_of_a_node_probe_the_missing_rank_once_together",),
     ),
     Mutant(
-        "a waiter relies on verdicts that are not renewed",
+        "a waiter relies on findings that are not renewed",
         "DeathWatch._due",
         "is_stale = now - since > STALE_S + 2 * self._turn_s or not",
         "is_stale = not",
-        ("tests/unit/test_node_probes.py::test_waiter_without_fresh_verdicts_probes_itself",),
+        ("tests/unit/test_node_probes.py::test_waiter_without_fresh_findings_probes_itself",),
     ),
     Mutant(
         "a waiter without a poller probes at each look",

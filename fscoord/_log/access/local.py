@@ -166,7 +166,7 @@ class LocalAccess:
         handle = self._handle
         found = system.os.fstat(handle.reader_fd)
         if found.st_size < handle.offset:
-            raise handle.gone(f"was truncated to {found.st_size} bytes, and {handle.offset} were read")
+            raise handle.gone(f"was truncated to {found.st_size} bytes, after {handle.offset} bytes had been read")
         try:
             named = system.os.stat(handle.path, follow_symlinks=False)
         except FileNotFoundError as error:

@@ -92,7 +92,7 @@ class NetworkAccess:
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def open(self, call: Callable[[], None]) -> None:
-        """See `Access.open`. If the NFS client has cached the name of a removed log, the first use fails."""
+        """See `Access.open`. The first use of a name that the NFS client has cached may fail, and is repeated."""
         handle = self._handle
         for attempt in range(1, OPEN_TRIES + 1):
             try:
@@ -223,7 +223,7 @@ class NetworkAccess:
         if found.st_size < handle.offset:
             if final:
                 self._check_identity()
-                raise handle.gone(f"was truncated to {found.st_size} bytes, and {handle.offset} were read")
+                raise handle.gone(f"was truncated to {found.st_size} bytes, after {handle.offset} bytes had been read")
             return False
         if found.st_size > handle.offset or handle.lock.kind == SOFT:
             try:
@@ -374,7 +374,7 @@ class SymlinkLockAccess(NetworkAccess):
             return False
         self._check_identity()
         if end < handle.offset:
-            raise handle.gone(f"was truncated to {end} bytes, and {handle.offset} were read")
+            raise handle.gone(f"was truncated to {end} bytes, after {handle.offset} bytes had been read")
         raise StoreUnavailableError(
             f"{handle.path}: it grew to {end} bytes while this process held the lock: another process writes although"
             f" its marker was removed; end all processes that use the log, then remove {handle.path}.lock",

@@ -1,4 +1,6 @@
-"""Control records, which carry no data of users: sessions, deaths, and references to later generations. Pure.
+"""Control records, which carry no data of users: sessions, deaths, and references to later generations.
+
+This module does no I/O.
 
 All readers of a log decode these records with `decode_control`, so that handles and `fscoord.inspect.verify` agree on
 which records are malformed.

@@ -1,4 +1,7 @@
-"""`GenerationRef`: the reference to a later generation in a seal or a forward record. Also the file names. Pure."""
+"""`GenerationRef`: the reference to a later generation in a seal or a forward record, and the names of the files.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ _SEAL = Struct("<I16sQIH")
 _FORWARD = Struct("<I16sH")
 RANDOM_BYTES = 6
 NAME_MAX = 255
-"""No file system of Linux, and none that hosts share, allows longer names."""
+"""The longest file name in bytes. No file system of Linux and no network file system allows a longer one."""
 
 
 class GenerationRef(NamedTuple):

@@ -40,7 +40,7 @@ def parse_run_id(run_id: object) -> Run | None:
         raise TypeError(f"run_id is a str, or a pair of a str and an int, not {run_id!r}")
     name = job.encode("utf-8", "surrogateescape")
     if not 0 < len(name) <= JOB_MAX:
-        raise ValueError(f"a run's id has 1 to {JOB_MAX} bytes, not {len(name)}")
+        raise ValueError(f"run_id must have 1 to {JOB_MAX} bytes, not {len(name)}")
     if isinstance(run_id, tuple) and not 0 <= count < 1 << 63:
         raise ValueError(f"a restart count is from 0 to 2**63 - 1, not {count}")
     return name, count

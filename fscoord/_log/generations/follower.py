@@ -54,7 +54,7 @@ class GenerationFollower:
         """Open the log in its newest generation. A missing log is created with its header.
 
         Args:
-            opened_lock: called as soon as `HandleState.lock` is set. From then on a forked child must renew it.
+            opened_lock: called as soon as `HandleState.lock` is set. From then on a forked child must renew the lock.
         """
         handle, options = self._handle, self._handle.options
         opened = open_log(handle.path, options, handle.read_flags, handle.write_flags, handle.owned_fds)

@@ -121,7 +121,7 @@ def post(
     try:
         reader = safe_files.open_descriptor(path, handle.read_flags, owned_fds=handle.owned_fds)
         if Header.decode(read_header(reader))[0].log_id != root.header.log_id:
-            raise MalformedRecord(f"{path} is another log by now")
+            raise MalformedRecord(f"{path} was replaced by another log")
         if kind != SOFT and not _take(lock):  # all generations have one soft lock, which the caller holds
             return None
         is_cut = known is not None and system.os.fstat(reader).st_size < known.offset

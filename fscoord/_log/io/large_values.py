@@ -88,7 +88,7 @@ class LargeValues:
             raise safe_files.unavailable(error, handle.path, "reading a long value") from error
         self._forgotten = 0
         if size < handle.offset:
-            raise handle.gone(f"was truncated to {size} bytes, and {handle.offset} were read")
+            raise handle.gone(f"was truncated to {size} bytes, after {handle.offset} bytes had been read")
         if value is None:
             reason = f"the {spilled.size} bytes of a long value have changed since they were read first"
             raise handle.corrupt(torn_tail.Damage(spilled.offset, reason))

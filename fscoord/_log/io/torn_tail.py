@@ -128,9 +128,10 @@ def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) ->
     length = record.record_length(prefix, chain)
     if length > 0:
         # The check of a partly written prefix ends in zeros, and a single flipped bit may have made it right. The VOID
-        # then stands where it was put for an unsound prefix, with zeros before it.
+        # then stands where it was put for an unsound prefix, with zeros before it. This look does not use `zeros`,
+        # which remembers one range: a range that begins here would replace the one after the record.
         first = void_place(offset + record.PREFIX_SIZE)
-        if zeros.first_data(fd, offset + record.PREFIX_SIZE, min(first, size)) is None:
+        if not _holds_data(fd, offset + record.PREFIX_SIZE, min(first, size)):
             found = _follow(fd, offset, first, size, chain, zeros)
             if isinstance(found, Skip):
                 return found

@@ -88,8 +88,8 @@ def _is_unfinished(fd: int, data: bytes) -> bool:
     """Return whether the liveness file `fd`, which begins with `data`, was never written completely.
 
     Such a file has just been created, or its creator has died. The file is never synced, so a power failure may also
-    leave zeros in it. Zeros count only if no byte is locked, because a living session found the file complete before it
-    locked a byte.
+    leave zeros in it. A file of zeros counts as unfinished only if none of its bytes is locked. A session locks a byte
+    only in a complete file, so a locked byte proves that the file was complete.
     """
     if len(data) < SIZE and MAGIC.startswith(data[: len(MAGIC)]):
         return True

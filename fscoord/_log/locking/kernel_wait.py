@@ -218,7 +218,7 @@ class _LockThread:
         return self.spare_of is not None and self.spare_of() is lock
 
     def drop_spare(self) -> None:
-        """Close the spare descriptor, if there is one. A thread that has no waiter then ends."""
+        """Close the spare descriptor, if there is one. This thread then ends, unless it has a waiter."""
         try:
             # One chain removes and closes it (rule 1 in `interrupts`). Of two threads that come here, one finds it.
             system.in_one_chain(partial(list, map(system.os.close, map(set.pop, (self.spare,)))))

@@ -1,4 +1,6 @@
-"""`Doorbell`: a file of 4 KiB beside the log. A waiter arms the bucket of its key, and a writer rings that bucket.
+"""`Doorbell`: a file beside the log, or in a directory of the host, with a byte for each of 4,096 buckets of keys.
+
+A waiter arms the bucket of its key, and a writer rings that bucket.
 
 Each byte stands for a bucket of keys and is a counter. An odd byte is armed. A waiter arms the byte of its key, looks
 at the log once more, and sleeps on inotify of the bell. A writer reads the byte of its key after its append; if it is

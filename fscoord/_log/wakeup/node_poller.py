@@ -11,7 +11,8 @@ grants the lock to another process at once. The new poller rings all buckets, be
 after a poll and before the ring.
 
 The poller counts its polls in the bell. If the count stops (the poller's process may be stopped), each waiter polls by
-itself. As with every bell, all of this is a hint: each poll reads the log from the server.
+itself. As with every bell, all of this is a hint. A lost ring or a wrong count costs time, and never an answer, because
+each look reads the log from the server.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ POLLER_BYTE: Final = 1 << 20
 
 
 WANTED_TABLE: Final = 2 * SIZE
-VERDICT_TABLE: Final = 3 * SIZE
+FINDING_TABLE: Final = 3 * SIZE
 """The offsets of the two tables in the bell of a node."""
 
 WANTED: Final = 8
@@ -108,21 +109,21 @@ class NodeProbes:
 
     The contract:
 
-    - Session *n* has the slot *n* modulo `SIZE`. A slot has two bytes in the bell, one of each table below.
+    - Session *n* has the slot *n* modulo `SIZE`. A slot has two bytes in the bell, one in each of these two tables:
     - ``wanted``: a waiter that needs a session sets the byte of its slot to `WANTED`, and sets it again at each later
       call of `ask`. The poller probes the sessions of each slot whose byte is not 0, and then counts the byte down. So
       a slot that no waiter needs any more is forgotten after `WANTED` probes.
-    - ``verdicts``: the poller writes the byte of a slot after each probe. Bit 0 is 1 if a session of the slot seems
+    - ``findings``: the poller writes the byte of a slot after each probe. Bit 0 is 1 if a session of the slot seems
       dead, or if the poller knows no living session of the slot. The other bits count the probes, from 1 to 127 and
       again from 1. 0 means that the slot was not probed yet. A waiter that sets a ``wanted`` byte which was 0 also
-      clears the verdict, which may be old.
+      clears the finding, which may be old.
     - The poller probes a slot at most once in `PROBE_S`, and at most `PROBES_PER_S` slots in a second, in turn. When a
-      slot comes to seem dead, it rings every bucket of the bell.
-    - Each byte is a hint. It may be lost, late or overwritten, and the bell may be truncated. A verdict is fresh for a
-      waiter if it has changed since the waiter's last call of `ask`. A waiter without a fresh verdict probes by itself,
-      at a slower rate.
-    - No waiter acts on the verdict "seems dead" alone: it probes the session itself, and again with the log's lock
-      (`Log.record_death`). The wrong verdict "alive" delays the detection of a death until the next verdict.
+      probe first finds a slot seemingly dead, the poller rings every bucket of the bell.
+    - Each byte is a hint. It may be lost, late or overwritten, and the bell may be truncated. A finding is fresh for a
+      waiter until it has not changed for `STALE_S` and two turns of the poller. A waiter without a fresh finding probes
+      the session itself, at most once in a second.
+    - No waiter acts on the finding "seems dead" alone: it probes the session itself, and again with the log's lock
+      (`Log.record_death`). The wrong finding "alive" delays the detection of a death until the next finding.
 
     The bell lies in a directory that is private to the user, so only processes of this user on this host write these
     bytes.
@@ -134,25 +135,25 @@ class NodeProbes:
         self._last_slot = -1
 
     def ask(self, numbers: Iterable[int]) -> tuple[dict[int, int], float]:
-        """Ask for probes of the sessions `numbers`. Return their verdicts so far, and how long one turn takes.
+        """Ask for probes of the sessions `numbers`. Return their findings so far, and how long one turn takes.
 
         Returns:
-            The verdict byte of each session, and the time in seconds in which the poller probes every wanted slot once.
+            The finding byte of each session, and the time in seconds in which the poller probes every wanted slot once.
 
         Raises:
             OSError: the bell can't be read or written.
         """
-        wanted, verdicts = self._read_wanted(), self._read(VERDICT_TABLE)
+        wanted, findings = self._read_wanted(), self._read(FINDING_TABLE)
         found: dict[int, int] = {}
         for number in numbers:
             slot = number % SIZE
             if not wanted[slot]:
-                self._write(VERDICT_TABLE + slot, 0)
-                verdicts[slot] = 0
+                self._write(FINDING_TABLE + slot, 0)
+                findings[slot] = 0
             if wanted[slot] != WANTED:
                 self._write(WANTED_TABLE + slot, WANTED)
                 wanted[slot] = WANTED
-            found[number] = verdicts[slot]
+            found[number] = findings[slot]
         return found, max(PROBE_S, (SIZE - wanted.count(0)) / PROBES_PER_S)
 
     def probe_due(self, undead: Callable[[], list[int]], is_alive: Callable[[int], bool | None]) -> bool:
@@ -180,7 +181,7 @@ class NodeProbes:
         in_turn = [slot for slot in slots if slot > self._last_slot] + [s for s in slots if s <= self._last_slot]
         chosen = in_turn[: max(1, int(PROBES_PER_S * min(passed, 1.0)))]
         self._last_slot = chosen[-1]
-        verdicts = self._read(VERDICT_TABLE)
+        findings = self._read(FINDING_TABLE)
         sessions: dict[int, list[int]] = {slot: [] for slot in chosen}
         for number in undead():
             if number % SIZE in sessions:
@@ -188,10 +189,10 @@ class NodeProbes:
         is_new = False
         for slot, numbers in sessions.items():
             seems_dead = not numbers or any(is_alive(number) is False for number in numbers)
-            count = (verdicts[slot] >> 1) % 127 + 1
-            self._write(VERDICT_TABLE + slot, count << 1 | (SEEMS_DEAD if seems_dead else 0))
+            count = (findings[slot] >> 1) % 127 + 1
+            self._write(FINDING_TABLE + slot, count << 1 | (SEEMS_DEAD if seems_dead else 0))
             self._write(WANTED_TABLE + slot, wanted[slot] - 1)
-            is_new = is_new or (seems_dead and not verdicts[slot] & SEEMS_DEAD)
+            is_new = is_new or (seems_dead and not findings[slot] & SEEMS_DEAD)
         return is_new
 
     def _read_wanted(self) -> bytearray:

@@ -202,7 +202,7 @@ class Waiter:
         self.was_rung = False
 
     def _begin_sleep(self, deadline: float) -> float:
-        """Begin a sleep. Return when it ends if no ring comes, by the monotonic clock."""
+        """Begin a sleep. Return the time, by the monotonic clock, at which it ends unless a ring comes first."""
         now = system.time.monotonic()
         self.role_changed = False
         election = self.watcher.election

@@ -119,7 +119,7 @@ class ChangeWatcher:
 
         try:
             if mode == "inotify" and not system.has_inotify():
-                raise OSError(system.errno.ENOSYS, "this platform has none")
+                raise OSError(system.errno.ENOSYS, "this platform has no inotify")
             self._events = self._open_events(target, mask, on_event)
         except FileNotFoundError as error:
             raise_if_foreign(error)
@@ -153,7 +153,7 @@ class ChangeWatcher:
             return events.FifoSource(self.bell.open_fifo())
         except (OSError, InsecurePathError) as error:
             raise_if_foreign(error)
-            raise OSError(number, f"{refusal}; its FIFO can't be used: {error}") from error
+            raise OSError(number, f"{refusal}; the FIFO beside the bell can't be used either: {error}") from error
 
     def _subscribe_loop(self, events: Any) -> None:
         """Make the event loop read `events`, if it can. Then no waiting thread reads them."""

@@ -35,9 +35,6 @@ class ChangeNotifier:
     there can be no bell, the log itself is watched, or polled. In both cases a slow poll limits the delay that a lost
     ring causes.
 
-    Attributes:
-        passes_on_changes: whether `after_look` rings for the changes that a look has found.
-
     Args:
         log: the log of the handle.
         wanted: the options with which the log was opened.
@@ -45,6 +42,9 @@ class ChangeNotifier:
         backend: the backend of the waits.
         watches_every_key: whether the waits are for a change of any key. Then the log itself is watched, because a bell
             only reports changes of single keys.
+
+    Attributes:
+        passes_on_changes: whether `after_look` rings for the changes that a look has found.
     """
 
     def __init__(

@@ -58,18 +58,19 @@ class TCPStore(Store):
     - Threads do not wait for each other.
     - Errors are those of fscoord, and name the missing keys.
 
-    A deadline is kept to the millisecond while the server answers. A server that does not answer gets 0.1 s more at the
-    end of a wait, and at least 2 s in all. Then `~fscoord.StoreUnavailableError` is raised. If a write was sent, the
-    error has ``maybe_applied`` set, because the write may take effect later, when the server continues. The connection
-    is closed, and the next operation makes a new one. So the store works again as soon as the server does. A failed
-    call leaves nothing else behind, except one thread if the resolver does not answer.
+    A deadline is kept to the millisecond while the server answers. An operation gives a server that does not answer
+    at least 2 s. A wait gives it 0.1 s beyond the deadline. Then the operation raises
+    `~fscoord.StoreUnavailableError`. If a write was sent, the error has ``maybe_applied`` set, because the write may
+    take effect later, when the server continues. The connection is closed, and the next operation makes a new one. So
+    the store works again as soon as the server does. A failed call leaves nothing else behind, except one thread if
+    the resolver does not answer.
 
     The protocol has these limits:
 
     - A value over 8 MiB is refused.
     - `delete_key` of a key that has both a value and a queue is not atomic.
-    - An `add` breaks its connection, with an error that says so, if at the same moment another process sets the key to
-      a value that is not an integer.
+    - If another process sets the key to a value that is not an integer during an `add`, the `add` raises an error that
+      says so, and its connection is closed.
     - If the answer to a `queue_pop` is lost, the value that the server took from the queue is lost.
     - When the master closes its store, the data of the store is lost.
     - torch's server asks the resolver for the name of each client that connects, and serves no client meanwhile. Where
@@ -338,6 +339,7 @@ def _check_payload(data: bytes, size: int | None = None) -> bytes:
     size = len(data) if size is None else size
     if size > PAYLOAD_MAX:
         raise LimitExceededError(
-            f"{size} bytes are over the {PAYLOAD_MAX} that torch's TCP store takes at once; nothing was written"
+            f"{size} bytes are over the limit of {PAYLOAD_MAX} bytes that torch's TCPStore takes in one request;"
+            " nothing was written"
         )
     return data
