@@ -283,7 +283,7 @@ def _segment(path: str) -> tuple[int, Process] | None:
                 int(header["pid"]),
                 str(header["process"]),
                 (str(header["boot_id"]), int(header["time_namespace"])),
-                int(header["wall_ns"]) - int(header["monotonic_ns"]),
+                _limited(header["wall_ns"]) - _limited(header["monotonic_ns"]),
                 overwritten=int(header["segment"]) > 2,
             )
             serial = int(header["segment"])
@@ -303,6 +303,14 @@ def _segment(path: str) -> tuple[int, Process] | None:
     return serial, process
 
 
+def _limited(value: Any) -> int:
+    """Return `value` as an integer. Raise `ValueError` if it is out of the range of a clock."""
+    number = int(value)
+    if abs(number) >= _NUMBER_MAX:
+        raise ValueError(value)
+    return number
+
+
 _SHAPE: Final[tuple[Any, ...]] = (str, int, int, int, int, str, str, (int, type(None)), str)
 
 
@@ -319,12 +327,25 @@ def _rows(line: bytes) -> list[list[Any]] | None:
             return None
         if not all(isinstance(value, shape) for value, shape in zip(row, _SHAPE, strict=False)):
             return None
+        if any(isinstance(value, int) and abs(value) >= _NUMBER_MAX for value in row[: len(_SHAPE)]):
+            return None
     return rows
 
 
+_NUMBERS: Final = frozenset(("token", "waited_ns", "world_size"))
+_NUMBER_MAX: Final = 1 << 63
+
+
 def _facts(row: list[Any]) -> dict[str, Any]:
+    """Return the facts of a span, without those that are not of the type that the tables compute with."""
     rest = row[len(_SHAPE) :]
-    return dict(zip(map(str, rest[::2]), rest[1::2], strict=True))
+    facts = dict(zip(map(str, rest[::2]), rest[1::2], strict=True))
+    for name in _NUMBERS & facts.keys():
+        if not isinstance(facts[name], int) or not 0 <= facts[name] < _NUMBER_MAX:
+            del facts[name]
+    if not isinstance(facts.get("dead", []), list):
+        del facts["dead"]
+    return facts
 
 
 def _raw_spans(number: int, process: Process) -> Iterator[Span]:

@@ -10,7 +10,10 @@ import pytest
 from support.traces import MS, Clock, WrittenProcess, meet, write_job
 
 from fscoord import FscoordError
+from fscoord.trace.chrome import chrome_events
+from fscoord.trace.page import make_page
 from fscoord.trace.reading import Span, assign_lanes, read
+from fscoord.trace.report import make_report
 
 
 @pytest.fixture
@@ -63,6 +66,8 @@ def test_file_may_end_anywhere(traces: Path) -> None:
         '[["wait",1,1,1,2,"k","s",null]]',
         '[["wait",1,1,1,2,"k","s",null,"passed","odd"]]',
         '[["wait","1",1,1,2,"k","s",null,"passed"]]',
+        f'[["wait",1,1,{10**400},2,"k","s",null,"passed"]]',
+        f'[["wait",1,1,1,2,"k","s",{1 << 63},"passed"]]',
         "[" * 100_000,
         "\x00\x01\x02",
         "not JSON",
@@ -73,6 +78,22 @@ def test_damaged_line_is_skipped_and_counted(traces: Path, line: str) -> None:
     trace = read(traces)
     assert [span.name for span in trace.spans] == ["k0", "k1", "k2", "q"]
     assert trace.processes[0].skipped == 1
+
+
+@pytest.mark.parametrize("value", ["text", None, -1, 10**400, 1.5, [], {}, [None], {"a": 1}, True])
+def test_facts_of_a_wrong_type_raise_nothing(traces: Path, value: object) -> None:
+    first, second = WrittenProcess("node0", 100, 0), WrittenProcess("node0", 101, 1)
+    names = ("world_size", "waited_ns", "token", "dead", "by", "by_rank", "key", "operation", "repeated", "address")
+    for process in (first, second):
+        for kind in ("barrier", "exchange", "wait", "lock", "election", "worker", "death", "open", "take"):
+            for outcome in ("passed", "death", "released"):
+                facts = [each for name in names for each in (name, value)]
+                process.span(kind, "n", 10 * MS, 20 * MS, outcome, *facts, rank=process.rank)
+        process.write(traces)
+    trace = read(traces)
+    json.dumps(make_report(trace))
+    json.dumps(chrome_events(trace))
+    make_page(trace)
 
 
 def test_flipped_bits_raise_nothing(traces: Path, rng: random.Random) -> None:
