@@ -131,7 +131,14 @@ class Recorder:
         span[OUTCOME] = outcome
         span += facts
         self._pending.append(span)
-        if now > self._due or len(self._pending) >= BATCH:
+        if now > self._due or len(self._pending) >= BATCH or self._written:
+            self._flush_unless_early(span, now)
+
+    def _flush_unless_early(self, span: Span, now: int) -> None:
+        """Write if a write is due, or if the file has `span` as open: a kill must not leave a wait that has ended."""
+        is_known = span[NUMBER] in self._written
+        self._written.discard(span[NUMBER])
+        if is_known or now > self._due or len(self._pending) >= BATCH:
             self.flush()
 
     def end_later(self, span: Span, outcome: str) -> None:

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from fscoord.trace.reading import Span, Trace, assign_lanes
-from fscoord.trace.report import Holds, arrivals_of, ended_by, make_report, waited
+from fscoord.trace.report import WAITS, Holds, arrivals_of, ended_by, make_report, outer_waits, waited
 
 __all__ = ["SPANS_MAX", "make_page", "page_data"]
 
@@ -22,6 +22,9 @@ SPANS_MAX: Final = 40_000
 
 ROWS_MAX: Final = 200
 """The most rows of a table in a page."""
+
+SHORT: Final = 24
+"""A column of a table whose texts are longer may break them into lines."""
 
 NOT_SHOWN: Final = ("open", "process")
 
@@ -45,11 +48,14 @@ class _Texts:
 def page_data(trace: Trace) -> Document:
     """Return what the page draws. Times are in microseconds since the first span of the group of clocks.
 
-    A span is an array: row, lane, kind, name, begin, length, the time that the process waited, outcome, text on what
+    The waits that are a part of a barrier, a lock or another operation are left out, because they would cover it. A
+    span is an array: row, lane, kind, name, begin, length, the time that the process waited, outcome, text on what
     ended it, row of the process that ended it or -1, crossing or -1. Kind, name, outcome and text are indices of
     ``texts``.
     """
-    shown = [span for span in trace.spans if span.kind not in NOT_SHOWN]
+    outer = set(map(id, outer_waits(trace)))
+    whole = [span for span in trace.spans if span.kind not in (*NOT_SHOWN, *WAITS) or id(span) in outer]
+    shown = whole
     if len(shown) > SPANS_MAX:
         shown = sorted(sorted(shown, key=lambda span: -span.length)[:SPANS_MAX], key=lambda span: span.begin)
     texts, holds = _Texts(), Holds(trace)
@@ -102,7 +108,7 @@ def page_data(trace: Trace) -> Document:
         ],
         "spans": spans,
         "crossings": [_crossing(trace, crossing, begins, texts) for crossing in trace.crossings],
-        "left_out": sum(1 for span in trace.spans if span.kind not in NOT_SHOWN) - len(shown),
+        "left_out": len(whole) - len(shown),
     }
 
 
@@ -282,11 +288,13 @@ def _table(title: str, words: str, headings: Sequence[str], rows: Sequence[Seque
     columns = list(zip(*rows, strict=True))
     numeric = [all(isinstance(value, (int, float)) for value in column) for column in columns]
     most = [max((value for value in column if isinstance(value, _Bar)), default=0.0) for column in columns]
-    head = "".join(
-        f"<th{' class=n' if numeric[place] else ''}>{escape(text)}</th>" for place, text in enumerate(headings)
-    )
+    classes = [
+        " class=n" if is_number else " class=w" if any(len(str(value)) > SHORT for value in column) else ""
+        for is_number, column in zip(numeric, columns, strict=True)
+    ]
+    head = "".join(f"<th{kind}>{escape(text)}</th>" for text, kind in zip(headings, classes, strict=True))
     body = "".join(
-        f"<tr>{''.join(_cell(value, numeric[place], most[place]) for place, value in enumerate(row))}</tr>"
+        f"<tr>{''.join(_cell(value, classes[place], most[place]) for place, value in enumerate(row))}</tr>"
         for row in rows[:ROWS_MAX]
     )
     more = f"<p>{len(rows) - ROWS_MAX} more rows are in the output of fscoord trace report --json.</p>" * (
@@ -299,12 +307,12 @@ def _table(title: str, words: str, headings: Sequence[str], rows: Sequence[Seque
     )
 
 
-def _cell(value: object, is_number: bool, most: float) -> str:
+def _cell(value: object, kind: str, most: float) -> str:
     if isinstance(value, _Bar):
         width = 100 * value / most if most else 0
         return f'<td class="n bar" style="--w:{width:.1f}%">{_time(value)}</td>'
     text = _time(value) if isinstance(value, _Seconds) else str(value)
-    return f"<td{' class=n' if is_number else ''}>{escape(text)}</td>"
+    return f"<td{kind}>{escape(text)}</td>"
 
 
 def _time(seconds: float) -> str:

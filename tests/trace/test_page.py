@@ -93,6 +93,16 @@ def test_barrier_has_the_row_of_the_last_to_come_and_what_each_waited(traces: Pa
     ]
 
 
+def test_waits_that_are_a_part_of_a_barrier_do_not_cover_it(traces: Path) -> None:
+    process = WrittenProcess("node0", 100, 0)
+    process.span("barrier", "b", MS, 9 * MS, "passed", "world_size", 2, rank=0)
+    process.span("wait", "b/complete", 2 * MS, 8 * MS)
+    process.span("wait", "other", 10 * MS, 11 * MS)
+    process.write(traces)
+    data = page_data(read(traces))
+    assert [data["texts"][span[3]] for span in data["spans"]] == ["b", "other"]
+
+
 NASTY = "</script><script>alert(1)</script><!--\u2028&\"'\udcff"
 
 

@@ -131,6 +131,26 @@ def test_long_sleep_writes_what_else_is_open_too(recorder: tracing.Recorder, tra
     assert names(read(traces)) == ["held", "k"]
 
 
+def test_span_that_was_written_open_is_written_again_as_soon_as_it_ends(
+    recorder: tracing.Recorder, traces: Path
+) -> None:
+    """So a process that is killed soon after a long wait does not seem to have died in it."""
+    span = recorder.begin("wait", "k")
+    recorder.before_sleep(span, math.inf)
+    recorder.end(span, "passed")
+    (found,) = read(traces).spans
+    assert found.outcome == "passed"
+
+
+def test_facts_that_are_added_to_a_written_span_reach_the_file(recorder: tracing.Recorder, traces: Path) -> None:
+    span = recorder.begin("lock", "l")
+    recorder.before_sleep(span, math.inf)
+    recorder.add(span, "token", 3)
+    recorder.flush(with_open=True)
+    (found,) = read(traces).spans
+    assert (found.is_held, found.facts) == (True, {"token": 3})
+
+
 def test_span_ends_once(recorder: tracing.Recorder, traces: Path) -> None:
     span = recorder.begin("wait", "k")
     recorder.end(span, "passed")

@@ -130,6 +130,13 @@ def test_open_waits_and_time_outs_have_tables(traces: Path) -> None:
     assert [(row["name"], row["outcome"]) for row in report["open"]] == [("never", "open")]
 
 
+def test_lock_that_is_held_at_the_end_is_no_wait_without_an_end(traces: Path) -> None:
+    (process,) = crew_of(1)
+    process.span("lock", "held", 0, None, "", "waited_ns", 5, "token", 1)
+    process.span("lock", "wanted", 10 * MS, None)
+    assert [row["name"] for row in report_of([process], traces)["open"]] == ["wanted"]
+
+
 def test_hosts_without_a_common_barrier_are_two_groups_of_clocks(traces: Path) -> None:
     crew = [WrittenProcess(f"node{rank}", 100, rank, Clock(rank * 10**12)) for rank in range(2)]
     for process in crew:

@@ -139,7 +139,7 @@ def test_wait_of_a_recipe_on_a_store_in_memory_is_a_span_that_a_kill_would_leave
     store = HashStore()
     with pytest.raises(StoreTimeoutError):
         barrier(PrefixStore("job", store), 2, "b", timeout=0.2, rank=0)
-    (line,) = [
+    line, *_ = [
         line for path in traces.iterdir() for line in path.read_text().splitlines() if '"job/b/complete"' in line
     ]
     assert ',0,"job/b",' in line, "the barrier was written while it was open"
