@@ -147,6 +147,7 @@ class Trace:
         counts = Counter(process.clock for process in processes)
         clocks = [clock for clock, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))]
         raw = [span for number, process in enumerate(processes) for span in _raw_spans(number, process)]
+        _find_ranks_told_by_others(raw, processes)
         crossings = _crossings(raw)
         self.alignment: Alignment = align(clocks, _meetings(crossings, processes))
         self.hosts = {process.clock: process.host for process in processes}
@@ -268,6 +269,23 @@ def _name(process: Process) -> None:
             ranks[rank] += 1
     if process.rank is None and ranks:
         process.rank = ranks.most_common(1)[0][0]
+
+
+def _find_ranks_told_by_others(spans: Iterable[Span], processes: Iterable[Process]) -> None:
+    """Give each process that recorded no rank the one that its death record, or ``fscoord run``, tells."""
+    told: dict[str, int] = {}
+    for span in spans:
+        if span.kind == "death":
+            address, rank = span.name, span.facts.get("dead_rank")
+        elif span.kind == "worker":
+            address, rank = str(span.facts.get("address")), span.facts.get("worker_rank")
+        else:
+            continue
+        if isinstance(rank, int) and abs(rank) < _NUMBER_MAX:
+            told[address] = rank
+    for process in processes:
+        if process.rank is None:
+            process.rank = told.get(process.address)
 
 
 def _segment(path: str) -> tuple[int, Process] | None:

@@ -158,6 +158,17 @@ def test_open_span_lasts_until_the_death_of_its_process_was_recorded(traces: Pat
     assert (span.begin, span.end) == (10 * MS, 31 * MS)
 
 
+def test_process_that_told_no_rank_has_the_one_of_its_death_record_or_of_its_agent(traces: Path) -> None:
+    dead, worker, agent = (WrittenProcess("node0", pid) for pid in (100, 101, 50))
+    for process in (dead, worker):
+        process.span("put", "q", MS, 2 * MS, "done")
+    agent.span("worker", "worker 7", 0, 5 * MS, "exit", "worker_rank", 7, "address", "node0:101", store="")
+    agent.span("death", "node0:100", 6 * MS, 7 * MS, "recorded", "session", 1, "dead_rank", 4, store="")
+    for process in (dead, worker, agent):
+        process.write(traces)
+    assert {process.pid: process.rank for process in read(traces).processes} == {100: 4, 101: 7, 50: None}
+
+
 def test_open_span_of_a_process_that_may_still_run_lasts_to_the_end_of_the_trace(traces: Path) -> None:
     hung, other = WrittenProcess("node0", 100, 0), WrittenProcess("node0", 101, 1)
     hung.span("wait", "never", 10 * MS, None)
