@@ -379,5 +379,20 @@ def outcome_of(error: BaseException) -> str:
     return word or name
 
 
-if system.os.environ.get(ENVIRONMENT_VARIABLE):
-    start(system.os.environ[ENVIRONMENT_VARIABLE])
+def _start_from_environment() -> None:
+    """Start the recorder if the environment asks for it. An import of the package must not fail for that."""
+    directory = system.os.environ.get(ENVIRONMENT_VARIABLE)
+    if directory:
+        try:
+            start(directory)
+        except OSError as error:  # a relative path, and the working directory is gone
+            raise_if_foreign(error)
+            logger(__name__).warning(
+                "%s=%s: no trace is recorded (%s); set it to an absolute path",
+                ENVIRONMENT_VARIABLE,
+                directory,
+                error.strerror,
+            )
+
+
+_start_from_environment()

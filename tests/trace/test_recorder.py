@@ -20,7 +20,8 @@ from pyfakefs.fake_filesystem_unittest import Patcher
 from support.faulty import faulty_os
 from support.interrupts import At
 
-from fscoord import FileStore
+import fscoord
+from fscoord import FileStore, barrier
 from fscoord._runtime import system, tracing
 from fscoord.trace.reading import Trace, read
 
@@ -446,7 +447,8 @@ def test_store_starts_the_trace_that_it_is_given(tmp_path: Path) -> None:
 
 WAITER = """
 import sys
-from fscoord import FileStore
+import fscoord
+from fscoord import FileStore, barrier
 with FileStore(sys.argv[1], rank=1) as store:
     print("ready", flush=True)
     store.wait(["never"])
@@ -490,3 +492,27 @@ def test_process_that_exits_says_so(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "store")], env=environment, check=True)
     (process,) = read(tmp_path / "traces").processes
     assert process.has_exited
+
+
+def test_child_that_closes_its_store_and_ends_without_a_word_leaves_its_spans(
+    recorder: tracing.Recorder, traces: Path, tmp_path: Path
+) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            with FileStore(tmp_path / "store", timeout=30) as store:
+                barrier(store, 1, "first", rank=0)
+                barrier(store, 1, "second", rank=0)
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [span.name for span in read(traces).spans if span.kind == "barrier"] == ["first", "second"]
+
+
+def test_relative_directory_without_a_working_directory_fails_no_import(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    program = f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); import fscoord; print('imported')"
+    environment = os.environ | {"FSCOORD_TRACE": "traces", "PYTHONPATH": str(Path(fscoord.__file__).parent.parent)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "imported\n", done.stderr

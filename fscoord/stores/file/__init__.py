@@ -309,6 +309,8 @@ class FileStore(Sessions):
             if self._remove_temporary is not None:
                 self._remove_temporary()
             lifecycle.mark_closed(self._log)
+            if tracing.recorder is not None:  # a child of multiprocessing ends without a word
+                tracing.recorder.flush()
 
     # -- between the contract and the log --------------------------------------------------------------------------
 
