@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, cast
+from zlib import crc32
 
 from fscoord._arguments import VALUE_MAX, counter_sum, key_names, key_text, missing_error
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
 from fscoord._log.io.spill import Fetch
 from fscoord._log.log import SEVERAL, Log
-from fscoord._log.recovery import CLOSED
-from fscoord._log.wakeup.doorbell import bucket
+from fscoord._log.wakeup.doorbell import LAST_BUCKET
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system, tracing
 from fscoord._waiting.timing import FIRST_S, SlowWaitLogger
@@ -69,10 +69,6 @@ class Condition(ABC, Generic[T]):
     """A further key whose change may end the wait, or empty."""
 
     _log: Log
-
-    def is_closed(self) -> bool:
-        """Return whether the handle is closed, so that the next look raises an error."""
-        return bool(self._log.handle.recovery & CLOSED)
 
     @abstractmethod
     def look(self, timeout: float, arm: Callable[[], None]) -> T | NotYet:
@@ -139,12 +135,11 @@ class FileWait(Generic[T]):
         """See `Wait.arm`."""
         if self._was_rung:  # the next look usually finds the key; otherwise `max_sleep` returns 0, to arm again
             return
-        waiter = self._waiter
-        if waiter is None:
+        if self._waiter is None:
             is_early = not self._has_looked
             if is_early and not self._condition.arms_wait:
                 return  # too early to say whether there will be a sleep
-            if system.time.monotonic() >= self._deadline or (is_early and self._condition.is_closed()):
+            if system.time.monotonic() >= self._deadline:
                 return  # there will be no sleep
             death_watch = self._condition.death_watch
             if death_watch is None:
@@ -152,6 +147,8 @@ class FileWait(Generic[T]):
             else:
                 longest, sessions = death_watch.max_sleep_s, death_watch.known_sessions
                 waiter = self._notifier.new_waiter(self._deadline, longest, sessions, death_watch.is_check_due)
+            if waiter is None:
+                return  # the next look raises
             # Recorded before `add_waiter`, so that `close` finds the waiter: a signal handler may raise at any point.
             self._waiter = waiter
             self._notifier.add_waiter(waiter)
@@ -165,8 +162,8 @@ class FileWait(Generic[T]):
         if waiter is None:
             return
         # Arming for one missing key is enough: while this key is missing, no look can end the wait.
-        self._armed_for = self._condition.missing[0]
-        waiter.arm(bucket(self._armed_for))
+        self._armed_for = name = self._condition.missing[0]
+        waiter.arm(crc32(name) & LAST_BUCKET)  # as `bucket`, without a call
 
     def look(self) -> T | NotYet:
         """See `Wait.look`."""
@@ -196,20 +193,27 @@ class FileWait(Generic[T]):
 
     def max_sleep(self) -> float:
         """See `Wait.max_sleep`."""
+        return self.sleep(in_loop=True)
+
+    def sleep(self, *, in_loop: bool = False) -> float:
+        """See `Wait.sleep`. If an event loop sleeps for this wait, return what `max_sleep` returns."""
         waiter = self._waiter
         if waiter is None or self._armed_for != self._condition.missing[0]:
             # Nothing is armed yet, or the armed key has come meanwhile: arm and look once more.
             self._was_rung = False
             return 0.0
-        is_outdated = waiter.watcher.is_outdated
-        if not is_outdated:
+        watcher = waiter.watcher
+        while not watcher.is_outdated:
             seconds = waiter.max_sleep(self._deadline)
-            if seconds > 0:
-                if tracing.recorder is not None:
-                    self._record_sleep(seconds)
+            if seconds <= 0:
+                break
+            if tracing.recorder is not None:
+                self._record_sleep(seconds)
+            if in_loop:
                 return seconds
+            waiter.block(seconds)
         self._armed_for = None
-        self._was_rung = waiter.was_rung and not is_outdated
+        self._was_rung = waiter.was_rung and not watcher.is_outdated
         if not self._was_rung and self._notifier.remove_stale(waiter):
             self._waiter = None
         return 0.0
@@ -219,11 +223,6 @@ class FileWait(Generic[T]):
         if self._traced is None:
             self._traced = self._condition.new_traced_wait(self._started)
         self._traced.before_sleep(seconds)
-
-    def block(self, seconds: float) -> None:
-        """See `Wait.block`."""
-        assert self._waiter is not None, "`max_sleep` returned more than 0"
-        self._waiter.block(seconds)
 
     @property
     def waker(self) -> Waker:
@@ -235,8 +234,14 @@ class FileWait(Generic[T]):
         """See `Wait.close`."""
         waiter = self._waiter
         if waiter is not None:
-            self._notifier.remove_waiter(waiter)
+            try:
+                waiter.close()
+            finally:
+                self._notifier.discard_waiter(waiter)
             self._waiter = None
+            # Only now: a second `close`, after a signal handler has interrupted the first, must not close a waiter that
+            # another wait uses by then.
+            self._notifier.keep_spare(waiter)
         if self._traced is not None:
             self._traced.close()
 
@@ -343,6 +348,9 @@ class _KeyCondition(Condition[T]):
         self._log = log
         self._state = state
         self._keys = keys
+        self._single = keys[0] if len(keys) == 1 else None
+        """The key if there is only one. After a ring it has a value, as a rule, and a single lookup finds the value
+        without the mutex. Only several keys, and a key without a value, are looked up under the mutex."""
 
 
 class _Keys(_KeyCondition["list[int]"]):
@@ -352,7 +360,10 @@ class _Keys(_KeyCondition["list[int]"]):
     """
 
     def look(self, timeout: float, arm: Callable[[], None]) -> list[int] | NotYet:  # noqa: ARG002 - see there
-        self.missing = self._log.refresh(timeout, lambda: self._state.missing(self._keys))
+        self._log.refresh(timeout)
+        if self._single in self._state.values:
+            return []
+        self.missing = self._log.inspect(lambda: self._state.missing(self._keys))
         if not self.missing:
             return []
         return self.death_watch.find_dead(timeout) if self.death_watch else NOT_YET
@@ -364,7 +375,12 @@ class _Values(_KeyCondition["list[bytes]"]):
     what = "the value of key"
 
     def look(self, timeout: float, arm: Callable[[], None]) -> list[bytes] | NotYet:  # noqa: ARG002 - see there
-        self.missing, found = read_consistent(self._log, timeout, partial(self._state.values_of, self._keys))
+        self._log.refresh(timeout)
+        if self._single is not None:
+            value = self._state.values.get(self._single)
+            if value.__class__ is bytes:
+                return [value]
+        self.missing, found = answer_consistent(self._log, timeout, partial(self._state.values_of, self._keys))
         return NOT_YET if self.missing else found
 
 
@@ -423,7 +439,11 @@ class Arrival(Condition["bytes | None"]):
     def look(self, timeout: float, arm: Callable[[], None]) -> bytes | NotYet | None:
         request, log = self._request, self._log
         if self._has_arrived:
-            return None if log.refresh(timeout, lambda: self._state.has(request.done)) else NOT_YET
+            log.refresh(timeout)
+            # As for the single key of `_KeyCondition`.
+            if request.done in self._state.values:
+                return None
+            return None if log.inspect(lambda: self._state.has(request.done)) else NOT_YET
         kind = record.ADD if request.kind == COUNT else record.APPEND
         answer: bytes | NotYet | None
         answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout, arm)
@@ -434,8 +454,12 @@ class Arrival(Condition["bytes | None"]):
 
     def _decide(self, name: bytes, piece: bytes) -> tuple[tuple[bytes | NotYet | None, bool], int, Any]:
         request, state = self._request, self._state
-        current = state.values.get(name, b"")
-        value = bytes(current) if current.__class__ is bytearray else state.get(name, self._log.read_locked)
+        current = state.values.get(name)
+        value: bytes | None
+        if current is None or current.__class__ is bytes:
+            value = current
+        else:
+            value = bytes(current) if current.__class__ is bytearray else state.get(name, self._log.read_locked)
         if request.kind == COUNT:
             value = content = b"%d" % counter_sum(value, 1, name)
             kind = record.ADD
@@ -448,7 +472,7 @@ class Arrival(Condition["bytes | None"]):
             return (None, True), SEVERAL, [(kind, name, content), (record.SET, request.done, b"1")]
         if is_last is None:
             return (value, False), kind, content
-        if state.has(request.done):
+        if request.done in state.values or request.done in state.queues:
             return (None, False), kind, content
         return (NOT_YET, False), kind, content
 
@@ -499,11 +523,16 @@ def pop_item(log: Log, state: KeyValueState, name: bytes, timeout: float) -> byt
 
 
 def read_consistent(log: Log, timeout: float, answer: Callable[[Fetch], T]) -> T:
+    """Read what is new in the log, and return the result of `answer` for one moment; see `answer_consistent`."""
+    log.refresh(timeout)
+    return answer_consistent(log, timeout, answer)
+
+
+def answer_consistent(log: Log, timeout: float, answer: Callable[[Fetch], T]) -> T:
     """Return the result of `answer` for one moment.
 
     If spilled values can't be read without the log's lock, they are read under the lock.
     """
-    log.refresh(timeout)
     try:
         return log.inspect(lambda: answer(log.read_unlocked))
     except NeedsLock:
