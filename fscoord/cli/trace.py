@@ -45,7 +45,7 @@ def trace() -> None:
 @as_json
 @verbose
 def report(directory: str, as_json: bool) -> None:
-    """Print who came last, what was waited for, and what ended the longest waits.
+    """Print the ranks that came last, the waits by name, and the causes that ended the longest waits.
 
     Times are in seconds, and the time that others wait for a rank is in rank-seconds. The clocks of hosts are compared
     by the barriers at which the hosts met. Where that leaves open which rank came last, the table says "uncertain".

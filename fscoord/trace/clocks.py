@@ -1,8 +1,8 @@
 """Clock offsets: the times of several clocks on one time line, from the barriers of the processes. Pure: no I/O.
 
-The monotonic clocks of two hosts have unknown beginnings and slightly different rates. Nobody leaves a barrier before
-its last arrival. So for two processes i and j of one barrier, the arrival of i precedes the departure of j in true
-time. If the clock of i is ahead of true time by o(i), and the clock of j by o(j), then::
+The monotonic clocks of two hosts have unknown beginnings and slightly different rates. No process leaves a barrier
+before its last arrival. So for two processes i and j of one barrier, the arrival of i precedes the departure of j in
+true time. If the clock of i is ahead of true time by o(i), and the clock of j by o(j), then::
 
     o(j) - o(i)  <=  left(j) - arrived(i)
 

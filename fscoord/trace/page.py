@@ -175,10 +175,10 @@ def _facts(report: Document) -> str:
 
 def _tables(report: Document) -> Iterable[str]:
     yield _table(
-        "Who came last",
-        "The time that the others waited for a rank is in rank-seconds. Avoidable is the part that they would not have"
-        " waited if the rank had come with the one before it. Where the clocks do not tell which rank was last, the"
-        " barrier counts as uncertain.",
+        "Ranks that came last",
+        "The cost is the time that the others waited for the rank, in rank-seconds. The avoidable part is the time"
+        " that they would not have waited if the rank had come together with the rank before it. A barrier is"
+        " uncertain if the clocks do not tell which rank was last.",
         ("rank", "last", "of barriers", "uncertain", "cost", "avoidable", "worst"),
         [
             (
@@ -224,7 +224,7 @@ def _tables(report: Document) -> Iterable[str]:
         ],
     )
     yield _table(
-        "Who waited for whom at locks",
+        "Waiters and holders of locks",
         "",
         ("name", "waiter", "holder", "waited"),
         [
@@ -235,7 +235,7 @@ def _tables(report: Document) -> Iterable[str]:
     )
     yield _table(
         "Deaths",
-        "From the exit that fscoord run saw, or from the last sign in the trace, to the death record.",
+        "The times go from the exit that fscoord run saw, and from the last sign in the trace, to the death record.",
         ("process", "rank", "recorded by", "after its exit", "after its last sign"),
         [
             (

@@ -1,4 +1,4 @@
-"""`make_report`: the tables of a trace. Which rank came last, what was waited for, and what ended the longest waits."""
+"""`make_report`: the tables of a trace: ranks that came last, waits by name, locks, deaths, and the longest waits."""
 
 from __future__ import annotations
 
