@@ -145,7 +145,14 @@ class Arrivals(NamedTuple):
 
 
 def arrivals_of(trace: Trace, crossing: Crossing) -> Arrivals | None:
-    """Return the order of the arrivals, or None if fewer than two can be compared."""
+    """Return the order of the arrivals, or None if fewer than two can be compared.
+
+    A rank of one process that passed twice has used the name twice, and its arrivals are of two barriers.
+    """
+    if len({(span.process, span.rank) for span in crossing.spans if span.rank is not None}) < sum(
+        span.rank is not None for span in crossing.spans
+    ):
+        return None
     *others, last = crossing.spans
     group = trace.processes[last.process].group
     others = [span for span in others if trace.processes[span.process].group == group]

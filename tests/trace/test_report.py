@@ -49,6 +49,13 @@ def test_last_rank_is_uncertain_if_the_clocks_do_not_tell(traces: Path) -> None:
     assert row["uncertain"] == 1
 
 
+def test_name_that_was_used_for_two_barriers_has_no_last_rank(traces: Path) -> None:
+    crew = crew_of(2)
+    meet(crew, "b", [10 * MS, 20 * MS], [1000] * 2)
+    meet(crew, "b", [100 * MS, 110 * MS], [1000] * 2)
+    assert report_of(crew, traces)["last_to_come"] == []
+
+
 def test_waits_that_are_a_part_of_a_barrier_or_lock_count_once(traces: Path) -> None:
     (process,) = crew_of(1)
     process.span("barrier", "epoch/1", 10 * MS, 30 * MS, "passed", "world_size", 2, rank=0)
