@@ -179,8 +179,8 @@ class FileWait(Generic[T]):
                 self._traced.end(found)
             return found
         if left <= 0:
-            if self._traced is not None:
-                self._traced.time_out()
+            if tracing.recorder is not None and self._deadline > self._started:
+                self._record_time_out()
             # Closed before the error is made. If a signal handler raised in `close` later, the traceback of the error
             # would keep the waiter.
             self.close()
@@ -217,6 +217,12 @@ class FileWait(Generic[T]):
         if not self._was_rung and self._notifier.remove_stale(waiter):
             self._waiter = None
         return 0.0
+
+    def _record_time_out(self) -> None:
+        """End the span of this wait, also of one that has not slept, because its looks took all its time."""
+        if self._traced is None:
+            self._traced = self._condition.new_traced_wait(self._started)
+        self._traced.time_out()
 
     def _record_sleep(self, seconds: float) -> None:
         """Begin the span of this wait with its first sleep: a wait that does not sleep leaves none."""
