@@ -21,6 +21,7 @@ from benchmarks import (
     rendezvous,
     report,
     start,
+    tracing,
     uncontended,
     wakeup,
 )
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "groups": process_groups.measure,
     "history": history.measure,
     "start": start.measure,
+    "trace": tracing.measure,
     "etcd": etcd.measure,
 }
 ON_REQUEST = {"etcd", "handover"}

@@ -13,6 +13,11 @@ state. After their parts all workers pass a barrier of fscoord, and only then th
 the file ``latest``. So the checkpoint in ``latest`` is complete, whichever worker is killed, at any moment. After a
 death torchrun starts all workers again, and they go on from that checkpoint. To see this, let a worker kill itself in
 its first life: with ``--kill 3:2`` worker 3 does so after it has written its part of the checkpoint of epoch 2.
+
+To see for which worker the others wait, record a trace and make a page of it, for any browser:
+
+    torchrun --nproc-per-node 4 ... torch_train.py /shared/training --trace /shared/traces
+    fscoord trace html /shared/traces --output report.html
 """
 
 from __future__ import annotations
@@ -137,7 +142,7 @@ def train(options: argparse.Namespace) -> None:
     parallel = DistributedDataParallel(model)
     points, which = two_spirals(options.seed)
     with (
-        FileStore(options.directory / "barriers", rank=rank) as store,
+        FileStore(options.directory / "barriers", rank=rank, trace=options.trace) as store,
         StoreBarrier(store, life, rank=rank, world_size=world_size, fail_fast=True) as barrier,
     ):
         checkpoints = Checkpoints(options.directory, barrier)
@@ -175,6 +180,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="where checkpoints go; all hosts must see it")
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--trace", type=Path, metavar="DIR", help="record a trace there, for `fscoord trace`")
     parser.add_argument("--kill", type=worker_and_epoch, metavar="WORKER:EPOCH", help="kill that worker there, once")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)

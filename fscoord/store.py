@@ -36,7 +36,7 @@ from fscoord._arguments import (
     to_seconds,
     to_timedelta,
 )
-from fscoord._runtime import system
+from fscoord._runtime import system, tracing
 from fscoord._waiting.wait import (
     COUNT,
     KEYS,
@@ -61,6 +61,7 @@ __all__ = [
     "StoreView",
     "arrival_steps",
     "barrier_steps",
+    "begin_span",
     "closer_look",
     "how_to_run_again",
     "new_arrival_wait",
@@ -525,6 +526,13 @@ class Store(ABC):
         """See `closer_look`."""
         return ""
 
+    _records_waits = False
+    """Whether the waits of the store record spans themselves, in a process that records a trace."""
+
+    def _trace_place(self, key: bytes) -> tuple[str, str]:
+        """Return two texts for the spans of a trace: one that identifies the data on all hosts, and the whole `key`."""
+        return type(self).__name__, key_text(key)
+
     def _notifier_for(self, backend: WaitBackend) -> Any:  # noqa: ARG002 - see there
         """Return the notifier that wakes the waits of `backend`, for `_new_wait`.
 
@@ -625,6 +633,13 @@ class StoreView(Store):
     def _closer_look(self) -> str:
         return self._inner._closer_look()
 
+    @property
+    def _records_waits(self) -> bool:  # type: ignore[override]
+        return self._inner._records_waits
+
+    def _trace_place(self, key: bytes) -> tuple[str, str]:
+        return self._inner._trace_place(key)
+
 
 # The other modules of this package call these functions. They call private methods, which the stores override.
 
@@ -635,7 +650,7 @@ def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
         request = next(steps)
         while True:
             try:
-                answer = wait_on(store, request)
+                answer = wait_on(store, request) if tracing.recorder is None else _wait_traced(store, request)
             except BaseException as error:  # noqa: BLE001 - raised in `steps`, which may catch it
                 request = steps.throw(error)
             else:
@@ -647,6 +662,22 @@ def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
         # Closed here, and not when it is collected: its `finally` blocks release what the generator has acquired. An
         # exception that the caller keeps also keeps this frame, and the frame keeps the generator.
         steps.close()
+
+
+def _wait_traced(store: Store, request: Request) -> Any:
+    """Do as `wait_on`, and record a span if the store does not record its waits itself."""
+    if store._records_waits or not isinstance(request, WaitRequest):
+        return wait_on(store, request)
+    span = begin_span("wait", store, request.keys[0])
+    if tracing.recorder is not None and span is not None:
+        tracing.recorder.before_sleep(span, request.timeout)  # how long the call will block is not known
+    try:
+        answer = wait_on(store, request)
+    except BaseException as error:
+        tracing.end(span, tracing.outcome_of(error))
+        raise
+    tracing.end(span, "passed")
+    return answer
 
 
 def wait_on(store: Store, request: Request) -> Any:
@@ -759,6 +790,14 @@ def closer_look(store: Store) -> str:
     It is empty if the command shows nothing of this kind of store.
     """
     return store._closer_look()
+
+
+def begin_span(kind: str, store: Store, key: bytes, rank: int | None = None, *facts: Any) -> tracing.Span | None:
+    """Return a new span of this process on `key` of `store`, or None if the process records no trace."""
+    if tracing.recorder is None:
+        return None
+    place, name = store._trace_place(key)
+    return tracing.recorder.begin(kind, name, place, rank, *facts)
 
 
 def typical_call_s(store: Store) -> float:

@@ -46,6 +46,9 @@ WORKS = [
     "files after 2000 operations on 1000 keys",
     "import fscoord",
     "a whole process: import, open, set",
+    "a span, processor time",
+    "no span: the test of the global name",
+    "barrier of one process, processor time",
 ]
 
 LIMIT_S = 400

@@ -35,6 +35,7 @@ LAYERS = [
     ("_runtime.interrupts", ["_runtime.forks", "errors"]),
     ("_runtime.logging", ["_runtime.interrupts"]),
     ("_runtime.system", ["_runtime.escaping", "_runtime.forks", "_runtime.interrupts", "errors"]),
+    ("_runtime.tracing", ["_runtime.interrupts", "_runtime.logging", "_runtime.system", "errors"]),
     ("_runtime.*", ["_runtime.interrupts", "_runtime.system", "errors"]),
     ("_waiting", []),
     ("_waiting.*", ["_runtime.*", "_waiting.*", "errors"]),
@@ -217,7 +218,7 @@ LAYERS = [
         ],
     ),
     ("_arguments", ["errors"]),
-    ("store", ["_waiting.*", "_arguments", "_runtime.system", "errors"]),
+    ("store", ["_waiting.*", "_arguments", "_runtime.system", "_runtime.tracing", "errors"]),
     ("inspect", ["_log.inspect.*"]),
     ("environment", ["_runtime.system", "errors"]),
     (
@@ -324,6 +325,8 @@ LAYERS = [
             "errors",
         ],
     ),
+    ("trace.clocks", []),  # pure
+    ("trace.*", ["trace.*", "_runtime.system", "_runtime.tracing", "errors"]),  # it opens no store
     ("testing", ["testing.*"]),
     ("testing.contract", ["testing.contract.*", "store"]),
     ("testing.*", ["testing.*", "_arguments", "store", "_runtime.*", "errors"]),
@@ -349,6 +352,7 @@ LAYERS = [
 PACKAGES = {  # mere folders: their __init__ imports nothing
     "_log", "_log.access", "_log.combining", "_log.format", "_log.generations", "_log.inspect", "_log.io",
     "_log.liveness", "_log.locking", "_log.wakeup", "_runtime", "_waiting", "demo", "doctor", "integrations", "stores",
+    "trace",
 }  # fmt: skip
 
 # What touches files, locks, processes or clocks, and so is for _system alone.

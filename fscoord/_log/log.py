@@ -41,7 +41,7 @@ from fscoord._log.locking.log_lock import SOFT
 from fscoord._log.recovery import APPLYING, CLOSED, DESCRIPTORS, GENERATION, POSITION, SERVER_STATE
 from fscoord._log.state_machine import StateMachine
 from fscoord._log.wakeup.changed_keys import ChangedKeys
-from fscoord._runtime import system
+from fscoord._runtime import system, tracing
 from fscoord._runtime.escaping import closer_look
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, StoreClosedError, StoreError, StoreTimeoutError, StoreUnavailableError
@@ -814,6 +814,9 @@ class Log:
         if number in table.deaths:  # all its watchers notice the death at the same moment, and one record is enough
             return True
 
+        started = 0 if tracing.recorder is None else system.time.monotonic_ns()
+        verdicts: list[Session] = []
+
         def decide(_: bytes, __: bytes) -> tuple[bool, int, bytes]:
             if number in table.deaths:
                 return True, 0, b""
@@ -821,9 +824,17 @@ class Log:
                 return False, 0, b""
             if self.liveness.is_alive(number, ProcessIdentity.find()) is not False:
                 return False, 0, b""
-            return True, record.DEATH, encode_death(number, table.sessions[number].alive_id)
+            verdicts[:] = [table.sessions[number]]
+            return True, record.DEATH, encode_death(number, verdicts[0].alive_id)
 
-        return bool(self.update(record.DEATH, b"", b"", decide, limit))
+        is_recorded = bool(self.update(record.DEATH, b"", b"", decide, limit))
+        if tracing.recorder is not None and verdicts:
+            dead = verdicts[0]
+            facts = ("session", number, "dead_rank", dead.rank)
+            span = tracing.recorder.begin("death", f"{dead.host}:{dead.pid}", "", None, *facts)
+            span[tracing.BEGIN] = started
+            tracing.end(span, "recorded")
+        return is_recorded
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ ORDER: Final = (
     "executors",
     "sliced waits",
     "keepers",
+    "trace",
     "faults",
 )
 """The names of the steps, first to last."""

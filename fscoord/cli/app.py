@@ -21,6 +21,7 @@ from fscoord.cli.ps import ps
 from fscoord.cli.queues import items, length, pop, push, put, take
 from fscoord.cli.run import run as launch
 from fscoord.cli.top import top
+from fscoord.cli.trace import trace
 from fscoord.cli.values import add, append, cas, delete, get, keys, set_, wait, watch
 
 __all__ = ["cli", "run"]
@@ -84,7 +85,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 VERBS = (
     *(demo, doctor, launch, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length),
     *(put, take, items, lock, rwlock, sem, holders, break_lock, elect, leader, once, join, group, watch),
-    *(members, ps, top, dump, verify, repair, cp, compact, completion),
+    *(members, ps, top, dump, verify, repair, cp, compact, trace, completion),
 )
 for verb in VERBS:
     cli.add_command(verb)

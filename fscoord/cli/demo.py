@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from fscoord._runtime import system
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, time_limit, verbose
-from fscoord.cli.output import flush, is_terminal, plain, write, write_json
+from fscoord.cli.output import new_console, new_table, plain, write_json
+from fscoord.cli.trace import write_page
 from fscoord.demo.launcher import PROCESSES_MAX, run
 
 if TYPE_CHECKING:
@@ -41,9 +43,15 @@ NUMBERS = {"files", "words"}
     show_default=True,
     help="How long the processes wait for each other.",
 )
+@click.option(
+    "--trace",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Record a trace there, and make the page report.html of it.",
+)
 @as_json
 @verbose
-def demo(processes: int, directory: str | None, kill: bool, timeout: float, as_json: bool) -> int:
+def demo(processes: int, directory: str | None, kill: bool, timeout: float, trace: str | None, as_json: bool) -> int:
     """Let several real processes share work through one file.
 
     They count the words in a directory of text. They find each other through that file, exchange what they know of
@@ -56,10 +64,13 @@ def demo(processes: int, directory: str | None, kill: bool, timeout: float, as_j
       fscoord demo
       fscoord demo -n 8 --input /usr/share/doc
       fscoord demo --kill
+      fscoord demo -n 8 --trace traces              # then open traces/report.html in a browser
       TMPDIR=/shared/tmp fscoord demo               # try the file system that your job will use
     """
     with _Display() as display:
-        report = run(processes, directory, kill=kill, timeout=timeout, on_event=display.show)
+        report = run(processes, directory, kill=kill, timeout=timeout, on_event=display.show, trace=trace)
+    if trace is not None:
+        write_page(trace, system.os.path.join(trace, "report.html"))
     if as_json:
         write_json(report)
     else:
@@ -107,27 +118,8 @@ class _Display:
             self._bar.console.print(f"fscoord: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-class _Output:
-    """Standard output as rich wants it, with the errors of `write`."""
-
-    encoding = "utf-8"
-
-    def write(self, text: str) -> None:
-        write(text.encode())
-
-    def flush(self) -> None:
-        flush()
-
-    def isatty(self) -> bool:
-        return is_terminal()
-
-
 def _print(report: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    # A file has no width at which lines would have to be broken.
-    width = None if is_terminal() else 200
-    console = Console(file=cast("IO[str]", _Output()), markup=False, highlight=False, emoji=False, width=width)
+    console = new_console()
     console.print(
         f"{report['words']} words ({report['distinct_words']} different ones) in {report['files']} files"
         f" below {plain(report['input'])}, in {report['seconds']:.2f} s",
@@ -161,13 +153,7 @@ def _barriers(report: dict[str, Any]) -> Table:
 
 
 def _table(*headings: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    for heading in headings:
-        number = "waited" in heading or heading in NUMBERS
-        table.add_column(heading, justify="right" if number else "left", overflow="fold")
-    return table
+    return new_table(headings, [heading for heading in headings if "waited" in heading or heading in NUMBERS])
 
 
 def _loss(loss: dict[str, Any]) -> str:

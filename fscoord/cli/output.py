@@ -5,11 +5,16 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import OutputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar, TaskID
+    from rich.table import Table
 
 __all__ = [
     "Progress",
@@ -17,6 +22,8 @@ __all__ = [
     "field",
     "flush",
     "is_terminal",
+    "new_console",
+    "new_table",
     "plain",
     "printable",
     "show",
@@ -100,8 +107,38 @@ def plain(text: str) -> str:
     return printable(system.os.fsencode(text))
 
 
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bar, TaskID
+class _RichOutput:
+    """Standard output as rich wants it, with the errors of `write`."""
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> None:
+        write(text.encode())
+
+    def flush(self) -> None:
+        flush()
+
+    def isatty(self) -> bool:
+        return is_terminal()
+
+
+def new_console() -> Console:
+    """Return a console of rich on standard output, which prints text as it is."""
+    from rich.console import Console
+
+    # A file has no width at which lines would have to be broken.
+    width = None if is_terminal() else 200
+    return Console(file=cast("IO[str]", _RichOutput()), markup=False, highlight=False, emoji=False, width=width)
+
+
+def new_table(headings: Iterable[str], numbers: Collection[str]) -> Table:
+    """Return an empty table of rich without lines. The columns whose headings are in `numbers` are flush right."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in numbers else "left", overflow="fold")
+    return table
 
 
 BEGIN_S = 1.0

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from fscoord import environment, rendezvous
-from fscoord._runtime import network, system
+from fscoord._runtime import network, system, tracing
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import verbose
@@ -77,6 +77,9 @@ _config = _parsed_by(rendezvous.parse_rendezvous_config)
 @click.option("-r", "--redirects", metavar="STREAMS", callback=_streams, default="0", help="Streams to files only.")
 @click.option("-t", "--tee", metavar="STREAMS", callback=_streams, default="0", help="Streams to files as well.")
 @click.option("--log-dir", metavar="DIR", type=click.Path(file_okay=False), help="Where files go. [default: temporary]")
+@click.option(
+    "--trace", metavar="DIR", type=click.Path(file_okay=False), help="Where this node and its workers record a trace."
+)
 @click.option("-m", "--module", is_flag=True, help="The program is a Python module.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -90,7 +93,7 @@ def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
     MASTER_ADDR and the others of torchrun, and in FSCOORD_STORE a fresh store that all workers share. Their output
     comes with the rank before each line. When a worker fails, all are stopped, and begin again together up to
     --max-restarts times. STREAMS are 1 for standard output, 2 for standard error, 3 for both, or such as 0:3,1:1 for
-    local ranks.
+    local ranks. "fscoord trace" shows what --trace records.
 
     Exits with 1 if the job failed, after naming the worker that failed first. Ctrl-C and SIGTERM stop the workers of
     this node, with everything that they have started; other nodes go on if they are enough.
@@ -100,6 +103,7 @@ def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
       fscoord run --nproc-per-node 4 train.py --epochs 3
       fscoord run --nnodes 2:4 --nproc-per-node 8 --rdzv-endpoint /scratch/job --rdzv-id 7 train.py
       fscoord run --nproc-per-node 2 -- sh -c 'echo worker $RANK of $WORLD_SIZE'
+      fscoord run --nproc-per-node 4 --trace traces train.py      # then: fscoord trace html traces
     """
     with raise_on_termination():
         outcome = _run(_command(program, arguments, is_module=options["module"]), options)
@@ -117,6 +121,9 @@ def _command(program: str, arguments: tuple[str, ...], *, is_module: bool) -> li
 
 
 def _run(command: list[str], options: dict[str, Any]) -> Outcome:
+    trace = system.os.path.abspath(options["trace"]) if options["trace"] else ""
+    if trace:
+        tracing.start(trace)
     found = environment.detect()
     least, most = options["nnodes"] or _slurm_nodes() or (1, 1)
     if options["standalone"]:
@@ -138,6 +145,7 @@ def _run(command: list[str], options: dict[str, Any]) -> Outcome:
         options["monitor_interval"],
         options["grace"],
         Streams(options["redirects"], options["tee"]),
+        trace,
     )
     handler = rendezvous.DynamicRendezvousHandler(settings, backend, store, params.local_addr, owns_store=True)
     kept = ""

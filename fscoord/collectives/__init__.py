@@ -29,6 +29,7 @@ from __future__ import annotations
 from typing import overload
 
 from fscoord._arguments import Key, Timeout, Value, key_given, timeout_given
+from fscoord._runtime import tracing
 from fscoord.collectives import steps
 from fscoord.collectives.arrivals import Decoder
 from fscoord.collectives.timeout import store_timeout
@@ -119,7 +120,7 @@ def barrier(
         key_prefix = key_given(key, "key_prefix", key_prefix)
     if timeout is not None:
         barrier_timeout = timeout_given(timeout, "barrier_timeout", barrier_timeout)
-    if rank is None or fail_fast:
+    if rank is None or fail_fast or tracing.recorder is not None:
         arguments = (world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
         return run_blocking(store, steps.barrier(store, *arguments, fail_fast=fail_fast))
     # The usual barrier: as in `steps.barrier`, without a generator, because this thread makes each wait itself.

@@ -269,6 +269,9 @@ class Arrivals:
         store: the store that has the arrivals.
         prefix: the prefix of the barrier's keys.
         call: the call of the rank that uses this object. The rank appends its own arrival, and reads all arrivals.
+
+    Attributes:
+        is_repeated: whether the rank had arrived in this round before, by an earlier call.
     """
 
     def __init__(self, store: Store, prefix: bytes, call: Attempt) -> None:
@@ -276,6 +279,7 @@ class Arrivals:
         self._call = call
         self._own = b"%d/%d " % (call.rank, call.world_size)
         self._is_last = LastOfRanks(self._own, call.world_size)
+        self.is_repeated = False
         self._arrivals = prefix + b"/arrivals"
         self._complete = prefix + b"/complete"  # as long as the first key, whose append fails if the prefix is too long
 
@@ -332,6 +336,7 @@ class Arrivals:
         if own < 0:  # the round was broken since
             return False
         before = _present(events[:own])
+        self.is_repeated = rank in before
         if len(before) == world_size:
             self._store.set(self._complete, b"1")  # if the last rank died before it set this, the others still wait
             self._refuse_unless_timed_out(events[:own])

@@ -7,6 +7,7 @@ errors of the function of the same name in `collectives`.
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import TypeVar
 
 from fscoord._arguments import (
     Key,
@@ -19,15 +20,17 @@ from fscoord._arguments import (
     to_seconds,
     value_bytes,
 )
-from fscoord._runtime import system
+from fscoord._runtime import system, tracing
 from fscoord._waiting.awaited import EXCHANGE, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps, new_tuple
 from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank
 from fscoord.errors import StoreTimeoutError, UsedBeforeError
-from fscoord.store import Store, closer_look, how_to_run_again
+from fscoord.store import Store, begin_span, closer_look, how_to_run_again
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "synchronize"]
+
+T = TypeVar("T")
 
 
 def barrier(
@@ -42,6 +45,63 @@ def barrier(
     fail_fast: bool,
 ) -> WaitSteps[None]:
     """Execute `fscoord.barrier`."""
+    call = (store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
+    if tracing.recorder is None:
+        return _barrier(*call, None, fail_fast=fail_fast)
+    span = begin_span("barrier", store, key_bytes(key_prefix), rank, "world_size", world_size)
+    return tracing.record_steps(span, _barrier(*call, span, fail_fast=fail_fast))
+
+
+def get_all(store: Store, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> WaitSteps[list[bytes]]:
+    """Execute `fscoord.get_all`."""
+    steps = _get_all(store, rank, prefix, world_size, timeout)
+    return steps if tracing.recorder is None else _traced("get_all", store, prefix, rank, world_size, steps)
+
+
+def synchronize(
+    store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
+) -> WaitSteps[list[bytes]]:
+    """Execute `fscoord.synchronize`."""
+    if tracing.recorder is None:
+        return _synchronize(store, data, rank, world_size, key_prefix, timeout, None)
+    facts = ("world_size", world_size, "operation", "synchronize")
+    span = begin_span("exchange", store, key_bytes(key_prefix), rank, *facts)
+    return tracing.record_steps(span, _synchronize(store, data, rank, world_size, key_prefix, timeout, span))
+
+
+def broadcast(
+    store: Store, data: Value | None, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, source: int
+) -> WaitSteps[bytes]:
+    """Execute `fscoord.broadcast`."""
+    steps = _broadcast(store, data, rank, world_size, key_prefix, timeout, source)
+    return steps if tracing.recorder is None else _traced("broadcast", store, key_prefix, rank, world_size, steps)
+
+
+def gather(
+    store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, target: int
+) -> WaitSteps[list[bytes] | None]:
+    """Execute `fscoord.gather`."""
+    steps = _gather(store, data, rank, world_size, key_prefix, timeout, target)
+    return steps if tracing.recorder is None else _traced("gather", store, key_prefix, rank, world_size, steps)
+
+
+def _traced(operation: str, store: Store, prefix: Key, rank: int, world_size: int, steps: WaitSteps[T]) -> WaitSteps[T]:
+    span = begin_span("exchange", store, key_bytes(prefix), rank, "world_size", world_size, "operation", operation)
+    return tracing.record_steps(span, steps)
+
+
+def _barrier(
+    store: Store,
+    world_size: int,
+    key_prefix: Key,
+    barrier_timeout: Timeout | None,
+    rank: int | None,
+    rank_tracing_decoder: Decoder | None,
+    trace_timeout: Timeout,
+    span: tracing.Span | None,
+    *,
+    fail_fast: bool,
+) -> WaitSteps[None]:
     if rank is None:
         if fail_fast:
             raise ValueError("fail_fast needs rank: without it nobody knows which ranks have come")
@@ -59,6 +119,8 @@ def barrier(
             text = yield arrivals.request()
             if text is not None:
                 yield from arrivals.settle(text)
+        if span is not None and arrivals.is_repeated:
+            span += ("repeated", 1)
     except StoreTimeoutError as error:
         arrivals.time_out(error)
 
@@ -82,29 +144,33 @@ def arrivals_of(
     return Arrivals(store, prefix, call)
 
 
-def get_all(store: Store, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> WaitSteps[list[bytes]]:
-    """Execute `fscoord.get_all`."""
+def _get_all(store: Store, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> WaitSteps[list[bytes]]:
     call = _attempt(store, prefix, rank, world_size, timeout)
     return (yield from _collect(store, call, call.prefix, "get_all"))
 
 
-def synchronize(
-    store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
+def _synchronize(
+    store: Store,
+    data: Value,
+    rank: int,
+    world_size: int,
+    key_prefix: Key,
+    timeout: Timeout | None,
+    span: tracing.Span | None,
 ) -> WaitSteps[list[bytes]]:
-    """Execute `fscoord.synchronize`."""
     call, content = _attempt(store, key_prefix, rank, world_size, timeout), value_bytes(data)
     prefix = call.data_prefix()
     own = prefix + b"%d" % rank
     Arrivals(store, prefix + b"/finished", call).refuse_if_finished(own)
-    _give(store, own, content)
+    if not _give(store, own, content) and span is not None:
+        span += ("repeated", 1)
     yield from _meet(store, call, prefix)
     return (yield from _collect(store, call, prefix, "synchronize"))
 
 
-def broadcast(
+def _broadcast(
     store: Store, data: Value | None, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, source: int
 ) -> WaitSteps[bytes]:
-    """Execute `fscoord.broadcast`."""
     call = _attempt(store, key_prefix, rank, world_size, timeout)
     check_rank(source, world_size)
     key = call.prefix + b"/broadcast"
@@ -121,10 +187,9 @@ def broadcast(
     return store.get(key)
 
 
-def gather(
+def _gather(
     store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, target: int
 ) -> WaitSteps[list[bytes] | None]:
-    """Execute `fscoord.gather`."""
     call, content = _attempt(store, key_prefix, rank, world_size, timeout), value_bytes(data)
     check_rank(target, world_size)
     prefix = call.data_prefix()
@@ -217,16 +282,18 @@ def _await_keys(call: Attempt, keys: list[bytes]) -> WaitSteps[None]:
         slow_logger.end()
 
 
-def _give(store: Store, key: bytes, content: bytes) -> None:
-    """Set `key` to `content`, unless the key already has that value.
+def _give(store: Store, key: bytes, content: bytes) -> bool:
+    """Set `key` to `content`, unless the key already has that value. Return whether it was set.
 
     Raises:
         UsedBeforeError: the key has another value. The value is unchanged, because another rank may have read it.
     """
     if not store.check([key]):
         store.set(key, content)
-    elif store.get(key) != content:
+        return True
+    if store.get(key) != content:
         raise UsedBeforeError(
             f"key {key_text(key)!r} already holds other data: the prefix was used before, or two callers gave the"
             f" same rank; {how_to_run_again(store)}"
         )
+    return False

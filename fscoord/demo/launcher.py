@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fscoord._runtime import system
+from fscoord._runtime import system, tracing
 from fscoord._runtime.signals import defer_signals, raise_on_termination
 from fscoord.demo.worker import OWN_SOURCES, text_files
 from fscoord.errors import FscoordError
@@ -27,7 +27,13 @@ Event = dict[str, Any]
 
 
 def run(
-    processes: int, directory: str | None, *, kill: bool, timeout: float, on_event: Callable[[Event], None]
+    processes: int,
+    directory: str | None,
+    *,
+    kill: bool,
+    timeout: float,
+    on_event: Callable[[Event], None],
+    trace: str | None = None,
 ) -> dict[str, Any]:
     """Count the words in a directory of text with several processes, and return what they report.
 
@@ -37,6 +43,7 @@ def run(
         kill: whether to kill one of them with SIGKILL while it holds a file.
         timeout: how many seconds they wait for each other at most.
         on_event: called with every step that they tell of, as a dict with the key ``event``.
+        trace: the directory in which the processes record their traces; None for what the environment says.
 
     Returns:
         The report, as it is described in ``docs/cli.md``.
@@ -53,7 +60,7 @@ def run(
     if next(text_files(directory), None) is None:
         raise ValueError(f"there is no text file below {directory}")
     start = system.time.monotonic()
-    with raise_on_termination(), FileStore() as store, _Processes(str(store.path)) as group:
+    with raise_on_termination(), FileStore() as store, _Processes(str(store.path), trace) as group:
         for _ in range(processes):
             group.start([directory, str(processes), "kill" if kill else "", str(timeout)])
         report = group.follow(on_event)
@@ -66,8 +73,12 @@ class _Processes:
     There are no threads: a signal may come between any two steps, and a half-started process must still be stopped.
     """
 
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str, trace: str | None) -> None:
         self._store = store
+        own = {"PYTHONPATH": system.os.pathsep.join(filter(None, sys.path))}
+        if trace is not None:
+            own[tracing.ENVIRONMENT_VARIABLE] = system.os.path.abspath(trace)
+        self._environment = {**system.os.environ, **own}
         self._members: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> _Processes:
@@ -93,7 +104,7 @@ class _Processes:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 cwd=system.os.path.dirname(self._store),
-                env={**system.os.environ, "PYTHONPATH": system.os.pathsep.join(filter(None, sys.path))},
+                env=self._environment,
                 start_new_session=True,
             )
             self._members.append(member)

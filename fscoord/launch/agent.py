@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fscoord import errors
 from fscoord._arguments import MalformedText, parse_uint63, to_seconds
-from fscoord._runtime import system
+from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord.launch.worker import Console, Streams, WorkerGroup
@@ -114,6 +114,7 @@ class Job:
         grace: the time from SIGTERM to SIGKILL for the workers, in seconds.
         streams: the streams of the workers that go to files, and those that go to the console.
         log_dir: the directory of the workers' files. Each round has a directory in it.
+        trace: the directory in which the workers record their traces, or ``""`` for what the environment says.
     """
 
     command: Sequence[str]
@@ -123,6 +124,7 @@ class Job:
     monitor_interval: float = 0.1
     grace: float = 30.0
     streams: Streams = field(default_factory=Streams)
+    trace: str = ""
 
 
 class Failure(NamedTuple):
@@ -268,7 +270,11 @@ class Agent:
             "FSCOORD_RESTART_COUNT": restarts,
             "FSCOORD_RUN_ID": self._handler.get_run_id(),
         }
-        return {**values, "FSCOORD_STORE": address} if address else values
+        if address:
+            values["FSCOORD_STORE"] = address
+        if self._job.trace:
+            values[tracing.ENVIRONMENT_VARIABLE] = self._job.trace
+        return values
 
     def _follow(self, workers: WorkerGroup, info: RendezvousInfo) -> bool:
         """Follow the round until it is over. Return whether the job has ended; if not, there is another round."""

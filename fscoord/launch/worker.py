@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, NamedTuple
 
-from fscoord._runtime import system
+from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
 from fscoord.launch import warden
 
@@ -134,9 +134,11 @@ class _Worker:
         self._threads: list[system.threading.Thread] = []
         self._tails: dict[int, list[bytes]] = {STDOUT: [], STDERR: []}
         self._report: IO[bytes] | None = None
+        self._span: tracing.Span | None = None
 
     def start(self, command: list[str], environment: Mapping[str, str]) -> None:
         """Start the warden, which starts the worker."""
+        self._span = tracing.begin("worker", f"worker {self._rank}", "", None, "worker_rank", self._rank)
         reader, writer = system.os.pipe()
         self._report = system.os.fdopen(reader, "rb")
         try:
@@ -198,6 +200,7 @@ class _Worker:
         with self._report as report:
             for line in report:
                 facts.update(json.loads(line))
+        self._end_span(facts)
         for thread in outputs:
             thread.join(OUTPUT_END_S)
         message = str(facts.get("error") or b"".join(self._tails[STDERR]).decode("utf-8", "replace"))
@@ -208,6 +211,12 @@ class _Worker:
         assert isinstance(pid, int)
         error_file = self._error_file if system.os.path.exists(self._error_file) else ""
         self._on_end(WorkerExit(self._rank, self._local_rank, pid, status, message, error_file))
+
+    def _end_span(self, facts: Mapping[str, object]) -> None:
+        """End the worker's span, with what the warden has reported."""
+        status, pid = facts.get("status"), facts.get("pid", 0)
+        outcome = "failed to start" if "error" in facts else "warden killed" if status is None else "exit"
+        tracing.end(self._span, outcome, "status", status, "pid", pid, "address", system.process_name(str(pid)))
 
 
 STDOUT, STDERR = 1, 2

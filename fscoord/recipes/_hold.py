@@ -6,8 +6,8 @@ import math
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
-from fscoord._arguments import Key, Timeout, to_seconds
-from fscoord._runtime import system
+from fscoord._arguments import Key, Timeout, key_bytes, to_seconds
+from fscoord._runtime import system, tracing
 from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.awaited import LOCK
 from fscoord._waiting.wait import WaitSteps
@@ -16,7 +16,7 @@ from fscoord.recipes._cleanup import HERE, await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._lease import LeaseRenewer
 from fscoord.recipes._line import Line, Policy
-from fscoord.store import Store, run_blocking
+from fscoord.store import Store, begin_span, run_blocking
 
 __all__ = ["Contender", "Exclusive", "HeldEntry"]
 
@@ -47,6 +47,7 @@ class Exclusive:
     """
 
     _mode = "x"
+    _span_kind = "lock"
     _what = "the hold on"
     _kind = LOCK
     _whose = "process"
@@ -61,6 +62,7 @@ class Exclusive:
         self._line = Line(store, name, policy, self._ttl)
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._held: list[HeldEntry] = []
+        self._spans: dict[str, tracing.Span] = {}  # in a process that records a trace: of each request, by its entry
 
     @property
     def name(self) -> str:
@@ -81,20 +83,24 @@ class Exclusive:
         line = self._line
         name = line.new_id()
         got.append(name)
+        if tracing.recorder is not None:
+            self._begin_span(name)
         served = line.take_free(name, self._mode)
         if served is None:
             served = run_blocking(self._store, self._standing_in_line(name, blocking, limit))
-        return self._keep(served)
+        return self._keep(served, name)
 
     def _acquire_steps(self, blocking: bool, timeout: Timeout | None, got: list[str]) -> WaitSteps[bool]:
         """Acquire, with the arguments of `threading`. `got` receives the entry's id first, so that `_undo` finds it."""
         limit = self._limit(blocking, timeout)
         name = self._line.new_id()
         got.append(name)
+        if tracing.recorder is not None:
+            self._begin_span(name)
         served = self._line.take_free(name, self._mode)
         if served is None:
             served = yield from self._standing_in_line(name, blocking, limit)
-        return self._keep(served)
+        return self._keep(served, name)
 
     def _standing_in_line(self, name: str, blocking: bool, limit: float) -> WaitSteps[Entry | None]:
         """Enter the line as `name`. Return the entry when it is served, or None if it was not served in time."""
@@ -104,8 +110,13 @@ class Exclusive:
             return entry
         return (yield from self._line.await_turn(entry, max(0.0, end - system.time.monotonic()), self._kind))
 
-    def _keep(self, served: Entry | None) -> bool:
-        """Record the hold of the entry `served` and return True, or return False if `served` is None."""
+    def _keep(self, served: Entry | None, name: str) -> bool:
+        """Record the hold of the entry `served` and return True, or return False if `served` is None.
+
+        `name` is the id of the entry.
+        """
+        if self._spans:
+            self._note_turn(served, name)
         if served is None:
             return False
         renewal = LeaseRenewer(self.name, self._line.renew, served) if self._ttl else None
@@ -135,6 +146,27 @@ class Exclusive:
                 except ValueError as error:  # another thread has released it
                     raise_unless_absent(error)
             self._line.leave_quietly(name)
+            if self._spans:
+                self._end_span(name, "failed")
+
+    def _begin_span(self, name: str) -> None:
+        """Begin the span of the request with the entry `name`, which lasts until the release."""
+        span = begin_span(self._span_kind, self._store, key_bytes(self.name), None, "what", self._what)
+        if span is not None:
+            self._spans[name] = span
+
+    def _note_turn(self, served: Entry | None, name: str) -> None:
+        """Note in the span of the request `name` that it was served, or end the span of one that was not."""
+        if served is None:
+            self._end_span(name, "not acquired")
+            return
+        span = self._spans.get(name)
+        if span is not None and tracing.recorder is not None:
+            waited = system.time.monotonic_ns() - span[tracing.BEGIN]
+            tracing.recorder.add(span, "waited_ns", waited, "token", served.token)
+
+    def _end_span(self, name: str, outcome: str) -> None:
+        tracing.end(self._spans.pop(name, None), outcome)
 
     def _stop(self, held: HeldEntry) -> None:
         if held[2] is not None:
@@ -179,7 +211,11 @@ class Exclusive:
         self._end(held[1])
         self._stop(held)
         if not self._line.leave(held[1].id):
+            if self._spans:
+                self._end_span(held[1].id, "lost")
             raise self._line.lost(held[1])
+        if self._spans:
+            self._end_span(held[1].id, "released")
         return True
 
     def _finish(self, gone: list[HeldEntry | str], here: object) -> None:
@@ -192,6 +228,8 @@ class Exclusive:
                 self._end(held[1])
                 self._stop(held)
                 self._line.leave_quietly(held[1].id)
+                if self._spans:
+                    self._end_span(held[1].id, "released")
 
     def _not_held(self) -> str:
         return f"{self._what} {self.name!r} is not held by this object, in this {self._whose}"

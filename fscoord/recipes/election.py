@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from fscoord._arguments import Key, MalformedText, Timeout, Value, key_bytes, parse_uint63, to_seconds, value_bytes
-from fscoord._runtime import system
+from fscoord._runtime import system, tracing
 from fscoord._waiting.awaited import LEADER, OFFICE, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
@@ -17,7 +17,7 @@ from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
 from fscoord.recipes._keys import get_or_none
 from fscoord.recipes._line import one
-from fscoord.store import Store, closer_look, run_blocking
+from fscoord.store import Store, begin_span, closer_look, run_blocking
 
 __all__ = ["Election", "Leader"]
 
@@ -55,6 +55,7 @@ class Election(Exclusive):
 
     _what = "the office"
     _kind = OFFICE
+    _span_kind = "election"
 
     def __init__(
         self, store: Store, name: Key, data: Value = b"", timeout: Timeout | None = None, ttl: Timeout | None = None
@@ -125,6 +126,13 @@ class Election(Exclusive):
             yield leader
 
     def _observing(self, after: int, timeout: Timeout | None) -> WaitSteps[Leader]:
+        steps = self._observe(after, timeout)
+        if tracing.recorder is None:
+            return steps
+        span = begin_span("observe", self._store, key_bytes(self.name), None, "after", after)
+        return tracing.record_steps(span, steps, lambda leader: ("token", leader.term, "by", leader.owner))
+
+    def _observe(self, after: int, timeout: Timeout | None) -> WaitSteps[Leader]:
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
         words = f"a leader of {self.name!r} in a later term than {after}"
         slow_logger = SlowWaitLogger(__name__, lambda: words, awaited=Awaited(LEADER, self.name))

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from fscoord._arguments import Key, Timeout, Value, check_int64, key_bytes, key_text, to_seconds, value_bytes
-from fscoord._runtime import system
+from fscoord._runtime import system, tracing
 from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.awaited import QUEUE, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
@@ -28,7 +28,7 @@ from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import Claim, Item, Items, Taken, new_claim
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none
-from fscoord.store import Store, closer_look, run_blocking
+from fscoord.store import Store, begin_span, closer_look, run_blocking
 
 __all__ = ["Item", "PriorityQueue", "Queue"]
 
@@ -109,6 +109,14 @@ class Queue:
             raise
 
     def _taking(self, block: bool, timeout: Timeout | None, got: list[Taken]) -> WaitSteps[Item]:
+        """Take an item, as `_take_steps` does, and record that in a trace."""
+        steps = self._take_steps(block, timeout, got)
+        if tracing.recorder is None:
+            return steps
+        span = begin_span("take", self._store, self._items.name)
+        return tracing.record_steps(span, steps, lambda _: ("item", key_text(got[0][0])))
+
+    def _take_steps(self, block: bool, timeout: Timeout | None, got: list[Taken]) -> WaitSteps[Item]:
         """Take an item. `got` receives the claims that the caller must pass to `Items.put_back` if this fails."""
         awaited = Awaited(QUEUE, self.name)
         slow_logger = SlowWaitLogger(__name__, lambda: f"an item of the queue {self.name!r}", awaited=awaited)
@@ -182,9 +190,14 @@ class Queue:
     def _put(self, values: list[Value], priority: int) -> None:
         packed = [b"=" + value_bytes(value) for value in values]
         if packed:
+            span = None
+            if tracing.recorder is not None:
+                span = begin_span("put", self._store, self._items.name, None, "items", len(packed))
             first = add_checked(self._store, self._items.numbers, len(packed)) - len(packed)
             keys = [self._items.item_key(_order_key(priority, first + number)) for number in range(len(packed))]
             self._store.multi_set([*keys, self._items.wakeup], [*packed, b"1"])
+            if span is not None:
+                tracing.end(span, "done", "item", key_text(_order_key(priority, first)))
 
     def _take_now(self, got: list[Taken], end: float) -> Item | None:
         """Take an item without waiting, or return None if there is none.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fscoord._arguments import Timeout, to_seconds, to_timedelta
-from fscoord._runtime import system
+from fscoord._runtime import system, tracing
 from fscoord._runtime.escaping import escape_word
 from fscoord._runtime.logging import logger
 from fscoord._waiting.awaited import RENDEZVOUS, Awaited
@@ -163,14 +163,20 @@ class DynamicRendezvousHandler(RendezvousHandler):
             RendezvousGracefulExit: this node was spare, and the rendezvous closed.
         """
         self._record("comes to the rendezvous", NodeState.INIT)
+        span = tracing.begin("rendezvous", self.get_run_id(), "", None, "node", self._node)
         try:
             info = self._next()
         except RendezvousGracefulExit:
+            tracing.end(span, "spare")
             self._record("was spare, and leaves", NodeState.SUCCEEDED)
             raise
-        except Exception as error:
+        except BaseException as error:
+            tracing.end(span, tracing.outcome_of(error))
+            if not isinstance(error, Exception):
+                raise
             self._record(f"{type(error).__name__}: {error}", NodeState.FAILED)
             raise
+        tracing.end(span, "passed", "round", self._returned, "node_rank", info.rank, "nodes", info.world_size)
         address = f"{info.bootstrap_store_info.master_addr}:{info.bootstrap_store_info.master_port}"
         message = f"has rank {info.rank} of {info.world_size} in round {self._returned}"
         self._record(message, NodeState.RUNNING, address, info.rank)

@@ -119,6 +119,9 @@ class PrefixStore(StoreView):
     def _wait_for_change(self, known: object, timeout: float) -> object:
         return wait_for_change(self._open(), known, timeout)
 
+    def _trace_place(self, key: bytes) -> tuple[str, str]:
+        return super()._trace_place(self._full(key))
+
     def _notifier_for(self, backend: WaitBackend) -> Any:
         return notifier_for(self._open(), backend)
 

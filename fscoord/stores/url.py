@@ -50,13 +50,13 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
 
     Args:
         url: the address. None: the address in the environment variable ``FSCOORD_STORE``.
-        options: arguments of the store's constructor: for ``file:`` ``timeout``, ``world_size``,
-            ``rank``, ``label``, ``lock``, ``watch``, ``durable``, ``read_only``, ``mode``, ``coherence``,
-            ``compact_bytes``, ``run_id`` and ``spill_bytes``; for ``mem:`` ``timeout``; for ``tcp:`` ``timeout``,
-            ``world_size``, ``is_master``, ``wait_for_workers``, ``multi_tenant`` and ``use_libuv``; for ``etcd:``
-            ``timeout``, ``user``, ``password``, ``tls``, ``cacert``, ``cert``, ``key`` and ``session_ttl``. They can
-            also be given in the URL's query, as text: times in seconds, ``mode`` in octal, booleans as ``1`` and ``0``.
-            An argument overrides the query, except ``timeout=None``. In the query ``run_id`` is an id without order,
+        options: arguments of the store's constructor: for ``file:`` ``timeout``, ``world_size``, ``rank``, ``label``,
+            ``lock``, ``watch``, ``durable``, ``read_only``, ``mode``, ``coherence``, ``compact_bytes``, ``run_id``,
+            ``spill_bytes`` and ``trace``; for ``mem:`` ``timeout``; for ``tcp:`` ``timeout``, ``world_size``,
+            ``is_master``, ``wait_for_workers``, ``multi_tenant`` and ``use_libuv``; for ``etcd:`` ``timeout``,
+            ``user``, ``password``, ``tls``, ``cacert``, ``cert``, ``key`` and ``session_ttl``. They can also be given
+            in the URL's query, as text: times in seconds, ``mode`` in octal, booleans as ``1`` and ``0``. An argument
+            overrides the query, except ``timeout=None``. In the query ``run_id`` is an id without order,
             or, together with a number ``restart``, a job and its restart count.
 
     Raises:
@@ -250,7 +250,7 @@ register_scheme(
         "timeout": float,
         "mode": _octal,
         **dict.fromkeys(("world_size", "rank", "compact_bytes", "spill_bytes", "restart"), int),
-        **dict.fromkeys(("label", "lock", "coherence", "watch", "run_id"), str),
+        **dict.fromkeys(("label", "lock", "coherence", "watch", "run_id", "trace"), str),
         **dict.fromkeys(("durable", "read_only"), _yes),
     },
 )

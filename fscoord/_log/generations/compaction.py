@@ -24,7 +24,7 @@ from fscoord._log.io.safe_files import copy_permissions
 from fscoord._log.liveness.own_session import Registration
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._log.recovery import POSITION
-from fscoord._runtime import system
+from fscoord._runtime import system, tracing
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, StoreUnavailableError
@@ -98,7 +98,16 @@ class Compactor:
         self._writer.void_tail()
         session = handle.lock.session or self._registration.append()
         self._record_deaths(session)
-        self._commit(self._next_header(), self._snapshot(session), session)
+        recorder = tracing.recorder
+        span = None if recorder is None else recorder.begin("compaction", handle.path)
+        try:
+            self._commit(self._next_header(), self._snapshot(session), session)
+        except BaseException as error:
+            if recorder is not None and span is not None:
+                recorder.end_later(span, tracing.outcome_of(error))
+            raise
+        if recorder is not None and span is not None:  # other processes wait for the log's lock, which this one holds
+            recorder.end_later(span, "done")
 
     def begin_empty(self, run: Run | None) -> None:
         """Seal the generation in use and create an empty one. `run` begins in it if given, otherwise a new life.
@@ -168,6 +177,10 @@ class Compactor:
                 return
             if not alive.is_held(number):
                 self._writer.append(record.DEATH, b"", encode_death(number, known.alive_id), session)
+                if tracing.recorder is not None:
+                    facts = ("session", number, "dead_rank", known.rank)
+                    span = tracing.recorder.begin("death", f"{known.host}:{known.pid}", "", None, *facts)
+                    tracing.recorder.end_later(span, "recorded")
 
     def _commit(self, header: Header, entries: Iterable[Entry], session: int) -> None:
         """Write a generation with `header` and `entries`, and seal the generation in use.

@@ -204,6 +204,9 @@ class EtcdStore(Store):
         if names:
             self._watcher.wait(limit, lambda left: self._look(names, left), "key")
 
+    def _trace_place(self, key: bytes) -> tuple[str, str]:
+        return f"etcd:{key_text(self._prefix)}", key_text(key)
+
     def num_keys(self) -> int:
         """See `Store.num_keys`."""
         values = self._keys.values

@@ -29,7 +29,7 @@ from fscoord._log.io import safe_files
 from fscoord._log.log import Decide, Log
 from fscoord._log.opened import open_log_file
 from fscoord._log.wakeup.watcher import MODES
-from fscoord._runtime import system
+from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
 from fscoord._waiting.wait import ITEM, VALUES, NotYet, WaitRequest
 from fscoord.errors import FscoordError, QueueEmptyError
@@ -38,10 +38,10 @@ from fscoord.stores.file import lifecycle
 from fscoord.stores.file.lifecycle import COMPACT_BYTES, SPILL_BYTES, check_platform, log_options, path_argument
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.operations import Operation, check_value_size
-from fscoord.stores.file.replay import KeyValueState
+from fscoord.stores.file.replay import KeyValueState, WitnessedState
 from fscoord.stores.file.sessions import Sessions
 from fscoord.stores.file.wait_slots import WaitSlots
-from fscoord.stores.file.waits import pop_item
+from fscoord.stores.file.waits import pop_item, trace_place
 
 __all__ = ["FileStore"]
 
@@ -86,6 +86,8 @@ class FileStore(Sessions):
             handles of an older run raise `~fscoord.StaleRunError`. ``None``: the present run of the log.
         spill_bytes: the size in bytes from which a value is not kept in memory, but read from the file when it is
             requested. ``None`` or 0: all values are kept in memory.
+        trace: a directory, in which this process records the spans of all its stores from now on. ``fscoord trace``
+            reads it. A process has one such directory. ``None``: the directory in ``FSCOORD_TRACE``, if there is one.
 
     Raises:
         StoreUnavailableError: the file can't be opened or created. The error is raised at once, not after a time-out.
@@ -117,6 +119,7 @@ class FileStore(Sessions):
         compact_bytes: int | None = COMPACT_BYTES,
         run_id: str | tuple[str, int] | None = None,
         spill_bytes: int | None = SPILL_BYTES,
+        trace: Any = None,
     ) -> None:
         check_platform()
         self._timeout = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
@@ -129,7 +132,9 @@ class FileStore(Sessions):
         self._options: dict[str, Any] = {**log, "watch": watch, "rank": rank, "label": label}
         if rank is not None:
             check_int64("rank", rank)
-        self._state = KeyValueState(self._wanted.spill_bytes)
+        if trace is not None:
+            tracing.start(trace)
+        self._state = (KeyValueState if tracing.recorder is None else WitnessedState)(self._wanted.spill_bytes)
         self._remove_temporary: Callable[[], object] | None = None
         if path is None:
             path, self._remove_temporary = lifecycle.temporary_file(self)
@@ -143,6 +148,8 @@ class FileStore(Sessions):
         self._notifier.slots = WaitSlots(self._log, mode)
         self._typical_call_s = TYPICAL_CALL_S if self._log.mount.is_local else math.inf
         lifecycle.register(self, is_participant=self._participants > 0)
+        if tracing.recorder is not None:
+            tracing.event("open", self.path, trace_place(self._log), rank, "label", label or "")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r})"
@@ -326,6 +333,8 @@ class FileStore(Sessions):
             if self._remove_temporary is not None:
                 self._remove_temporary()
             lifecycle.mark_closed(self._log)
+            if tracing.recorder is not None:  # a child of multiprocessing ends without a word
+                tracing.recorder.flush()
 
     # -- between the contract and the log --------------------------------------------------------------------------
 

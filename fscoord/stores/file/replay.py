@@ -10,7 +10,7 @@ from zlib import crc32
 from fscoord._log.format import record
 from fscoord._log.io.spill import NEVER, Fetch, Spilled, SpilledRecord, Spot, checksum_of_both
 
-__all__ = ["KeyValueState", "materialize"]
+__all__ = ["KeyValueState", "Witness", "WitnessedState", "materialize"]
 
 BATCH: Final = 1 << 16
 """The most bytes of keys and values in one record of a snapshot, unless a single value is longer."""
@@ -18,6 +18,7 @@ PAIR_SIZE: Final = 6
 RECORD_SIZE: Final = record.RECORD_MIN
 
 _ASSIGN = frozenset((record.SET, record.ADD, record.COMPARE_SET))
+_TAKES = frozenset((record.POP, record.DELETE))
 _NOWHERE: Final = Spot(0, b"", 0, -1)
 
 
@@ -229,3 +230,56 @@ class KeyValueState:
     def missing(self, keys: Iterable[bytes]) -> list[bytes]:
         """Return the keys among `keys` that have neither a value nor a queue, each once and in order."""
         return [key for key in dict.fromkeys(keys) if not self.has(key)]
+
+
+class Witness:
+    """Which session wrote one of the keys for which a traced wait waits, and which key that was.
+
+    Attributes:
+        key: the last key that was written, or empty.
+        writer: the number of the session that wrote it.
+    """
+
+    __slots__ = ("key", "writer")
+
+    def __init__(self) -> None:
+        self.key, self.writer = b"", 0
+
+
+class WitnessedState(KeyValueState):
+    """The state of a store whose process records a trace: it tells traced waits which session wrote their keys."""
+
+    def __init__(self, spill_bytes: int = 0) -> None:
+        super().__init__(spill_bytes)
+        self._witnesses: dict[bytes, list[Witness]] = {}
+
+    def apply(self, records: Sequence[SpilledRecord]) -> None:
+        """Apply the next records, as `KeyValueState.apply`, and inform the witnesses of their keys."""
+        super().apply(records)
+        if self._witnesses:
+            for kind, key, value, writer, _ in records:
+                if kind == record.MULTI_SET and isinstance(value, bytes):
+                    for name, _ in record.decode_pairs(value):
+                        self._inform(name, writer)
+                elif kind not in _TAKES:  # a wait for an item takes the item itself
+                    self._inform(key, writer)
+
+    def _inform(self, key: bytes, writer: int) -> None:
+        for witness in self._witnesses.get(key, ()):
+            witness.key, witness.writer = key, writer
+
+    def attend(self, keys: Iterable[bytes]) -> Witness:
+        """Return a new witness of the writes of `keys`. The caller passes both to `dismiss` at the end of its wait."""
+        witness = Witness()
+        for key in keys:
+            self._witnesses.setdefault(key, []).append(witness)
+        return witness
+
+    def dismiss(self, witness: Witness, keys: Iterable[bytes]) -> None:
+        """Remove `witness` of the writes of `keys`."""
+        for key in keys:
+            rest = [each for each in self._witnesses.get(key, ()) if each is not witness]
+            if rest:
+                self._witnesses[key] = rest
+            else:
+                self._witnesses.pop(key, None)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, cast
 
-from fscoord._arguments import Key, Timeout, check_int64, keys_bytes, to_seconds
+from fscoord._arguments import Key, Timeout, check_int64, key_text, keys_bytes, to_seconds
 from fscoord._log.combining.combiner import Combiner
 from fscoord._log.format.control_records import Session
 from fscoord._log.io.opening import LogOptions
@@ -28,7 +28,7 @@ from fscoord.errors import StoreTimeoutError
 from fscoord.store import Member, Store
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState
-from fscoord.stores.file.waits import AnyChange, Arrival, Condition, FileWait, condition_of
+from fscoord.stores.file.waits import AnyChange, Arrival, Condition, FileWait, condition_of, trace_place
 
 __all__ = ["Sessions"]
 
@@ -50,6 +50,7 @@ class Sessions(Store):
     _combiner: Combiner | None
     _notifiers: weakref.WeakSet[ChangeNotifier]
     _change_notifier: ChangeNotifier | None = None
+    _records_waits = True
 
     @property
     def has_liveness(self) -> bool:
@@ -174,6 +175,9 @@ class Sessions(Store):
         arrival = Arrival(self._log, self._state, request, self._timeout, notifier.notify, self._combiner)
         wait: FileWait[bytes | None] = FileWait(notifier, arrival, request.timeout)
         return block_on(wait)
+
+    def _trace_place(self, key: bytes) -> tuple[str, str]:
+        return trace_place(self._log), key_text(key)
 
     def _notifier_for(self, backend: WaitBackend) -> ChangeNotifier:
         return self._new_notifier(backend)

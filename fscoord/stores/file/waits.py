@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 from zlib import crc32
 
 from fscoord._arguments import VALUE_MAX, counter_sum, key_names, key_text, missing_error
@@ -16,7 +16,7 @@ from fscoord._log.io.spill import Fetch
 from fscoord._log.log import SEVERAL, Log
 from fscoord._log.wakeup.doorbell import LAST_BUCKET
 from fscoord._log.wakeup.waiter import Waiter
-from fscoord._runtime import system
+from fscoord._runtime import system, tracing
 from fscoord._runtime.escaping import closer_look
 from fscoord._waiting import timing
 from fscoord._waiting.awaited import BARRIER, KEY, QUEUE, Awaited
@@ -29,6 +29,7 @@ from fscoord._waiting.wait import (
     ArrivalRequest,
     LastOfCount,
     LastOfRanks,
+    NeededRanks,
     NotYet,
     WaitRequest,
     Waker,
@@ -36,7 +37,7 @@ from fscoord._waiting.wait import (
 from fscoord.stores.file.death_watch import DeathWatch, RankNeeds, SessionNeeds
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.operations import Arrived, Operation, check_value_size
-from fscoord.stores.file.replay import KeyValueState, materialize
+from fscoord.stores.file.replay import KeyValueState, Witness, WitnessedState, materialize
 
 __all__ = [
     "AnyChange",
@@ -46,9 +47,15 @@ __all__ = [
     "condition_of",
     "pop_item",
     "read_consistent",
+    "trace_place",
 ]
 
 T = TypeVar("T")
+
+WITNESSED_MAX: Final = 64
+"""The most keys of a traced wait whose writers are observed."""
+
+PLACES_MAX: Final = 256
 
 
 class Condition(ABC, Generic[T]):
@@ -73,6 +80,12 @@ class Condition(ABC, Generic[T]):
 
     death_watch: DeathWatch | None = None
     missing: Sequence[bytes] = ()
+    span_kind = "wait"
+    """The kind of the span that a trace has for the wait."""
+
+    other_key = b""
+    """A further key whose change may end the wait, or empty."""
+
     _log: Log
 
     @abstractmethod
@@ -97,6 +110,12 @@ class Condition(ABC, Generic[T]):
         """Return the text that names the missing keys in warnings."""
         return f"{self.what} {key_names(self.missing)} in {self._log.path}"
 
+    def new_traced_wait(self, started: float) -> TracedWait:
+        """Return the span of a wait that began at `started`, by the monotonic clock."""
+        keys = [*self.missing[:WITNESSED_MAX], *filter(None, [self.other_key])]
+        state = getattr(self, "_state", None)  # a wait for any change has none
+        return TracedWait(self._log, state, self.span_kind, keys, len(self.missing), started)
+
 
 class FileWait(Generic[T]):
     """One wait; see `Wait`.
@@ -112,6 +131,7 @@ class FileWait(Generic[T]):
     """
 
     _waiter: Waiter | None = None
+    _traced: TracedWait | None = None
     _has_looked = False
     _armed_for: bytes | None = None  # the key whose ring ends the next sleep
     _was_rung = False
@@ -177,8 +197,12 @@ class FileWait(Generic[T]):
         if self._waiter is not None and (self._waiter.watcher.bell is None or self._notifier.passes_on_changes):
             self._notifier.after_look(self._waiter)
         if not isinstance(found, NotYet):
+            if self._traced is not None:
+                self._traced.end(found)
             return found
         if left <= 0:
+            if tracing.recorder is not None and self._deadline > self._started:
+                self._record_time_out()
             # Closed before the error is made. If a signal handler raised in `close` later, the traceback of the error
             # would keep the waiter.
             self.close()
@@ -225,6 +249,8 @@ class FileWait(Generic[T]):
             seconds = waiter.max_sleep(self._deadline)
             if seconds <= 0:
                 break
+            if tracing.recorder is not None:
+                self._record_sleep(seconds)
             if in_loop:
                 return seconds
             waiter.block(seconds)
@@ -233,6 +259,18 @@ class FileWait(Generic[T]):
         if not self._was_rung and self._notifier.remove_stale(waiter):
             self._waiter = None
         return 0.0
+
+    def _record_time_out(self) -> None:
+        """End the span of this wait, also of one that has not slept, because its looks took all its time."""
+        if self._traced is None:
+            self._traced = self._condition.new_traced_wait(self._started)
+        self._traced.time_out()
+
+    def _record_sleep(self, seconds: float) -> None:
+        """Begin the span of this wait with its first sleep: a wait that does not sleep leaves none."""
+        if self._traced is None:
+            self._traced = self._condition.new_traced_wait(self._started)
+        self._traced.before_sleep(seconds)
 
     @property
     def waker(self) -> Waker:
@@ -255,6 +293,82 @@ class FileWait(Generic[T]):
         own_logger = self._own_logger
         if own_logger is not None:
             own_logger.end()
+        if self._traced is not None:
+            self._traced.close()
+
+
+class TracedWait:
+    """The span of one wait that sleeps, in a process that records a trace.
+
+    Args:
+        log: the log of the store.
+        state: the state of the store, or None if the wait is for no key.
+        kind: the kind of the span.
+        keys: the first keys that are missing, and others whose change may end the wait.
+        missing: the number of missing keys.
+        started: when the wait began, by the monotonic clock.
+    """
+
+    def __init__(
+        self, log: Log, state: KeyValueState | None, kind: str, keys: list[bytes], missing: int, started: float
+    ) -> None:
+        self._log = log
+        self._keys = keys
+        self._state = state if isinstance(state, WitnessedState) else None
+        self._witness = self._state.attend(self._keys) if self._state is not None else Witness()
+        facts = ("keys", missing) if missing > 1 else ()
+        self._span = tracing.begin(kind, key_text(keys[0]), trace_place(log), None, *facts)
+        if self._span is not None:
+            self._span[tracing.BEGIN] = int(started * 1e9)
+
+    def before_sleep(self, seconds: float) -> None:
+        """See `Recorder.before_sleep`."""
+        if self._span is not None and tracing.recorder is not None:
+            tracing.recorder.before_sleep(self._span, seconds)
+
+    def end(self, found: object) -> None:
+        """End the span, because the condition holds. `found` is the result of the look."""
+        witness = self._witness
+        if isinstance(found, list) and found and isinstance(found[0], int):  # the dead ranks or sessions
+            tracing.end(self._span, "death", "dead", found)
+        elif witness.writer:
+            session = self._log.table.sessions.get(witness.writer)
+            facts: tuple[Any, ...] = ("session", witness.writer)
+            if session is not None:
+                facts = ("by", f"{session.host}:{session.pid}", "by_rank", session.rank)
+            if witness.key != self._keys[0]:
+                facts += ("key", key_text(witness.key))
+            tracing.end(self._span, "passed", *facts)
+        else:
+            tracing.end(self._span, "passed")
+
+    def time_out(self) -> None:
+        """End the span, because the condition does not hold at the deadline."""
+        tracing.end(self._span, "time-out")
+
+    def close(self) -> None:
+        """End the span if it is still open, because an exception has ended the wait. It may be called twice."""
+        tracing.end(self._span, "interrupted")
+        if self._state is not None:
+            self._state.dismiss(self._witness, self._keys)
+
+
+def trace_place(log: Log) -> str:
+    """Return the text that identifies the store in `log` on all hosts: lineage, life and, if there is one, run."""
+    header = log.handle.header
+    key = header.lineage, header.life, header.runs[:1]
+    place = _places.get(key)
+    if place is None:
+        place = f"{header.lineage.hex()[:12]}.{header.life}"
+        for job, count in header.runs[:1]:
+            place += f".{key_text(job)}.{count}"
+        if len(_places) >= PLACES_MAX:
+            _places.clear()
+        _places[key] = place
+    return place
+
+
+_places: dict[tuple[bytes, int, tuple[tuple[bytes, int], ...]], str] = {}
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------
@@ -273,6 +387,7 @@ def condition_of(
     if sessions is not None:
         condition.death_watch = DeathWatch(log, notifier, SessionNeeds(log, sessions), known_sessions=sessions)
     elif ranks is not None:
+        condition.other_key = ranks.key if isinstance(ranks, NeededRanks) else b""
         condition.death_watch = DeathWatch(log, notifier, RankNeeds(log, state, ranks))
     return condition
 
@@ -325,6 +440,7 @@ class _Item(Condition[bytes]):
 
     what = "a value in queue"
     kind = QUEUE
+    span_kind = "queue"
 
     def __init__(self, log: Log, state: KeyValueState, name: bytes, combiner: Combiner | None) -> None:
         self._log = log

@@ -276,6 +276,9 @@ class TCPStore(Store):
         if names:
             self._blocking.wait(names, limit)
 
+    def _trace_place(self, key: bytes) -> tuple[str, str]:
+        return f"tcp:{self.host}:{self.port}", key_text(key)
+
     def num_keys(self) -> int:
         """See `Store.num_keys`."""
         return self._call(Channel.num_keys)

@@ -1,0 +1,260 @@
+"""The verb trace: tables, Chrome trace events and a page, from the files that traced processes have written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import IO, Any, Final
+
+import click
+
+from fscoord._runtime import system
+from fscoord.cli.options import as_json, verbose
+from fscoord.cli.output import new_console, new_table, plain, write_json
+
+__all__ = ["trace", "write_page"]
+
+ROWS: Final = 20
+"""The most rows of a table. The JSON has all."""
+
+NUMBERS: Final = {
+    "barriers", "last", "uncertain", "cost", "avoidable", "waits", "total", "longest", "acquired", "contended",
+    "waited", "held", "seconds", "after its exit", "after its last sign", "wrong by at most", "offsets",
+}  # fmt: skip
+
+_directory = click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False))
+
+
+@click.group()
+def trace() -> None:
+    """Show where the processes of a job waited for each other.
+
+    Processes record a trace in the directory DIR if FSCOORD_TRACE names it, and so does "fscoord run --trace DIR".
+    These verbs read it, also while the processes still run. They change nothing in DIR.
+
+    \b
+    Examples:
+      fscoord run --trace traces --nproc-per-node 4 train.py
+      fscoord trace report traces
+      fscoord trace html traces --output report.html
+    """
+
+
+@trace.command()
+@_directory
+@as_json
+@verbose
+def report(directory: str, as_json: bool) -> None:
+    """Print the ranks that came last, the waits by name, and the causes that ended the longest waits.
+
+    Times are in seconds, and the time that others wait for a rank is in rank-seconds. The clocks of hosts are compared
+    by the barriers at which the hosts met. Where that leaves open which rank came last, the table says "uncertain".
+
+    \b
+    Examples:
+      fscoord trace report traces
+      fscoord trace report --json traces | jq '.last_to_come[0].rank'
+    """
+    from fscoord.trace.reading import read
+    from fscoord.trace.report import make_report
+
+    found = make_report(read(directory))
+    if as_json:
+        write_json(found)
+    else:
+        _print(found)
+
+
+@trace.command()
+@_directory
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    default="trace.json",
+    show_default=True,
+    help="The file to write.",
+)
+@verbose
+def export(directory: str, output: str) -> None:
+    """Write Chrome trace events, which Perfetto and chrome://tracing open.
+
+    A row for each rank, grouped by host, and an arrow from the rank that ended a wait to the rank that waited.
+
+    \b
+    Examples:
+      fscoord trace export traces --output trace.json         # then open it on https://ui.perfetto.dev
+    """
+    from fscoord.trace.chrome import chrome_events
+    from fscoord.trace.reading import read
+
+    document = chrome_events(read(directory))
+    with _create(output) as file:
+        json.dump(document, file, separators=(",", ":"))
+    click.echo(f"fscoord: {plain(output)} has {len(document['traceEvents'])} events", err=True)
+
+
+@trace.command()
+@_directory
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    default="report.html",
+    show_default=True,
+    help="The file to write.",
+)
+@verbose
+def html(directory: str, output: str) -> None:
+    """Write a page with the time line and the tables, in one file that needs no network.
+
+    \b
+    Examples:
+      fscoord trace html traces --output report.html
+    """
+    write_page(directory, output)
+
+
+def write_page(directory: str, output: str) -> None:
+    """Write the page of the trace in `directory` to the file `output`, and say so."""
+    from fscoord.trace.page import make_page
+    from fscoord.trace.reading import read
+
+    text = make_page(read(directory))
+    with _create(output) as file:
+        file.write(text)
+    click.echo(f"fscoord: {plain(output)} shows the trace in {plain(directory)}", err=True)
+
+
+def _create(path: str) -> IO[str]:
+    flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_TRUNC | system.O_CLOEXEC
+    return system.os.fdopen(system.os.open(path, flags, 0o644), "w", encoding="utf-8")
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def _print(found: dict[str, Any]) -> None:
+    console = new_console()
+    processes = found["processes"]
+    hosts = {process["host"] for process in processes}
+    spans = sum(process["spans"] for process in processes)
+    console.print(
+        f"{spans} spans of {len(processes)} processes on {len(hosts)} hosts, in {plain(found['directory'])}",
+        soft_wrap=True,
+    )
+    for process in processes:
+        if process["damaged_lines"] or process["overwritten"]:
+            lost = f"{process['damaged_lines']} damaged lines were skipped" if process["damaged_lines"] else ""
+            old = "its oldest spans were overwritten" if process["overwritten"] else ""
+            console.print(f"{plain(process['title'])}: {', and '.join(filter(None, [lost, old]))}", soft_wrap=True)
+    tables = (
+        ("The ranks that came last to barriers, and the rank-seconds that the others waited", _last(found)),
+        ("Waiting time by name", _waiting(found)),
+        ("Locks and offices", _contention(found)),
+        ("The processes that waited for a lock, and its holders meanwhile", _pairs(found)),
+        ("Deaths", _deaths(found)),
+        ("The longest waits", _longest(found["longest"])),
+        ("Waits without an end", _longest(found["open"])),
+        ("Time-outs", _time_outs(found)),
+        ("Clocks", _clocks(found)),
+    )
+    for title, (headings, rows) in tables:
+        if rows:
+            console.print(f"\n{title}", style="bold")
+            table = new_table(headings, NUMBERS)
+            for row in rows[:ROWS]:
+                table.add_row(*map(plain, row))
+            console.print(table)
+            if len(rows) > ROWS:
+                console.print(f"and {len(rows) - ROWS} more, which --json shows")
+
+
+Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
+
+
+def _last(found: dict[str, Any]) -> Rows:
+    headings = ("", "last", "barriers", "uncertain", "cost", "avoidable", "worst")
+    return headings, [
+        (
+            row["title"],
+            str(row["last"]),
+            str(row["barriers"]),
+            str(row["uncertain"]),
+            _time(row["cost_rank_s"]),
+            _time(row["avoidable_rank_s"]),
+            f"{row['worst']['name']} ({_time(row['worst']['cost_rank_s'])})",
+        )
+        for row in found["last_to_come"]
+    ]
+
+
+def _waiting(found: dict[str, Any]) -> Rows:
+    headings = ("kind", "name", "waits", "total", "longest", "by")
+    return headings, [
+        (row["kind"], row["name"], str(row["waits"]), _time(row["total"]), _time(row["longest"]), row["longest_by"])
+        for row in found["waiting"]
+    ]
+
+
+def _contention(found: dict[str, Any]) -> Rows:
+    headings = ("kind", "name", "acquired", "contended", "waited", "held")
+    return headings, [
+        (row["kind"], row["name"], *_numbers(row, "acquired", "contended"), _time(row["waited"]), _time(row["held"]))
+        for row in found["contention"]
+    ]
+
+
+def _numbers(row: dict[str, Any], *names: str) -> Iterable[str]:
+    return (str(row[name]) for name in names)
+
+
+def _pairs(found: dict[str, Any]) -> Rows:
+    return ("name", "waiter", "holder", "seconds"), [
+        (row["name"], pair["waiter"], pair["holder"], _time(pair["seconds"]))
+        for row in found["contention"]
+        for pair in row["pairs"]
+    ]
+
+
+def _deaths(found: dict[str, Any]) -> Rows:
+    headings = ("process", "rank", "recorded by", "after its exit", "after its last sign")
+    return headings, [
+        (
+            row["process"],
+            "" if row["rank"] is None else str(row["rank"]),
+            row["recorded_by"],
+            *("unknown" if row[name] is None else _time(row[name]) for name in ("since_exit", "since_last_sign")),
+        )
+        for row in found["deaths"]
+    ]
+
+
+def _longest(waits: list[dict[str, Any]]) -> Rows:
+    headings = ("", "kind", "name", "seconds", "outcome", "ended by")
+    return headings, [
+        (row["title"], row["kind"], row["name"], _time(row["seconds"]), row["outcome"], row["ended_by"])
+        for row in waits
+    ]
+
+
+def _time_outs(found: dict[str, Any]) -> Rows:
+    return ("", "kind", "name", "seconds"), [
+        (row["title"], row["kind"], row["name"], _time(row["seconds"])) for row in found["time_outs"]
+    ]
+
+
+def _clocks(found: dict[str, Any]) -> Rows:
+    headings = ("hosts that can be compared", "reference", "wrong by at most", "offsets")
+    return headings, [
+        (host["host"], group["reference"], _time(host["bound"]), str(host["fixes"]))
+        for group in found["clocks"]
+        for host in group["hosts"]
+        if len(found["clocks"]) > 1 or len(group["hosts"]) > 1
+    ]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.6f}" if abs(seconds) < 1 else f"{seconds:.3f}"

@@ -1,0 +1,126 @@
+"""`chrome_events`: a trace as Chrome trace events, which Perfetto and chrome://tracing open.
+
+The format is described in "Trace Event Format" by the Chromium authors. A host is a "process" of the format, and a rank
+is a "thread" of it, so that the viewers group the rows of ranks by host. A duration is a complete event ("X"). An arrow
+consists of a flow event that starts in a span of the releaser ("s") and one that ends in the span of the released
+("f"). The viewers attach a flow event to the span around its time, so where the releaser has no span, as after a plain
+``set``, it gets a short one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Final
+
+from fscoord.trace.reading import Span, Trace, assign_lanes
+from fscoord.trace.report import WAITS, Holds, ended_by, waited
+
+__all__ = ["chrome_events"]
+
+LANES: Final = 1000
+"""More than the lanes of any process: the number of a row is that of the process times this, plus that of the lane."""
+
+MARK_NS: Final = 1000
+
+Event = dict[str, Any]
+
+
+def chrome_events(trace: Trace) -> dict[str, Any]:
+    """Return the JSON document with the events of `trace`."""
+    hosts: dict[tuple[int, str], int] = {}
+    for process in trace.processes:
+        hosts.setdefault((process.group, process.host), len(hosts) + 1)
+    begins = [
+        min((process.first for process in trace.processes if process.group == group), default=0)
+        for group in range(len(trace.alignment.groups))
+    ]
+    spans, flows = _with_marks(trace)
+    rows = _rows(spans)
+    lanes: dict[int, int] = {}
+    for span in spans:
+        lanes[span.process] = max(lanes.get(span.process, 0), rows[id(span)])
+    events = _names(trace, hosts, lanes)
+
+    def place(span: Span) -> Event:
+        process = trace.processes[span.process]
+        return {"pid": hosts[process.group, process.host], "tid": span.process * LANES + rows[id(span)]}
+
+    def time(span: Span, nanoseconds: int) -> float:
+        return (nanoseconds - begins[trace.processes[span.process].group]) / 1000
+
+    for span in spans:
+        events.append(
+            {
+                "ph": "X",
+                "cat": span.kind,
+                "name": f"{span.kind} {span.name}",
+                "ts": time(span, span.begin),
+                "dur": (span.end - span.begin) / 1000,
+                **place(span),
+                "args": _arguments(span),
+            }
+        )
+    for number, (source, at, target) in enumerate(flows, 1):
+        common = {"cat": "release", "name": "release", "id": number}
+        events.append({"ph": "s", **common, "ts": time(source, at), **place(source)})
+        events.append({"ph": "f", "bp": "e", **common, "ts": time(target, max(at, target.end)), **place(target)})
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"source": "fscoord", "format": 1}}
+
+
+def _with_marks(trace: Trace) -> tuple[list[Span], list[tuple[Span, int, Span]]]:
+    """Return the spans with the marks of releases, and the arrows: from a span, at a time, to a span."""
+    holds = Holds(trace)
+    by_process: dict[int, list[Span]] = defaultdict(list)
+    for span in trace.spans:
+        by_process[span.process].append(span)
+    spans = list(trace.spans)
+    flows = []
+    marks: dict[tuple[int, str, int], Span] = {}
+    for span in trace.spans:
+        if span.kind not in WAITS or span.is_open:
+            continue
+        ended = ended_by(trace, span, holds)
+        if ended.process is None or ended.time is None or ended.process == span.process:
+            continue
+        if span.kind in ("lock", "election"):  # the wait is the first part of the span: the hold has a span of its own
+            released = span._replace(kind=f"{span.kind} wait", end=span.begin + waited(span))
+            spans.append(released)
+        else:
+            released = span
+        at = min(ended.time, released.end)
+        key = ended.process, span.name, at
+        if key not in marks:
+            marks[key] = Span(ended.process, "release", span.name, span.store, None, at, at + MARK_NS, "done", 0, {})
+            spans.append(marks[key])
+        flows.append((marks[key], at, released))
+    spans.sort(key=lambda span: (span.begin, -span.end))
+    return spans, flows
+
+
+def _rows(spans: list[Span]) -> dict[int, int]:
+    """Return the lane of each span, by the identity of the span."""
+    by_process: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        by_process[span.process].append(span)
+    return {id(span): lane for each in by_process.values() for span, lane in zip(each, assign_lanes(each), strict=True)}
+
+
+def _names(trace: Trace, hosts: dict[tuple[int, str], int], lanes: dict[int, int]) -> list[Event]:
+    """Return the events that name the rows and sort them."""
+    events: list[Event] = []
+    for (group, host), number in hosts.items():
+        apart = f" (clock {group + 1}, not comparable)" if len(trace.alignment.groups) > 1 else ""
+        events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": f"{host}{apart}"}})
+        events.append({"ph": "M", "name": "process_sort_index", "pid": number, "args": {"sort_index": number}})
+    for number, process in enumerate(trace.processes):
+        for lane in range(lanes.get(number, 0) + 1):
+            place = {"pid": hosts[process.group, process.host], "tid": number * LANES + lane}
+            name = f"{process.title} ({process.address})" + (f" {lane + 1}" if lane else "")
+            events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": name}})
+            events.append({"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": place["tid"]}})
+    return events
+
+
+def _arguments(span: Span) -> dict[str, Any]:
+    named = {"outcome": span.outcome or "open", "store": span.store, "rank": span.rank}
+    return {name: value for name, value in {**named, **span.facts}.items() if value not in (None, "")}

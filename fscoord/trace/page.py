@@ -1,0 +1,325 @@
+"""`make_page`: a trace as one HTML page, with a time line to zoom and the tables of the report. It needs no network.
+
+The page is ``page.html`` of this package. It draws the time line from the data that `page_data` returns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any, Final
+
+from fscoord.trace.reading import Span, Trace, assign_lanes
+from fscoord.trace.report import WAITS, Holds, arrivals_of, ended_by, make_report, outer_waits, waited
+
+__all__ = ["SPANS_MAX", "make_page", "page_data"]
+
+SPANS_MAX: Final = 40_000
+"""The most spans in a page. Of more spans the longest are shown, so that the page stays under 5 MB and fluid."""
+
+ROWS_MAX: Final = 200
+"""The most rows of a table in a page."""
+
+SHORT: Final = 24
+"""A column of a table whose texts are longer may break them into lines."""
+
+NOT_SHOWN: Final = ("open", "process")
+
+Document = dict[str, Any]
+
+
+class _Texts:
+    """A list of texts without repetitions. The spans of the page have indices instead of texts."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self._indices: dict[str, int] = {}
+
+    def index(self, text: str) -> int:
+        found = self._indices.setdefault(text, len(self.all))
+        if found == len(self.all):
+            self.all.append(text)
+        return found
+
+
+def page_data(trace: Trace) -> Document:
+    """Return what the page draws. Times are in microseconds since the first span of the group of clocks.
+
+    The waits that are a part of a barrier, a lock or another operation are left out, because they would cover it. A
+    span is an array: row, lane, kind, name, begin, length, the time that the process waited, outcome, text on what
+    ended it, row of the process that ended it or -1, crossing or -1. Kind, name, outcome and text are indices of
+    ``texts``.
+    """
+    outer = set(map(id, outer_waits(trace)))
+    whole = [span for span in trace.spans if span.kind not in (*NOT_SHOWN, *WAITS) or id(span) in outer]
+    shown = whole
+    if len(shown) > SPANS_MAX:
+        shown = sorted(sorted(shown, key=lambda span: -span.length)[:SPANS_MAX], key=lambda span: span.begin)
+    texts, holds = _Texts(), Holds(trace)
+    by_process: dict[int, list[Span]] = defaultdict(list)
+    for span in shown:
+        by_process[span.process].append(span)
+    begins = _begins(trace)
+    crossings = {id(crossing): number for number, crossing in enumerate(trace.crossings)}
+    lasts = [0] * len(trace.processes)
+    for arrivals in filter(None, (arrivals_of(trace, crossing) for crossing in trace.crossings)):
+        lasts[arrivals.last.process] += 1
+    spans = []
+    lanes: list[int] = [1] * len(trace.processes)
+    for number, each in by_process.items():
+        each.sort(key=lambda span: (span.begin, -span.end))
+        begin = begins[trace.processes[number].group]
+        for span, lane in zip(each, assign_lanes(each), strict=True):
+            lanes[number] = max(lanes[number], lane + 1)
+            ended = ended_by(trace, span, holds)
+            crossing = holds.crossings.get((span.process, span.begin))
+            spans.append(
+                [
+                    number,
+                    lane,
+                    texts.index(span.kind),
+                    texts.index(span.name),
+                    _us(span.begin - begin),
+                    _us(span.length),
+                    _us(waited(span)),
+                    texts.index(span.outcome or ("held" if span.is_held else "open")),
+                    texts.index(ended.words),
+                    -1 if ended.process is None else ended.process,
+                    -1 if crossing is None else crossings[id(crossing)],
+                ]
+            )
+    return {
+        "texts": texts.all,
+        "rows": [
+            {
+                "title": process.title,
+                "address": process.address,
+                "host": process.host,
+                "group": process.group,
+                "lanes": lanes[number],
+                "end": _us(process.last - begins[process.group]),
+                "exited": process.has_exited,
+                "last": lasts[number],
+            }
+            for number, process in enumerate(trace.processes)
+        ],
+        "spans": spans,
+        "crossings": [_crossing(trace, crossing, begins, texts) for crossing in trace.crossings],
+        "left_out": len(whole) - len(shown),
+    }
+
+
+def _begins(trace: Trace) -> list[int]:
+    return [
+        min((process.first for process in trace.processes if process.group == group), default=0)
+        for group in range(len(trace.alignment.groups))
+    ]
+
+
+def _crossing(trace: Trace, crossing: Any, begins: list[int], texts: _Texts) -> list[Any]:
+    """Return the crossing as an array: name, row of the last to come, its arrival, and whether it is certain."""
+    last = crossing.spans[-1]
+    found = arrivals_of(trace, crossing)
+    begin = begins[trace.processes[last.process].group]
+    is_certain = bool(found and found.is_certain)
+    return [texts.index(crossing.name), last.process if found else -1, _us(last.begin - begin), int(is_certain)]
+
+
+def _us(nanoseconds: int) -> float:
+    return round(nanoseconds / 1000, 1)
+
+
+def make_page(trace: Trace) -> str:
+    """Return the page of `trace`."""
+    report, data = make_report(trace), page_data(trace)
+    template = files("fscoord.trace").joinpath("page.html").read_text(encoding="utf-8")
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # so that no name of a key ends the script
+    parts = {
+        "title": escape(f"Trace of {len(trace.processes)} processes"),
+        "headline": _headline(report),
+        "facts": _facts(report),
+        "tables": "\n".join(_tables(report)),
+    }
+    for name, part in parts.items():
+        template = template.replace(f"<!--{name}-->", part)
+    return template.replace("/*data*/", text)
+
+
+def _headline(report: Document) -> str:
+    """Return the sentence that names the straggler."""
+    rows = report["last_to_come"]
+    if not rows:
+        return "No barrier of two ranks or more was passed."
+    first, total = rows[0], sum(row["last"] for row in rows)
+    return (
+        f"<strong>{escape(first['title'])}</strong> came last to {first['last']} of {total} barriers, for which the"
+        f" others waited <strong>{_time(first['cost_rank_s'])}</strong> (in rank-seconds)."
+    )
+
+
+def _facts(report: Document) -> str:
+    processes = report["processes"]
+    facts = [
+        (len(processes), "process", "processes"),
+        (len({process["host"] for process in processes}), "host", "hosts"),
+        (sum(process["spans"] for process in processes), "span", "spans"),
+        (len(report["deaths"]), "death", "deaths"),
+        (len(report["time_outs"]), "time-out", "time-outs"),
+        (len(report["open"]), "wait without an end", "waits without an end"),
+    ]
+    return "".join(f"<li><b>{count:,}</b> {one if count == 1 else more}</li>" for count, one, more in facts if count)
+
+
+def _tables(report: Document) -> Iterable[str]:
+    yield _table(
+        "Ranks that came last",
+        "The cost is the time that the others waited for the rank, in rank-seconds. The avoidable part is the time"
+        " that they would not have waited if the rank had come together with the rank before it. A barrier is"
+        " uncertain if the clocks do not tell which rank was last.",
+        ("rank", "last", "of barriers", "uncertain", "cost", "avoidable", "worst"),
+        [
+            (
+                row["title"],
+                row["last"],
+                row["barriers"],
+                row["uncertain"],
+                _Bar(row["cost_rank_s"]),
+                _Seconds(row["avoidable_rank_s"]),
+                f"{row['worst']['name']} ({_time(row['worst']['cost_rank_s'])})",
+            )
+            for row in report["last_to_come"]
+        ],
+    )
+    yield _table(
+        "The longest waits",
+        "",
+        ("rank", "kind", "name", "waited", "outcome", "ended by"),
+        [_wait_row(row) for row in report["longest"]],
+    )
+    yield _table(
+        "Waits without an end",
+        "Their processes were killed, or still run.",
+        ("rank", "kind", "name", "waited", "outcome", "ended by"),
+        [_wait_row(row) for row in report["open"]],
+    )
+    yield _table(
+        "Waiting time by name",
+        "Numbers in names count as alike.",
+        ("kind", "name", "waits", "total", "longest", "by"),
+        [
+            (row["kind"], row["name"], row["waits"], _Bar(row["total"]), _Seconds(row["longest"]), row["longest_by"])
+            for row in report["waiting"]
+        ],
+    )
+    yield _table(
+        "Locks and offices",
+        "",
+        ("kind", "name", "acquired", "contended", "waited", "held"),
+        [
+            (row["kind"], row["name"], row["acquired"], row["contended"], _Bar(row["waited"]), _Seconds(row["held"]))
+            for row in report["contention"]
+        ],
+    )
+    yield _table(
+        "Waiters and holders of locks",
+        "",
+        ("name", "waiter", "holder", "waited"),
+        [
+            (row["name"], pair["waiter"], pair["holder"], _Bar(pair["seconds"]))
+            for row in report["contention"]
+            for pair in row["pairs"]
+        ],
+    )
+    yield _table(
+        "Deaths",
+        "The times go from the exit that fscoord run saw, and from the last sign in the trace, to the death record.",
+        ("process", "rank", "recorded by", "after its exit", "after its last sign"),
+        [
+            (
+                row["process"],
+                "" if row["rank"] is None else row["rank"],
+                row["recorded_by"],
+                *(
+                    "unknown" if row[name] is None else _Seconds(row[name])
+                    for name in ("since_exit", "since_last_sign")
+                ),
+            )
+            for row in report["deaths"]
+        ],
+    )
+    yield _table(
+        "Time-outs",
+        "",
+        ("rank", "kind", "name", "waited"),
+        [(row["title"], row["kind"], row["name"], _Seconds(row["seconds"])) for row in report["time_outs"]],
+    )
+    groups = report["clocks"]
+    yield _table(
+        "Clocks",
+        "Hosts of different groups are not comparable: no chain of barriers connects them.",
+        ("group", "host", "compared with", "wrong by at most", "offsets"),
+        [
+            (group["group"] + 1, host["host"], group["reference"], _Seconds(host["bound"]), host["fixes"])
+            for group in groups
+            for host in group["hosts"]
+            if len(groups) > 1 or len(group["hosts"]) > 1
+        ],
+    )
+
+
+class _Seconds(float):
+    """A time in seconds."""
+
+
+class _Bar(_Seconds):
+    """A time in seconds, with a bar that compares it with the others of its column."""
+
+
+def _wait_row(row: Document) -> tuple[object, ...]:
+    return row["title"], row["kind"], row["name"], _Bar(row["seconds"]), row["outcome"], row["ended_by"]
+
+
+def _table(title: str, words: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    if not rows:
+        return ""
+    columns = list(zip(*rows, strict=True))
+    numeric = [all(isinstance(value, (int, float)) for value in column) for column in columns]
+    most = [max((value for value in column if isinstance(value, _Bar)), default=0.0) for column in columns]
+    classes = [
+        " class=n" if is_number else " class=w" if any(len(str(value)) > SHORT for value in column) else ""
+        for is_number, column in zip(numeric, columns, strict=True)
+    ]
+    head = "".join(f"<th{kind}>{escape(text)}</th>" for text, kind in zip(headings, classes, strict=True))
+    body = "".join(
+        f"<tr>{''.join(_cell(value, classes[place], most[place]) for place, value in enumerate(row))}</tr>"
+        for row in rows[:ROWS_MAX]
+    )
+    more = f"<p>{len(rows) - ROWS_MAX} more rows are in the output of fscoord trace report --json.</p>" * (
+        len(rows) > ROWS_MAX
+    )
+    note = f"<p>{escape(words)}</p>" if words else ""
+    return (
+        f"<section><h2>{escape(title)}</h2>{note}<div class=scroll><table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table></div>{more}</section>"
+    )
+
+
+def _cell(value: object, kind: str, most: float) -> str:
+    if isinstance(value, _Bar):
+        width = 100 * value / most if most else 0
+        return f'<td class="n bar" style="--w:{width:.1f}%">{_time(value)}</td>'
+    text = _time(value) if isinstance(value, _Seconds) else str(value)
+    return f"<td{kind}>{escape(text)}</td>"
+
+
+def _time(seconds: float) -> str:
+    """Return a time for people."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if abs(seconds) * factor >= 1 or unit == "µs":
+            return (
+                f"{seconds * factor:.3g} {unit}" if abs(seconds) * factor < 1000 else f"{seconds * factor:,.0f} {unit}"
+            )
+    return ""

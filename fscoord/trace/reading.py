@@ -1,0 +1,443 @@
+"""`read`: the files of a trace directory as processes and spans, on one time line where barriers allow it.
+
+`docs/trace.md` specifies the files. A file may end anywhere, and any line may be damaged: what can't be read is counted
+and left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from fscoord._runtime import system, tracing
+from fscoord.errors import FscoordError
+from fscoord.trace.clocks import Alignment, Meeting, Passage, align
+
+__all__ = ["Crossing", "Process", "Span", "Trace", "assign_lanes", "read"]
+
+SUFFIX = ".trace"
+MEETS = ("barrier", "exchange")
+
+
+class Span(NamedTuple):
+    """One span, in ns of the reference of its process's group of clocks.
+
+    Attributes:
+        process: the index of its process in the trace.
+        kind: its kind; ``docs/trace.md`` lists the kinds.
+        name: the name of the barrier, key, lock or queue.
+        store: the text that identifies the store.
+        rank: the rank of the caller, or None.
+        begin: the beginning.
+        end: the end; for an open span, when its process was recorded as dead, or else the end of the trace.
+        outcome: how it ended; empty for an open span.
+        thread: the number of the thread in its process, from 0 in the order of their first spans.
+        facts: further facts.
+    """
+
+    process: int
+    kind: str
+    name: str
+    store: str
+    rank: int | None
+    begin: int
+    end: int
+    outcome: str
+    thread: int
+    facts: dict[str, Any]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the span was never ended: its process was killed, or still runs."""
+        return not self.outcome
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the span is of a lock or an office that was acquired, and is open."""
+        return self.is_open and "token" in self.facts and self.kind in ("lock", "election")
+
+    @property
+    def length(self) -> int:
+        """The length in ns."""
+        return self.end - self.begin
+
+
+@dataclass
+class Process:
+    """One process of a trace.
+
+    Attributes:
+        host: the name of its host.
+        pid: its process id.
+        token: the random text that tells it from other processes of the same number.
+        clock: the boot id and the time namespace, which together identify its monotonic clock.
+        wall_minus_clock: the wall clock minus the monotonic clock when it began, in ns.
+        rank: its rank: that with which it opened a store, or else that of most of its barriers; None if there is none.
+        label: the label with which it opened a store.
+        has_exited: whether it recorded its exit. A process that was killed did not.
+        group: the number of the group of comparable clocks.
+        first, last: the first and the last time that it recorded, in ns of the reference of its group.
+        skipped: the number of lines that could not be read.
+        overwritten: whether older spans were overwritten, because both segments were full.
+    """
+
+    host: str
+    pid: int
+    token: str
+    clock: tuple[str, int]
+    wall_minus_clock: int
+    rank: int | None = None
+    label: str = ""
+    has_exited: bool = False
+    group: int = 0
+    first: int = 0
+    last: int = 0
+    skipped: int = 0
+    overwritten: bool = False
+    rows: dict[int, list[Any]] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """``host:pid``, by which other processes name it."""
+        return f"{self.host}:{self.pid}"
+
+    @property
+    def title(self) -> str:
+        """The words by which tables and pictures call it."""
+        return f"rank {self.rank}" if self.rank is not None else self.label or self.address
+
+
+class Crossing(NamedTuple):
+    """One barrier or exchange of all ranks, as the processes of the trace have recorded it.
+
+    Attributes:
+        name: its name.
+        store: the text that identifies its store.
+        world_size: the number of ranks.
+        spans: the spans of those that passed, in the order of their arrivals.
+        others: the spans that did not pass.
+        is_sound: whether each rank arrived once and passed, so that arrivals and departures bound the clocks.
+    """
+
+    name: str
+    store: str
+    world_size: int
+    spans: list[Span]
+    others: list[Span]
+    is_sound: bool
+
+
+class Trace:
+    """A trace that was read.
+
+    Attributes:
+        directory: its directory.
+        processes: its processes, by group of clocks, rank and host.
+        spans: all spans, by beginning. Times of different groups of clocks are not comparable.
+        crossings: the barriers and the exchanges of all ranks, by the last arrival.
+        alignment: the clocks.
+        hosts: the name of a host of each clock.
+    """
+
+    def __init__(self, directory: str, processes: list[Process]) -> None:
+        self.directory = directory
+        counts = Counter(process.clock for process in processes)
+        clocks = [clock for clock, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))]
+        raw = [span for number, process in enumerate(processes) for span in _raw_spans(number, process)]
+        _find_ranks_told_by_others(raw, processes)
+        crossings = _crossings(raw)
+        self.alignment: Alignment = align(clocks, _meetings(crossings, processes))
+        self.hosts = {process.clock: process.host for process in processes}
+        order = sorted(range(len(processes)), key=lambda number: self._order(processes[number]))
+        place = {old: new for new, old in enumerate(order)}
+        self.processes = [processes[number] for number in order]
+        self.spans = sorted(
+            (self._aligned(span, processes[span.process].clock, place) for span in raw), key=lambda span: span.begin
+        )
+        self._note_ends()
+        self._end_open_spans()
+        self.crossings = sorted(_crossings(self.spans), key=lambda crossing: crossing.spans[-1].begin)
+
+    def _order(self, process: Process) -> tuple[Any, ...]:
+        process.group = self.alignment.group(process.clock)
+        return process.group, process.rank is None, process.rank or 0, process.host, process.pid, process.token
+
+    def _aligned(self, span: Span, clock: tuple[str, int], place: dict[int, int]) -> Span:
+        begin = self.alignment.to_reference(clock, span.begin).time
+        end = max(begin, self.alignment.to_reference(clock, span.end).time)
+        return span._replace(process=place[span.process], begin=begin, end=end)
+
+    def _note_ends(self) -> None:
+        met: set[int] = set()
+        for span in self.spans:  # by beginning
+            process = self.processes[span.process]
+            if span.process not in met:
+                met.add(span.process)
+                process.first = process.last = span.begin
+            process.last = max(process.last, span.end)
+
+    def _end_open_spans(self) -> None:
+        """Let open spans last until the death of their process was recorded, or else to the end of the trace."""
+        ends: dict[int, int] = {}
+        deaths: dict[tuple[int, str], int] = {}
+        for span in self.spans:
+            group = self.processes[span.process].group
+            ends[group] = max(ends.get(group, 0), span.end)
+            if span.kind == "death" and not span.is_open:
+                deaths.setdefault((group, span.name), span.end)
+        for number, span in enumerate(self.spans):
+            if span.is_open:
+                process = self.processes[span.process]
+                end = process.last if process.has_exited else ends[process.group]
+                self.spans[number] = span._replace(
+                    end=max(span.begin, deaths.get((process.group, process.address), end))
+                )
+
+    def bound(self, one: int, other: int) -> int | None:
+        """Return by how much the difference of two times may be wrong at most, in ns, or None if it means nothing.
+
+        Args:
+            one: the index of the process of the first time.
+            other: the index of the process of the second time.
+        """
+        mine, theirs = self.processes[one], self.processes[other]
+        if mine.clock == theirs.clock:
+            return 0
+        if mine.group != theirs.group:
+            return None
+        return self.alignment.widest(mine.clock) + self.alignment.widest(theirs.clock)
+
+    def processes_by_address(self) -> dict[str, list[int]]:
+        """Return the indices of the processes with each ``host:pid``."""
+        found: dict[str, list[int]] = {}
+        for number, process in enumerate(self.processes):
+            found.setdefault(process.address, []).append(number)
+        return found
+
+
+def read(directory: Any) -> Trace:
+    """Return the trace in `directory`.
+
+    Raises:
+        FscoordError: there is no trace in the directory.
+        OSError: the directory or a file can't be read.
+    """
+    path = system.os.fspath(directory)
+    found: dict[str, list[tuple[int, Process]]] = {}
+    for name in sorted(system.os.listdir(path)):
+        if name.endswith(SUFFIX):
+            segment = _segment(system.os.path.join(path, name))
+            if segment is not None:
+                found.setdefault(f"{segment[1].token} {segment[1].address}", []).append(segment)
+    if not found:
+        raise FscoordError(
+            f"{path} holds no trace: no file in it ends in {SUFFIX} and has the header of one. Set"
+            f" {tracing.ENVIRONMENT_VARIABLE} to a directory, run the program, and name that directory"
+        )
+    return Trace(path, [_joined([segment for _, segment in sorted(each, key=_serial)]) for each in found.values()])
+
+
+def _serial(segment: tuple[int, Process]) -> int:
+    return segment[0]
+
+
+def _joined(segments: list[Process]) -> Process:
+    """Return the process whose segments, the older first, these are."""
+    process = segments[0]
+    for other in segments[1:]:
+        process.skipped += other.skipped
+        for number, row in other.rows.items():
+            if row[tracing.END] or not process.rows.get(number, row)[tracing.END]:
+                process.rows[number] = row
+    process.has_exited = any(row[tracing.KIND] == "process" for row in process.rows.values())
+    _name(process)
+    return process
+
+
+def _name(process: Process) -> None:
+    """Find the rank and the label of `process` in its spans."""
+    ranks: Counter[int] = Counter()
+    for row in process.rows.values():
+        rank = row[tracing.RANK]
+        if row[tracing.KIND] == "open":
+            process.rank = process.rank if rank is None else rank
+            process.label = process.label or str(_facts(row).get("label", ""))
+        elif row[tracing.KIND] in MEETS and rank is not None:
+            ranks[rank] += 1
+    if process.rank is None and ranks:
+        process.rank = ranks.most_common(1)[0][0]
+
+
+def _find_ranks_told_by_others(spans: Iterable[Span], processes: Iterable[Process]) -> None:
+    """Give each process that recorded no rank the one that its death record, or ``fscoord run``, tells."""
+    told: dict[str, int] = {}
+    for span in spans:
+        if span.kind == "death":
+            address, rank = span.name, span.facts.get("dead_rank")
+        elif span.kind == "worker":
+            address, rank = str(span.facts.get("address")), span.facts.get("worker_rank")
+        else:
+            continue
+        if isinstance(rank, int) and abs(rank) < _NUMBER_MAX:
+            told[address] = rank
+    for process in processes:
+        if process.rank is None:
+            process.rank = told.get(process.address)
+
+
+def _segment(path: str) -> tuple[int, Process] | None:
+    """Return the number of a segment and what it holds; None if the file has no header of a trace."""
+    with system.os.fdopen(system.os.open(path, system.os.O_RDONLY | system.O_CLOEXEC), "rb") as file:
+        first = file.readline()
+        try:
+            header = json.loads(first)
+            if not first.endswith(b"\n") or header["fscoord_trace"] != tracing.VERSION:
+                return None
+            process = Process(
+                str(header["host"]),
+                int(header["pid"]),
+                str(header["process"]),
+                (str(header["boot_id"]), int(header["time_namespace"])),
+                _limited(header["wall_ns"]) - _limited(header["monotonic_ns"]),
+                overwritten=int(header["segment"]) > 2,
+            )
+            serial = int(header["segment"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        for line in file:
+            if line == b"\n":
+                continue
+            rows = _rows(line)
+            if rows is None:
+                process.skipped += 1
+                continue
+            for row in rows:
+                known = process.rows.get(row[tracing.NUMBER])
+                if known is None or row[tracing.END] or not known[tracing.END]:
+                    process.rows[row[tracing.NUMBER]] = row
+    return serial, process
+
+
+def _limited(value: Any) -> int:
+    """Return `value` as an integer. Raise `ValueError` if it is out of the range of a clock."""
+    number = int(value)
+    if abs(number) >= _NUMBER_MAX:
+        raise ValueError(value)
+    return number
+
+
+_SHAPE: Final[tuple[Any, ...]] = (str, int, int, int, int, str, str, (int, type(None)), str)
+
+
+def _rows(line: bytes) -> list[list[Any]] | None:
+    """Return the spans in `line`, or None if the line is damaged."""
+    try:
+        rows = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(rows, list):
+        return None
+    for row in rows:
+        if not isinstance(row, list) or len(row) < len(_SHAPE) or len(row) % 2 != len(_SHAPE) % 2:
+            return None
+        if not all(isinstance(value, shape) for value, shape in zip(row, _SHAPE, strict=False)):
+            return None
+        if any(isinstance(value, int) and abs(value) >= _NUMBER_MAX for value in row[: len(_SHAPE)]):
+            return None
+    return rows
+
+
+_NUMBERS: Final = frozenset(("token", "waited_ns", "world_size"))
+_NUMBER_MAX: Final = 1 << 63
+
+
+def _facts(row: list[Any]) -> dict[str, Any]:
+    """Return the facts of a span, without those that are not of the type that the tables compute with."""
+    rest = row[len(_SHAPE) :]
+    facts = dict(zip(map(str, rest[::2]), rest[1::2], strict=True))
+    for name in _NUMBERS & facts.keys():
+        if not isinstance(facts[name], int) or not 0 <= facts[name] < _NUMBER_MAX:
+            del facts[name]
+    if not isinstance(facts.get("dead", []), list):
+        del facts["dead"]
+    return facts
+
+
+def _raw_spans(number: int, process: Process) -> Iterator[Span]:
+    """Yield the spans of a process in the times of its own clock."""
+    last = max((max(row[tracing.BEGIN], row[tracing.END]) for row in process.rows.values()), default=0)
+    threads: dict[int, int] = {}
+    for row in process.rows.values():
+        kind, _, thread, begin, end, name, place, rank, outcome = row[: len(_SHAPE)]
+        thread = threads.setdefault(thread, len(threads))
+        is_ended = end > 0
+        yield Span(
+            number, kind, name, place, rank, begin, end or last, outcome if is_ended else "", thread, _facts(row)
+        )
+    process.rows = {}
+
+
+def _crossings(spans: Iterable[Span]) -> list[Crossing]:
+    """Return the barriers, and the exchanges that all ranks leave together."""
+    met: dict[tuple[str, str], list[Span]] = {}
+    for span in spans:
+        if span.kind in MEETS and span.facts.get("operation", "synchronize") == "synchronize":
+            met.setdefault((span.store, span.name), []).append(span)
+    found = []
+    for (store, name), group in met.items():
+        passed = sorted((span for span in group if span.outcome == "passed"), key=lambda span: span.begin)
+        if not passed:
+            continue
+        others = [span for span in group if span.outcome != "passed"]
+        sizes = {span.facts.get("world_size") for span in passed}
+        size = sizes.pop() if len(sizes) == 1 else None
+        ranks = [span.rank for span in passed]
+        is_repeated = any(span.facts.get("repeated") for span in passed)
+        has_ranks = None not in ranks and len(set(ranks)) == len(ranks)
+        is_sound = (
+            isinstance(size, int)
+            and not others
+            and not is_repeated
+            and (has_ranks or set(ranks) == {None})
+            and len(ranks) <= size
+        )
+        found.append(Crossing(name, store, size if isinstance(size, int) else len(passed), passed, others, is_sound))
+    return found
+
+
+def _meetings(crossings: Iterable[Crossing], processes: list[Process]) -> Iterator[Meeting]:
+    """Yield what each barrier tells about the clocks."""
+    for crossing in crossings:
+        if crossing.is_sound:
+            passages: dict[Any, Passage] = {}
+            for span in crossing.spans:
+                clock = processes[span.process].clock
+                known = passages.get(clock)
+                arrived = span.begin if known is None else max(known.arrived, span.begin)
+                left = span.end if known is None else min(known.left, span.end)
+                passages[clock] = Passage(clock, arrived, left)
+            if len(passages) > 1:
+                yield list(passages.values())
+
+
+def assign_lanes(spans: Iterable[Span]) -> list[int]:
+    """Return a lane for each of `spans`, which are of one process and sorted by beginning.
+
+    Two spans of one lane are nested or apart. Threads and tasks of one process therefore need several lanes.
+    """
+    lanes: list[list[Span]] = []
+    found = []
+    for span in spans:
+        for stack in lanes:
+            while stack and stack[-1].end <= span.begin:
+                stack.pop()
+        fitting = (number for number, stack in enumerate(lanes) if not stack or span.end <= stack[-1].end)
+        lane = next(fitting, len(lanes))
+        if lane == len(lanes):
+            lanes.append([])
+        lanes[lane].append(span)
+        found.append(lane)
+    return found
