@@ -37,7 +37,9 @@ def asleep(store: FileStore, key: bytes) -> tuple[FileWait[Any], Waiter]:
     """Return a wait for `key` of which a thread would sleep now, and its waiter."""
     notifier = notifier_of(store)
     request = WaitRequest(KEYS, [key], HANG_S)
-    wait: FileWait[Any] = FileWait(notifier, condition_of(request, log_of(store), state_of(store), notifier), HANG_S)
+    wait: FileWait[Any] = FileWait(
+        notifier, condition_of(request, log_of(store), state_of(store), notifier, None), HANG_S
+    )
     for _ in range(2):
         wait.arm()
         assert wait.look() is NOT_YET
