@@ -304,7 +304,7 @@ LAYERS = [
         "demo.*",
         ["demo.*", "_runtime.*", "_arguments", "collectives", "store", "stores.*", "errors"],
     ),
-    ("status", ["status.*"]),
+    ("status", ["status.*", "collectives.rounds", "recipes.holdings"]),
     ("status.picture", ["_waiting.awaited", "collectives.rounds", "recipes.holdings"]),
     (
         "status.findings",  # data in, findings out: it reads no store

@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+from fscoord.collectives.rounds import RoundState
+from fscoord.recipes.holdings import LineState
 from fscoord.status.findings import StatusFinding, find_all
 from fscoord.status.picture import LogLock, Picture, SessionStatus, Waiting
 from fscoord.status.reading import Activity, Observer, Status, observe, status
 
 __all__ = [
     "Activity",
+    "LineState",
     "LogLock",
     "Observer",
     "Picture",
+    "RoundState",
     "SessionStatus",
     "Status",
     "StatusFinding",
