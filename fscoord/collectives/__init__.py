@@ -28,13 +28,13 @@ from __future__ import annotations
 
 from typing import overload
 
-from fscoord._arguments import Key, Timeout, Value, key_given, timeout_given
+from fscoord._arguments import Key, Timeout, Value, key_bytes, key_given, timeout_given
 from fscoord._runtime import tracing
 from fscoord.collectives import steps
-from fscoord.collectives.arrivals import Decoder
+from fscoord.collectives.arrivals import Arrivals, Decoder
 from fscoord.collectives.timeout import store_timeout
 from fscoord.errors import StoreTimeoutError
-from fscoord.store import Store, run_blocking, wait_on
+from fscoord.store import Store, begin_span, run_blocking, wait_on
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "store_timeout", "synchronize"]
 
@@ -120,13 +120,15 @@ def barrier(
         key_prefix = key_given(key, "key_prefix", key_prefix)
     if timeout is not None:
         barrier_timeout = timeout_given(timeout, "barrier_timeout", barrier_timeout)
-    if rank is None or fail_fast or tracing.recorder is not None:
+    if rank is None or fail_fast:
         arguments = (world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
         return run_blocking(store, steps.barrier(store, *arguments, fail_fast=fail_fast))
     # The usual barrier: as in `steps.barrier`, without a generator, because this thread makes each wait itself.
     arrivals = steps.arrivals_of(
         store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout
     )
+    if tracing.recorder is not None:
+        return _traced_barrier(store, world_size, key_prefix, rank, arrivals)
     try:
         text = wait_on(store, arrivals.request())
         if text is not None:
@@ -134,6 +136,22 @@ def barrier(
     except StoreTimeoutError as error:
         arrivals.time_out(error)
     return None
+
+
+def _traced_barrier(store: Store, world_size: int, key_prefix: Key, rank: int, arrivals: Arrivals) -> None:
+    """Execute the usual barrier in a process that records a trace."""
+    span = begin_span("barrier", store, key_bytes(key_prefix), rank, "world_size", world_size)
+    try:
+        try:
+            text = wait_on(store, arrivals.request())
+            if text is not None:
+                run_blocking(store, arrivals.settle(text))
+        except StoreTimeoutError as error:
+            arrivals.time_out(error)
+    except BaseException as error:
+        tracing.end(span, tracing.outcome_of(error))
+        raise
+    tracing.end(span, "passed", *(("repeated", 1) if arrivals.is_repeated else ()))
 
 
 @overload
