@@ -40,8 +40,9 @@ from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.operations import Operation, check_value_size
 from fscoord.stores.file.replay import KeyValueState, WitnessedState
 from fscoord.stores.file.sessions import Sessions
+from fscoord.stores.file.traced_wait import trace_place
 from fscoord.stores.file.wait_slots import WaitSlots
-from fscoord.stores.file.waits import pop_item, trace_place
+from fscoord.stores.file.waits import pop_item
 
 __all__ = ["FileStore"]
 

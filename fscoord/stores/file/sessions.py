@@ -28,7 +28,8 @@ from fscoord.errors import StoreTimeoutError
 from fscoord.store import Member, Store
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState
-from fscoord.stores.file.waits import AnyChange, Arrival, Condition, FileWait, condition_of, trace_place
+from fscoord.stores.file.traced_wait import trace_place
+from fscoord.stores.file.waits import AnyChange, Arrival, Condition, FileWait, condition_of
 
 __all__ = ["Sessions"]
 

@@ -37,7 +37,8 @@ from fscoord._waiting.wait import (
 from fscoord.stores.file.death_watch import DeathWatch, RankNeeds, SessionNeeds
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.operations import Arrived, Operation, check_value_size
-from fscoord.stores.file.replay import KeyValueState, Witness, WitnessedState, materialize
+from fscoord.stores.file.replay import KeyValueState, materialize
+from fscoord.stores.file.traced_wait import TracedWait
 
 __all__ = [
     "AnyChange",
@@ -47,15 +48,12 @@ __all__ = [
     "condition_of",
     "pop_item",
     "read_consistent",
-    "trace_place",
 ]
 
 T = TypeVar("T")
 
 WITNESSED_MAX: Final = 64
 """The most keys of a traced wait whose writers are observed."""
-
-PLACES_MAX: Final = 256
 
 
 class Condition(ABC, Generic[T]):
@@ -295,80 +293,6 @@ class FileWait(Generic[T]):
             own_logger.end()
         if self._traced is not None:
             self._traced.close()
-
-
-class TracedWait:
-    """The span of one wait that sleeps, in a process that records a trace.
-
-    Args:
-        log: the log of the store.
-        state: the state of the store, or None if the wait is for no key.
-        kind: the kind of the span.
-        keys: the first keys that are missing, and others whose change may end the wait.
-        missing: the number of missing keys.
-        started: when the wait began, by the monotonic clock.
-    """
-
-    def __init__(
-        self, log: Log, state: KeyValueState | None, kind: str, keys: list[bytes], missing: int, started: float
-    ) -> None:
-        self._log = log
-        self._keys = keys
-        self._state = state if isinstance(state, WitnessedState) else None
-        self._witness = self._state.attend(self._keys) if self._state is not None else Witness()
-        facts = ("keys", missing) if missing > 1 else ()
-        self._span = tracing.begin(kind, key_text(keys[0]), trace_place(log), None, *facts)
-        if self._span is not None:
-            self._span[tracing.BEGIN] = int(started * 1e9)
-
-    def before_sleep(self, seconds: float) -> None:
-        """See `Recorder.before_sleep`."""
-        if self._span is not None and tracing.recorder is not None:
-            tracing.recorder.before_sleep(self._span, seconds)
-
-    def end(self, found: object) -> None:
-        """End the span, because the condition holds. `found` is the result of the look."""
-        witness = self._witness
-        if isinstance(found, list) and found and isinstance(found[0], int):  # the dead ranks or sessions
-            tracing.end(self._span, "death", "dead", found)
-        elif witness.writer:
-            session = self._log.table.sessions.get(witness.writer)
-            facts: tuple[Any, ...] = ("session", witness.writer)
-            if session is not None:
-                facts = ("by", f"{session.host}:{session.pid}", "by_rank", session.rank)
-            if witness.key != self._keys[0]:
-                facts += ("key", key_text(witness.key))
-            tracing.end(self._span, "passed", *facts)
-        else:
-            tracing.end(self._span, "passed")
-
-    def time_out(self) -> None:
-        """End the span, because the condition does not hold at the deadline."""
-        tracing.end(self._span, "time-out")
-
-    def close(self) -> None:
-        """End the span if it is still open, because an exception has ended the wait. It may be called twice."""
-        tracing.end(self._span, "interrupted")
-        if self._state is not None:
-            self._state.dismiss(self._witness, self._keys)
-
-
-def trace_place(log: Log) -> str:
-    """Return the text that identifies the store in `log` on all hosts: lineage, life and, if there is one, run."""
-    header = log.handle.header
-    key = header.lineage, header.life, header.runs[:1]
-    place = _places.get(key)
-    if place is None:
-        place = f"{header.lineage.hex()[:12]}.{header.life}"
-        for job, count in header.runs[:1]:
-            place += f".{key_text(job)}.{count}"
-        if len(_places) >= PLACES_MAX:
-            _places.clear()
-        _places[key] = place
-    return place
-
-
-_places: dict[tuple[bytes, int, tuple[tuple[bytes, int], ...]], str] = {}
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,88 @@
+"""`TracedWait`: the span of one wait of a `~fscoord.FileStore`, in a process that records a trace."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fscoord._arguments import key_text
+from fscoord._log.log import Log
+from fscoord._runtime import tracing
+from fscoord.stores.file.replay import KeyValueState, Witness, WitnessedState
+
+__all__ = ["TracedWait", "trace_place"]
+
+PLACES_MAX: Final = 256
+
+
+class TracedWait:
+    """The span of one wait that sleeps, in a process that records a trace.
+
+    Args:
+        log: the log of the store.
+        state: the state of the store, or None if the wait is for no key.
+        kind: the kind of the span.
+        keys: the first keys that are missing, and others whose change may end the wait.
+        missing: the number of missing keys.
+        started: when the wait began, by the monotonic clock.
+    """
+
+    def __init__(
+        self, log: Log, state: KeyValueState | None, kind: str, keys: list[bytes], missing: int, started: float
+    ) -> None:
+        self._log = log
+        self._keys = keys
+        self._state = state if isinstance(state, WitnessedState) else None
+        self._witness = self._state.attend(self._keys) if self._state is not None else Witness()
+        facts = ("keys", missing) if missing > 1 else ()
+        self._span = tracing.begin(kind, key_text(keys[0]), trace_place(log), None, *facts)
+        if self._span is not None:
+            self._span[tracing.BEGIN] = int(started * 1e9)
+
+    def before_sleep(self, seconds: float) -> None:
+        """See `Recorder.before_sleep`."""
+        if self._span is not None and tracing.recorder is not None:
+            tracing.recorder.before_sleep(self._span, seconds)
+
+    def end(self, found: object) -> None:
+        """End the span, because the condition holds. `found` is the result of the look."""
+        witness = self._witness
+        if isinstance(found, list) and found and isinstance(found[0], int):  # the dead ranks or sessions
+            tracing.end(self._span, "death", "dead", found)
+        elif witness.writer:
+            session = self._log.table.sessions.get(witness.writer)
+            facts: tuple[Any, ...] = ("session", witness.writer)
+            if session is not None:
+                facts = ("by", f"{session.host}:{session.pid}", "by_rank", session.rank)
+            if witness.key != self._keys[0]:
+                facts += ("key", key_text(witness.key))
+            tracing.end(self._span, "passed", *facts)
+        else:
+            tracing.end(self._span, "passed")
+
+    def time_out(self) -> None:
+        """End the span, because the condition does not hold at the deadline."""
+        tracing.end(self._span, "time-out")
+
+    def close(self) -> None:
+        """End the span if it is still open, because an exception has ended the wait. It may be called twice."""
+        tracing.end(self._span, "interrupted")
+        if self._state is not None:
+            self._state.dismiss(self._witness, self._keys)
+
+
+def trace_place(log: Log) -> str:
+    """Return the text that identifies the store in `log` on all hosts: lineage, life and, if there is one, run."""
+    header = log.handle.header
+    key = header.lineage, header.life, header.runs[:1]
+    place = _places.get(key)
+    if place is None:
+        place = f"{header.lineage.hex()[:12]}.{header.life}"
+        for job, count in header.runs[:1]:
+            place += f".{key_text(job)}.{count}"
+        if len(_places) >= PLACES_MAX:
+            _places.clear()
+        _places[key] = place
+    return place
+
+
+_places: dict[tuple[bytes, int, tuple[tuple[bytes, int], ...]], str] = {}
