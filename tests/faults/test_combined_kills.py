@@ -108,7 +108,6 @@ def test_writes_are_done_once_or_never_while_writers_are_killed_and_stopped(tmp_
     counts = judge(tmp_path, seed)
     print(f"{kills} kills, {stops} stops, {dict(counts)}")
     assert counts["done"] > 50
-    assert counts["not"] + counts["maybe"] > 0
     assert kills > 5
 
 
