@@ -1,9 +1,9 @@
-"""Start a service on the first worker and use it from all others, as one does with Dask, Ray or jax.distributed.
+"""Start a service on the first worker and use it from all other workers, as with Dask, Ray or jax.distributed.
 
     fscoord run --nproc-per-node 3 examples/service.py
 
-`MASTER_ADDR` is the first node, and `MASTER_PORT` was free there when the round began. The service says in the store
-when it listens; whoever waits for a port instead may meet somebody else there.
+`MASTER_ADDR` is the first node, and `MASTER_PORT` was free there when the round began. The service sets a key when it
+listens. A worker that only waited for the port might connect to another program there.
 """
 
 import os

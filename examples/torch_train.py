@@ -8,10 +8,11 @@ On each of two hosts (or twice on one):
 The workers learn which of two spirals a point lies on. The points are drawn by `two_spirals` from the seed, so that
 nothing is downloaded.
 
-A checkpoint has a part of every worker: the first writes model and optimizer, each its own random state. A barrier of
-fscoord stands between the parts and the file ``latest`` that names them: so what ``latest`` names is complete, whoever
-is killed and whenever. After a death torchrun starts all workers again, and they go on from there. To see it, let a
-worker kill itself, in its first life: ``--kill 3:2`` is worker 3 behind its part of the checkpoint of epoch 2.
+A checkpoint has a part of every worker: the first worker writes model and optimizer, and each worker its own random
+state. After their parts all workers pass a barrier of fscoord, and only then the first worker names the checkpoint in
+the file ``latest``. So the checkpoint in ``latest`` is complete, whichever worker is killed, at any moment. After a
+death torchrun starts all workers again, and they go on from that checkpoint. To see this, let a worker kill itself in
+its first life: with ``--kill 3:2`` worker 3 does so after it has written its part of the checkpoint of epoch 2.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Checkpoints:
     """The checkpoints of one life of the workers, in `directory`.
 
     Args:
-        directory: where they are; the same for all workers.
-        barrier: holds until every worker of this life has come.
+        directory: the directory of the checkpoints; the same for all workers.
+        barrier: the barrier of all workers of this life.
     """
 
     def __init__(self, directory: Path, barrier: StoreBarrier) -> None:
@@ -72,7 +73,7 @@ class Checkpoints:
         self._barrier = barrier
 
     def save(self, epoch: int, parts: dict[str, Any], kill: bool) -> None:
-        """Write the parts of this worker, and let ``latest`` name the checkpoint when all have written theirs."""
+        """Write the parts of this worker; after all workers have written, name the checkpoint in ``latest``."""
         place = self._directory / f"epoch-{epoch}"
         place.mkdir(parents=True, exist_ok=True)
         for name, part in parts.items():
@@ -86,7 +87,7 @@ class Checkpoints:
 
 
 def write(path: Path, content: Any) -> None:
-    """Write `content` so that whoever opens `path` finds all of it, or what was there before."""
+    """Write `content`, so that a reader of `path` finds the whole content, or else the old one."""
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with unfinished.open("wb") as file:
         torch.save(content, file)
@@ -96,7 +97,7 @@ def write(path: Path, content: Any) -> None:
 
 
 def read(path: Path) -> Any:
-    """Return what `write` wrote there, or None if there is nothing."""
+    """Return the content that `write` wrote to `path`, or None if there is no such file."""
     try:
         return torch.load(path, weights_only=True)
     except FileNotFoundError:
@@ -104,10 +105,10 @@ def read(path: Path) -> Any:
 
 
 def begin(directory: Path) -> tuple[str, int]:
-    """Return a name for this life of the workers, and the last epoch of which there is a checkpoint, or -1.
+    """Return a name for this life of the workers, and the last epoch with a checkpoint, or -1.
 
-    The first worker looks and tells the others: all must begin at the same place. A barrier of a life before may be
-    half full, so each life has barriers of its own.
+    The first worker reads ``latest`` and sends the result to the others, because all must begin at the same epoch. A
+    barrier of an earlier life may have some arrivals already, so each life has barriers of its own.
     """
     facts: list[Any] = [None, None]
     if dist.get_rank() == 0:
@@ -121,8 +122,8 @@ def train(options: argparse.Namespace) -> None:
     """Train until the last epoch."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     life, done = begin(options.directory)
-    print(f"worker {rank} of {world_size} goes on behind epoch {done}", flush=True)
-    torch.manual_seed(options.seed)  # so that all begin with the same model; then each draws for itself
+    print(f"worker {rank} of {world_size} goes on after epoch {done}", flush=True)
+    torch.manual_seed(options.seed)  # all begin with the same model; then each has its own random state
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     torch.manual_seed(options.seed + 1 + rank)
@@ -169,7 +170,7 @@ def worker_and_epoch(text: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Train as the command line says."""
+    """Parse the command line, and train."""
     parser = argparse.ArgumentParser(description="Train a small model; to be started by torchrun.")
     parser.add_argument("directory", type=Path, help="where checkpoints go; all hosts must see it")
     parser.add_argument("--epochs", type=int, default=40)

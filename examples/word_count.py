@@ -1,4 +1,4 @@
-"""Count the words in a directory of text, on as many nodes and workers as there are.
+"""Count the words in a directory of text, on any number of nodes and workers.
 
 On each node:
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from fscoord import QueueEmptyError, barrier, open_store, synchronize
 
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-store = open_store()  # the one in FSCOORD_STORE, which the workers of this round share
+store = open_store()  # the store in FSCOORD_STORE, which the workers of this round share
 if rank == 0:
     for path in sorted(Path(sys.argv[1]).rglob("*.txt")):
         store.queue_push("files", str(path))

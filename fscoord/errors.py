@@ -35,6 +35,7 @@ __all__ = [
     "StoreTimeoutError",
     "StoreUnavailableError",
     "UnsupportedFilesystemError",
+    "UsedBeforeError",
     "WorkFailedError",
 ]
 
@@ -194,6 +195,10 @@ class UnsupportedFilesystemError(StoreError, OSError):
 
 class BarrierError(FscoordError):
     """Wrong use of a barrier: too many arrivals, a finished key used again, a rank out of range."""
+
+
+class UsedBeforeError(BarrierError):
+    """The key of a barrier or an exchange was used before, often because a program runs a second time."""
 
 
 class NoProcessGroupError(BarrierError, AssertionError):

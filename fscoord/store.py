@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
+    KEY_MAX,
     VALUE_MAX,
     CounterRangeError,
     Key,
@@ -48,8 +49,9 @@ from fscoord._waiting.wait import (
     WaitBackend,
     WaitRequest,
     WaitSteps,
+    new_tuple,
 )
-from fscoord.errors import BarrierError, StoreTimeoutError
+from fscoord.errors import BarrierError, StoreTimeoutError, UsedBeforeError
 
 __all__ = [
     "Capabilities",
@@ -58,6 +60,7 @@ __all__ = [
     "StoreView",
     "arrival_steps",
     "barrier_steps",
+    "how_to_run_again",
     "new_arrival_wait",
     "new_wait",
     "notifier_for",
@@ -279,27 +282,26 @@ class Store(ABC):
         libraries can meet at one barrier.
 
         Raises:
-            BarrierError: more than `world_size` callers arrived, or a key of the barrier has a value of another kind.
+            UsedBeforeError: more than `world_size` callers arrived.
+            BarrierError: a key of the barrier has a value of another kind.
             StoreTimeoutError: fewer than `world_size` callers arrived before the deadline.
         """
         limit = self._timeout if timeout is None else to_seconds(timeout)
-        run_blocking(self, self._barrier_steps(key, world_size, limit))
+        request = _counted_arrival(key, world_size, limit)
+        try:  # as in `_barrier_steps`, without a generator, because this thread makes the wait itself
+            arrived = self._arrive(request)
+        except (NotACounterError, CounterRangeError) as error:
+            raise _not_counted(error) from error
+        if arrived is not None:
+            raise _counted_too_far(self, key, world_size, arrived)
 
     def _barrier_steps(self, key: Key, world_size: int, timeout: float) -> WaitSteps[None]:
-        check_positive("world_size", world_size)
-        name = key_bytes(key)
-        counter = key_bytes(name + b"/num_members")
-        judge = LastOfCount(world_size)
-
         try:
-            arrived = yield ArrivalRequest(COUNT, counter, b"", key_bytes(name + b"/last_member"), judge, timeout)
+            arrived = yield _counted_arrival(key, world_size, timeout)
         except (NotACounterError, CounterRangeError) as error:
-            raise BarrierError(f"{error}, so it is not a barrier's counter; give every barrier its own key") from error
+            raise _not_counted(error) from error
         if arrived is not None:
-            raise BarrierError(
-                f"barrier {key_text(name)!r} got arrival {int(arrived)} of {world_size}: its key was used before, or by"
-                " too many callers; give every barrier its own key"
-            )
+            raise _counted_too_far(self, key, world_size, arrived)
 
     @property
     def has_liveness(self) -> bool:
@@ -591,12 +593,33 @@ def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
 
 def wait_on(store: Store, request: Request) -> Any:
     """Carry out `request` in this thread, and return its answer."""
-    if isinstance(request, WaitRequest):
-        return store._wait(request)
     if isinstance(request, ArrivalRequest):
         return store._arrive(request)
+    if isinstance(request, WaitRequest):
+        return store._wait(request)
     store.barrier(*request)
     return None
+
+
+def _counted_arrival(key: Key, world_size: int, timeout: float) -> ArrivalRequest:
+    """Check the arguments of `Store.barrier`, and return the request of one arrival."""
+    check_positive("world_size", world_size)
+    name = key_bytes(key)
+    counter, last = name + b"/num_members", name + b"/last_member"  # of one length
+    if len(counter) > KEY_MAX:
+        key_bytes(counter)  # raises the error
+    return new_tuple(ArrivalRequest, (COUNT, counter, b"", last, LastOfCount(world_size), timeout, None))
+
+
+def _not_counted(error: Exception) -> BarrierError:
+    return BarrierError(f"{error}, so it is not a barrier's counter; give every barrier its own key")
+
+
+def _counted_too_far(store: Store, key: Key, world_size: int, arrived: bytes) -> UsedBeforeError:
+    return UsedBeforeError(
+        f"barrier {key_text(key_bytes(key))!r} got arrival {int(arrived)} of {world_size}: its key was used before, or"
+        f" by too many callers; {how_to_run_again(store)}"
+    )
 
 
 def barrier_steps(store: Store, request: BarrierRequest) -> WaitSteps[None]:
@@ -656,3 +679,19 @@ def typical_call_s(store: Store) -> float:
     It is 0 if the calls only use memory.
     """
     return store._typical_call_s
+
+
+def how_to_run_again(store: Store) -> str:
+    """Return the advice of a `UsedBeforeError`: how a program can be run again on `store`, which the text names."""
+    while isinstance(store, StoreView):
+        store = store._inner
+    advice = "give every barrier and exchange a key of its own"
+    if type(store).__repr__ is object.__repr__:  # a store without a path or an address
+        return advice
+    path = getattr(store, "path", None)
+    if path is None:
+        return f"{advice}, and every run of a program its own keys in {store!r}"
+    return (
+        f"{advice}; to run a program again, open the store with run_id= or world_size=, or remove the old one:"
+        f" {path} and {path}.*"
+    )

@@ -1,11 +1,18 @@
-"""What a page of the documentation holds, and a program that runs its blocks: ``python pages.py PAGE``.
+"""What a page of the documentation holds, and a program that runs its blocks.
 
-It imports no pytest, for it is started once for each page. The kinds of blocks are told in `test_docs`.
+- ``python pages.py PAGE`` runs all blocks in their order, in the present directory.
+- ``python pages.py PAGE 2`` does so twice, in the same directory.
+- ``python pages.py PAGE alone`` runs each block that can be pasted into an interpreter alone, in a fresh process and a
+  new directory.
+
+Each prints the number of the blocks that it has run. The program imports no pytest, because it starts often.
+The kinds of blocks are explained in `test_docs`.
 """
 
 from __future__ import annotations
 
 import doctest
+import os
 import re
 import subprocess
 import sys
@@ -14,12 +21,18 @@ from typing import NamedTuple
 
 RUN = {"python", "pycon", "console"}
 FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAME = re.compile(r"# (\S+\.py)\n")
 
 
 class Block(NamedTuple):
     language: str
     line: int
     text: str
+
+    @property
+    def can_be_pasted(self) -> bool:
+        """Whether a user pastes the block into an interpreter, rather than into a shell or a file."""
+        return self.language == "pycon" or (self.language == "python" and not NAME.match(self.text))
 
 
 def blocks(page: Path) -> list[Block]:
@@ -34,12 +47,38 @@ def run_page(page: Path) -> int:
     for block in blocks(page):
         if block.language in RUN:
             count += 1
-            globals()[f"run_{block.language}"](block, page, namespace)
+            run_block(block, page, namespace)
     return count
 
 
+def run_each_alone(page: Path) -> int:
+    """Run each block that can be pasted in a process of its own; return how many there were.
+
+    The child is forked before anything of the package is imported, so it is as good as a fresh interpreter.
+    """
+    to_paste = [block for block in blocks(page) if block.can_be_pasted]
+    failed = []
+    for block in to_paste:
+        directory = Path(f"block-at-line-{block.line}")
+        directory.mkdir()
+        sys.stdout.flush()
+        child = os.fork()
+        if not child:
+            os.chdir(directory)
+            run_block(block, page, {"__name__": page.stem})
+            sys.exit(0)  # with the handlers of `atexit`, as an interpreter that ends
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            failed.append(block.line)
+    assert not failed, f"{page.name}: the blocks at these lines cannot be pasted alone: {failed}"
+    return len(to_paste)
+
+
+def run_block(block: Block, page: Path, namespace: dict[str, object]) -> None:
+    globals()[f"run_{block.language}"](block, page, namespace)
+
+
 def run_python(block: Block, page: Path, namespace: dict[str, object]) -> None:
-    name = re.match(r"# (\S+\.py)\n", block.text)
+    name = NAME.match(block.text)
     if name:
         Path(name[1]).write_text(block.text, encoding="utf-8")
     else:  # padded, so that a traceback tells the line of the page
@@ -74,5 +113,12 @@ def trimmed(text: str) -> str:
     return "".join(f"{line.rstrip()}\n" for line in text.rstrip().splitlines())
 
 
+def main(page: Path, how: str = "1") -> None:
+    if how == "alone":
+        print(run_each_alone(page))
+    else:
+        print(sum(run_page(page) for _ in range(int(how))))
+
+
 if __name__ == "__main__":
-    print(run_page(Path(sys.argv[1])))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -4,8 +4,9 @@ A page's blocks run in their order, in one directory of the page's own:
 
 - ``python`` whose first line is ``# name.py`` is saved under that name, for the blocks that follow;
 - other ``python`` blocks are executed, and ``pycon`` sessions are compared, in one namespace for the page;
-- of ``console`` blocks each line behind ``$ `` runs in bash, and what it prints is compared with the lines under it;
+- of ``console`` blocks each line after ``$ `` runs in bash, and what it prints is compared with the lines under it;
 - in what is compared ``...`` stands for any text, and blanks at the end of lines do not count;
+- a ``python`` or ``pycon`` block of a how-to page that is not saved under a name also runs alone;
 - ``sh``, ``text``, ``ini`` and the like are shown, not run (but those of the README: a test below says why).
 """
 
@@ -46,6 +47,9 @@ SHOWN = {
 }
 SET_BY_OTHERS = ("FSCOORD_", "COLUMNS", "RANK", "WORLD_SIZE", "OMPI_", "PMI", "PALS_", "FLUX_", "SLURM_", "PYTEST_")
 RUNNABLE = [page for page in PAGES if any(block.language in RUN for block in blocks(page))]
+HOW_TOS = sorted((REPOSITORY / "docs" / "how-to").glob("*.md"))
+PASTED = [page for page in HOW_TOS if any(block.can_be_pasted for block in blocks(page))]
+TWICE = [REPOSITORY / "README.md", REPOSITORY / "docs" / "tutorial.md"]
 
 
 def named(page: Path) -> str:
@@ -88,6 +92,19 @@ def test_recipes_are_all_in_a_how_to() -> None:
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=named)
 def test_code_of_a_page_runs_as_the_page_says(page: Path, tmp_path: Path) -> None:
+    """A user runs the first programs again; so those pages run twice, in one directory."""
+    times = 2 if page in TWICE else 1
+    assert run(page, tmp_path, str(times)) == times * sum(block.language in RUN for block in blocks(page))
+
+
+@pytest.mark.parametrize("page", PASTED, ids=named)
+def test_block_of_a_how_to_can_be_pasted_alone(page: Path, tmp_path: Path) -> None:
+    """Into a fresh interpreter, in an empty directory; commands tell a story in its order, and are left out."""
+    assert run(page, tmp_path, "alone") == sum(block.can_be_pasted for block in blocks(page))
+
+
+def run(page: Path, tmp_path: Path, *how: str) -> int:
+    """Return how many blocks of the page `pages` has run; what they print if one fails is the failure's text."""
     work = tmp_path / "work"
     work.mkdir()
     (tmp_path / "tmp").mkdir()
@@ -95,7 +112,7 @@ def test_code_of_a_page_runs_as_the_page_says(page: Path, tmp_path: Path) -> Non
     environment["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), environment["PATH"]])
     environment["TMPDIR"] = str(tmp_path / "tmp")
     done = subprocess.run(
-        [sys.executable, pages.__file__, str(page)],
+        [sys.executable, pages.__file__, str(page), *how],
         cwd=work,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -106,5 +123,5 @@ def test_code_of_a_page_runs_as_the_page_says(page: Path, tmp_path: Path) -> Non
         check=False,
     )
     assert done.returncode == 0, f"{page.name}:\n{done.stdout}"
-    assert json.loads(done.stdout.splitlines()[-1]) == sum(block.language in RUN for block in blocks(page))
     assert list((tmp_path / "tmp").iterdir()) == [], "the page leaves temporary files behind"
+    return int(json.loads(done.stdout.splitlines()[-1]))

@@ -8,9 +8,9 @@ from fscoord._arguments import Key, MalformedText, Timeout, key_bytes, key_text,
 from fscoord._runtime import system
 from fscoord.barriers.base import Barrier, register_barrier
 from fscoord.collectives import barrier
-from fscoord.collectives.arrivals import Decoder, UsedBeforeError, check_rank
+from fscoord.collectives.arrivals import Decoder, check_rank
 from fscoord.environment import rank_and_world_size
-from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
+from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
 from fscoord.store import Store
 from fscoord.stores.url import open_store
 

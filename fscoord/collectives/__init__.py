@@ -32,7 +32,8 @@ from fscoord._arguments import Key, Timeout, Value, key_given, timeout_given
 from fscoord.collectives import steps
 from fscoord.collectives.arrivals import Decoder
 from fscoord.collectives.timeout import store_timeout
-from fscoord.store import Store, run_blocking
+from fscoord.errors import StoreTimeoutError
+from fscoord.store import Store, run_blocking, wait_on
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "store_timeout", "synchronize"]
 
@@ -110,16 +111,28 @@ def barrier(
             timeout and the first 16 missing ranks. If the store can detect dead sessions, the message lists the dead
             ranks apart from the late ranks. The message is the same on every store.
         BrokenBarrierError: with `fail_fast`, missing ranks are dead.
-        BarrierError: more than `world_size` callers arrived, the barrier has been used before, the callers disagree
-            about `world_size`, or `rank` is not below it.
+        UsedBeforeError: the barrier has been used before, or more than `world_size` callers arrived.
+        BarrierError: the callers disagree about `world_size`, or `rank` is not below it.
         ValueError: a decoder or `fail_fast` is given without `rank`.
     """
     if key is not None or key_prefix is None:
         key_prefix = key_given(key, "key_prefix", key_prefix)
     if timeout is not None:
         barrier_timeout = timeout_given(timeout, "barrier_timeout", barrier_timeout)
-    arguments = (world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
-    run_blocking(store, steps.barrier(store, *arguments, fail_fast=fail_fast))
+    if rank is None or fail_fast:
+        arguments = (world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
+        return run_blocking(store, steps.barrier(store, *arguments, fail_fast=fail_fast))
+    # The usual barrier: as in `steps.barrier`, without a generator, because this thread makes each wait itself.
+    arrivals = steps.arrivals_of(
+        store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout
+    )
+    try:
+        text = wait_on(store, arrivals.request())
+        if text is not None:
+            run_blocking(store, arrivals.settle(text))
+    except StoreTimeoutError as error:
+        arrivals.time_out(error)
+    return None
 
 
 @overload
@@ -200,7 +213,7 @@ def synchronize(
 
     Raises:
         StoreTimeoutError: it names the ranks without data or, on rank 0, the ranks that have not finished.
-        BarrierError: the prefix has been used before. Nothing was overwritten.
+        UsedBeforeError: the prefix has been used before. Nothing was overwritten.
     """
     prefix = key_given(key, "key_prefix", key_prefix)
     return run_blocking(store, steps.synchronize(store, data, rank, world_size, prefix, timeout))
@@ -255,6 +268,6 @@ def gather(
 
     Raises:
         StoreTimeoutError: only on the target. The error names the ranks without data.
-        BarrierError: the key has been used before. Nothing was overwritten.
+        UsedBeforeError: the key has been used before. Nothing was overwritten.
     """
     return run_blocking(store, steps.gather(store, data, rank, world_size, key, timeout, target))

@@ -18,13 +18,31 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from fscoord._arguments import INT64_MAX, MalformedText, check_int64, check_positive, key_bytes, key_text, parse_uint63
+from fscoord._arguments import (
+    INT64_MAX,
+    KEY_MAX,
+    MalformedText,
+    check_int64,
+    check_positive,
+    key_bytes,
+    key_text,
+    parse_uint63,
+)
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
-from fscoord._waiting.wait import APPEND, KEYS, ArrivalRequest, LastOfRanks, NeededRanks, WaitRequest, WaitSteps
-from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError
-from fscoord.store import Member, Store
+from fscoord._waiting.wait import (
+    APPEND,
+    KEYS,
+    ArrivalRequest,
+    LastOfRanks,
+    NeededRanks,
+    WaitRequest,
+    WaitSteps,
+    new_tuple,
+)
+from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
+from fscoord.store import Member, Store, how_to_run_again
 
 __all__ = [
     "MISSING_MAX",
@@ -32,7 +50,6 @@ __all__ = [
     "Attempt",
     "Decoder",
     "MissingRanks",
-    "UsedBeforeError",
     "check_rank",
     "describe_missing",
     "location_of",
@@ -104,10 +121,6 @@ def location_of(members: Sequence[Member]) -> str:
 
 def _clock(what: str, when: float | None) -> str:
     return f"{what} {system.time.strftime('%H:%M:%S', system.time.gmtime(when))} UTC" if when else "dead"
-
-
-class UsedBeforeError(BarrierError):
-    """All ranks had arrived before this call, and so had this rank. `StoreBarrier` catches this error and passes."""
 
 
 class Verdict(NamedTuple):
@@ -199,11 +212,11 @@ class Attempt(NamedTuple):
         ambiguous = self.prefix[-1:].isdigit() or self.prefix.endswith(b":")
         return self.prefix + b":" if ambiguous else self.prefix
 
-    def used_before(self) -> UsedBeforeError:
-        """Return the error for a prefix that was used before."""
+    def used_before(self, store: Store) -> UsedBeforeError:
+        """Return the error for a prefix of `store` that was used before."""
         return UsedBeforeError(
-            f"rank {self.rank} came to {key_text(self.prefix)!r} (world_size={self.world_size}), which is finished: it"
-            " was used before, or two callers have one rank; give every barrier and exchange a prefix of its own"
+            f"rank {self.rank} came to {key_text(self.prefix)!r} (world_size={self.world_size}), which has completed:"
+            f" the prefix was used before, or two callers have one rank; {how_to_run_again(store)}"
         )
 
     def _named(self, rank: int) -> str:
@@ -261,13 +274,34 @@ class Arrivals:
             self._store.set(self._complete, b"1")
         return is_last
 
-    def arrive_and_wait(self) -> WaitSteps[None]:
-        """Append this rank's arrival, and wait until all ranks have arrived. Errors as in `arrive`."""
-        self._store.announce_rank(self._call.rank)
-        arrivals, complete = key_bytes(self._arrivals), self._complete
-        left = self._call.left()
-        text = yield ArrivalRequest(APPEND, arrivals, self._own, complete, self._is_last, left, self._new_slow_logger)
-        if text is not None and not self._arrive_among(self._events(text)):
+    def request(self) -> ArrivalRequest:
+        """Return the request to append this rank's arrival, and to wait until all ranks have arrived.
+
+        If its answer is a text, the text must be passed to `settle`.
+        """
+        call, key = self._call, self._arrivals
+        self._store.announce_rank(call.rank)
+        if len(key) > KEY_MAX:
+            key_bytes(key)  # raises the error
+        left = call.timeout - (system.time.monotonic() - call.start)  # as `Attempt.left`, without a call
+        left = left if left > 0 else 0.0
+        values = (APPEND, key, self._own, self._complete, self._is_last, left, self._new_slow_logger)
+        return new_tuple(ArrivalRequest, values)
+
+    def time_out(self, error: StoreTimeoutError) -> None:
+        """Record that this rank's wait in a barrier has timed out with `error`, and raise the error of the barrier.
+
+        If no rank is missing, return: all have arrived, and the barrier is complete.
+        """
+        call, missing = self._call, self.record_time_out()
+        if missing:
+            mixed = self._store.check([call.prefix + b"/num_members"])
+            hint = "; some callers gave no rank: either all do, or none" if mixed else ""
+            raise call.time_out("waiting on barrier", missing, error, self._store, hint) from error
+
+    def settle(self, text: bytes) -> WaitSteps[None]:
+        """Wait until all ranks have arrived, after the arrivals were `text`. Errors as in `arrive`."""
+        if not self._arrive_among(self._events(text)):
             yield from self.wait()
 
     def _arrive_among(self, events: list[Event]) -> bool:
@@ -389,11 +423,11 @@ class Arrivals:
         if (self._call.rank, True) in events:
             self._refuse_unless_timed_out(events)
         elif events and not self._store.check([data_key]):
-            raise self._call.used_before()
+            raise self._call.used_before(self._store)
 
     def _refuse_unless_timed_out(self, events: list[Event]) -> None:
         if [came for rank, came in events if rank == self._call.rank][-1]:
-            raise self._call.used_before()
+            raise self._call.used_before(self._store)
 
     def _read(self) -> list[Event]:
         return self._events(self._read_text())

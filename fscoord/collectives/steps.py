@@ -10,10 +10,10 @@ from contextlib import suppress
 
 from fscoord._arguments import Key, Timeout, Value, check_positive, key_bytes, key_text, to_seconds, value_bytes
 from fscoord._runtime import system
-from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps
+from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps, new_tuple
 from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank
-from fscoord.errors import BarrierError, StoreTimeoutError
-from fscoord.store import Store
+from fscoord.errors import StoreTimeoutError, UsedBeforeError
+from fscoord.store import Store, how_to_run_again
 
 __all__ = ["barrier", "broadcast", "gather", "get_all", "synchronize"]
 
@@ -38,23 +38,36 @@ def barrier(
         to_seconds(trace_timeout)
         check_positive("world_size", world_size)
         return (yield from _anonymous_barrier(store, world_size, key_bytes(key_prefix), _limit(store, barrier_timeout)))
-    limit, start = _limit(store, barrier_timeout), system.time.monotonic()
-    check_rank(rank, world_size)
-    prefix, trace_s = key_bytes(key_prefix), to_seconds(trace_timeout)
-    call = Attempt(prefix, rank, world_size, limit, start, trace_s, rank_tracing_decoder)
-    arrivals = Arrivals(store, prefix, call)
+    arrivals = arrivals_of(store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
     try:
         if fail_fast:
             arrivals.arrive()
             yield from arrivals.wait_alive()
         else:
-            yield from arrivals.arrive_and_wait()
+            text = yield arrivals.request()
+            if text is not None:
+                yield from arrivals.settle(text)
     except StoreTimeoutError as error:
-        missing = arrivals.record_time_out()
-        if missing:
-            mixed = store.check([call.prefix + b"/num_members"])
-            hint = "; some callers gave no rank: either all do, or none" if mixed else ""
-            raise call.time_out("waiting on barrier", missing, error, store, hint) from error
+        arrivals.time_out(error)
+
+
+def arrivals_of(
+    store: Store,
+    world_size: int,
+    key_prefix: Key,
+    barrier_timeout: Timeout | None,
+    rank: int,
+    rank_tracing_decoder: Decoder | None,
+    trace_timeout: Timeout,
+) -> Arrivals:
+    """Check the arguments of a call of `fscoord.barrier` that begins now, and return them as `Arrivals`."""
+    limit, start = to_seconds(store.timeout if barrier_timeout is None else barrier_timeout), system.time.monotonic()
+    check_rank(rank, world_size)
+    prefix = key_bytes(key_prefix)
+    is_usual = trace_timeout.__class__ is float and trace_timeout >= 0  # without a call
+    trace_s = trace_timeout if is_usual else to_seconds(trace_timeout)
+    call = new_tuple(Attempt, (prefix, rank, world_size, limit, start, trace_s, rank_tracing_decoder))
+    return Arrivals(store, prefix, call)
 
 
 def get_all(store: Store, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> WaitSteps[list[bytes]]:
@@ -105,7 +118,7 @@ def gather(
     prefix = call.data_prefix()
     end = prefix + b"/gathered"
     if store.check([end]):
-        raise call.used_before()
+        raise call.used_before(store)
     _give(store, prefix + b"%d" % rank, content)
     if rank != target:
         return None
@@ -184,12 +197,12 @@ def _give(store: Store, key: bytes, content: bytes) -> None:
     """Set `key` to `content`, unless the key already has that value.
 
     Raises:
-        BarrierError: the key has another value. The value is unchanged, because another rank may have read it.
+        UsedBeforeError: the key has another value. The value is unchanged, because another rank may have read it.
     """
     if not store.check([key]):
         store.set(key, content)
     elif store.get(key) != content:
-        raise BarrierError(
+        raise UsedBeforeError(
             f"key {key_text(key)!r} already holds other data: the prefix was used before, or two callers gave the"
-            " same rank; give every exchange a prefix of its own"
+            f" same rank; {how_to_run_again(store)}"
         )

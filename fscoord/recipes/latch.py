@@ -130,7 +130,8 @@ class DoubleBarrier:
         Raises:
             StoreTimeoutError: a rank is missing. The error names the missing ranks.
             BrokenBarrierError: with `fail_fast`, a missing rank is dead.
-            BarrierError: the name was used before, or `rank` is not below `world_size`.
+            UsedBeforeError: the name was used before.
+            BarrierError: `rank` is not below `world_size`.
         """
         run_blocking(self._store, self._meeting(b"/enter", timeout))
 

@@ -349,9 +349,10 @@ class _Wait(Generic[T]):
         left = self._timeout - (system.time.monotonic() - self._started)
         return max(0.0, min(left, self._slow_logger.until_next()))
 
-    def block(self, seconds: float) -> None:
-        """See `Wait.block`."""
-        cast(system.AutoResetEvent, self.waker).wait(seconds)
+    def sleep(self) -> None:
+        """See `Wait.sleep`."""
+        while (seconds := self.max_sleep()) > 0:
+            cast(system.AutoResetEvent, self.waker).wait(seconds)
 
     def close(self) -> None:
         """See `Wait.close`."""

@@ -36,6 +36,7 @@ from fscoord import (
     StoreTimeoutError,
     StoreUnavailableError,
     UnsupportedFilesystemError,
+    UsedBeforeError,
     WorkFailedError,
     errors,
 )
@@ -48,6 +49,7 @@ EXAMPLES = [
     (click.UsageError("x"), 64),
     (LimitExceededError("x"), 64),
     (BarrierError("x"), 64),
+    (UsedBeforeError("x"), 64),
     (errors.NoProcessGroupError("x"), 64),
     (ValueError("x"), 64),
     (OverflowError("x"), 64),

@@ -219,6 +219,7 @@ def test_waiter_without_an_inotify_instance_is_still_woken(path: str, caplog: py
         is_woken_by_a_ring(path, other)  # loads what is loaded at the first wait
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         notifier_of(other)._watcher = None
+        notifier_of(other)._spare.clear()
         gc.collect()
         highest = max(map(int, os.listdir("/proc/self/fd")))
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2, limits[1]))

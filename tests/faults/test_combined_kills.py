@@ -294,6 +294,7 @@ def test_leader_that_is_stopped_holds_nobody_up_but_by_the_lock_that_it_has(
                 until(lambda: station_of(store).seat_state() != before)
                 if phase == "waiting":
                     os.kill(pid, signal.SIGSTOP)
+                    os.waitpid(pid, os.WUNTRACED)  # otherwise the kernel may still grant it the lock
                 held.release()
                 if phase == "holding":
                     os.waitpid(pid, os.WUNTRACED)

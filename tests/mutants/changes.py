@@ -16,6 +16,7 @@ NETWORK = "tests/unit/test_network_access.py"
 ARRIVAL_FAULTS = "tests/faults/test_arrival_faults.py"
 COMBINER = "tests/unit/test_combiner.py"
 OPERATIONS = "tests/unit/test_operations.py"
+SPARE = "tests/unit/test_spare_waiter.py"
 
 
 class Mutant(NamedTuple):
@@ -954,7 +955,8 @@ MUTANTS = (
     Mutant(
         "a rank sleeps though the key that ends its barrier is there",
         "Arrival._decide",
-        "        if state.has(request.done):\n            return (None, False), kind, content\n",
+        "        if request.done in state.values or request.done in state.queues:\n"
+        "            return (None, False), kind, content\n",
         "",
         (f"{ARRIVALS}::test_key_of_the_end_that_is_there_already_ends_the_wait_at_once",),
     ),
@@ -977,7 +979,7 @@ MUTANTS = (
         "Waiter.max_sleep",
         "                    self._wakes_at = self._begin_sleep(deadline)\n",
         "                    self._wakes_at = self._begin_sleep(deadline)\n"
-        "                    self._event_count = self.watcher.event_count\n",
+        "                    self.event_count = self.watcher.event_count\n",
         (f"{ARRIVAL_FAULTS}::test_event_that_another_thread_reads_before_the_sleep_ends_it",),
     ),
     Mutant(
@@ -986,6 +988,63 @@ MUTANTS = (
         "                self.event_count += 1\n                raise\n",
         "                raise\n",
         (f"{ARRIVAL_FAULTS}::test_event_that_is_read_by_a_thread_that_is_interrupted_is_not_lost",),
+    ),
+    Mutant(
+        "a wait closes a waiter that another wait uses by then",
+        "FileWait.close",
+        """\
+            self._waiter = None
+            # Only now: a second `close`, after a signal handler has interrupted the first, must not close a waiter that
+            # another wait uses by then.
+            self._notifier.keep_spare(waiter)
+""",
+        """\
+            self._notifier.keep_spare(waiter)
+            self._waiter = None
+""",
+        (f"{SPARE}::test_second_close_of_a_wait_does_not_end_the_sleep_of_another",),
+    ),
+    Mutant(
+        "a waiter whose watcher was replaced is used again",
+        "ChangeNotifier.new_waiter",
+        "if spare is not None and spare.watcher is watcher:",
+        "if spare is not None:",
+        (f"{SPARE}::test_waiter_of_an_outdated_watcher_is_not_used_again",),
+    ),
+    Mutant(
+        "a waiter that is used again begins with the last pause of the wait before",
+        "Waiter.close",
+        "        self._pause = 0.0\n",
+        "",
+        (f"{SPARE}::test_sleep_with_a_waiter_that_is_used_again_begins_as_the_first_did",),
+    ),
+    Mutant(
+        "a closed handle keeps a waiter, and so its descriptors",
+        "ChangeNotifier.close",
+        "        self._spare.clear()\n",
+        "",
+        (f"{SPARE}::test_closed_store_keeps_no_waiter_and_so_no_descriptor",),
+    ),
+    Mutant(
+        "a wait that ends while its handle is closed keeps a waiter",
+        "ChangeNotifier.keep_spare",
+        "                self._spare.clear()\n",
+        "                pass\n",
+        (f"{SPARE}::test_wait_that_ends_after_the_store_was_closed_keeps_no_waiter",),
+    ),
+    Mutant(
+        "a handle that has ended makes a bell",
+        "ChangeNotifier.new_waiter",
+        "                return None\n",
+        "                pass\n",
+        (f"{SPARE}::test_wait_after_the_handle_has_ended_makes_nothing",),
+    ),
+    Mutant(
+        "a thread that begins to read events does not ask whether one was read for it before",
+        "ChangeWatcher.block",
+        "(is_unread or not sleeper.is_rung())",
+        "True",
+        ("tests/unit/test_watcher.py::test_thread_that_begins_to_read_events_finds_that_one_was_read_for_it",),
     ),
     Mutant(
         "an event that was read is not counted",

@@ -195,7 +195,7 @@ EXPLAINED: dict[str, str] = {
     "examine: if durable and length < 0 and *| length < 0 -> LtE": RECORD_MIN,
     "examine: second = *| 1 -> 2": "the rest of a sound prefix is not all zeros, either",
     "examine: second = *| offset + 1 -> Sub": "the sector where a sound prefix begins is not all zeros",
-    "Waiter.__init__: self._event_count = watcher.event_count -> pass": UNREAD,
+    "Waiter.__init__: self.event_count = watcher.event_count -> pass": UNREAD,
     "Waiter._must_look_beside: if is_due or *| now >= deadline -> Gt": CLOCK,
     "Waiter._must_look_beside: is_due = *-> GtE": CLOCK,
     "_Verification._read_file: lockout.release() -> pass": "to close the descriptor gives the lock back as well",

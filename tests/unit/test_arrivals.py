@@ -11,7 +11,18 @@ import pytest
 from support.faulty import faulty_os
 from support.internals import log_of
 
-from fscoord import BarrierError, FileStore, PrefixStore, StoreClosedError, StoreTimeoutError, barrier
+from fscoord import (
+    BarrierError,
+    FileStore,
+    HashStore,
+    PrefixStore,
+    StoreClosedError,
+    StoreTimeoutError,
+    UsedBeforeError,
+    barrier,
+    gather,
+    synchronize,
+)
 from fscoord._log.wakeup import waiter
 
 HANG_S = 20
@@ -140,3 +151,37 @@ def test_arrival_beyond_the_world_size_counts_and_raises(store: FileStore) -> No
     with pytest.raises(BarrierError, match="got arrival 2 of 1"):
         store.barrier("b", 1)
     assert store.get("b/num_members") == b"2"
+
+
+USES = {
+    "barrier with ranks": lambda store: barrier(store, 1, "start", rank=0),
+    "barrier without ranks": lambda store: barrier(store, 1, "start"),
+    "gather": lambda store: gather(store, "data", 0, 1, "start"),
+    "synchronize": lambda store: synchronize(store, "data", 0, 1, "start"),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("view", [False, True])
+def test_key_that_was_used_before_is_named_with_the_store_and_the_way_out(store, use, view: bool) -> None:
+    place = PrefixStore("view", store) if view else store
+    use(place)
+    with pytest.raises(UsedBeforeError) as caught:
+        use(place)
+    for part in ("start", "key of its own", "run_id=", "world_size=", f"{store.path} and {store.path}.*"):
+        assert part in str(caught.value)
+
+
+def test_data_of_an_earlier_run_are_named_with_the_store_and_the_way_out(store: FileStore) -> None:
+    store.set("names/0", "left behind")
+    with pytest.raises(UsedBeforeError, match=r"names/0.*used before.*run_id= or world_size=.*") as caught:
+        synchronize(store, "data", 0, 1, "names/")
+    assert store.path in str(caught.value)
+    assert store.get("names/0") == b"left behind"
+
+
+def test_key_that_was_used_before_on_a_store_without_a_path_has_the_general_advice() -> None:
+    with HashStore() as store:
+        barrier(store, 1, "start", rank=0)
+        with pytest.raises(UsedBeforeError, match=r"'start'.*give every barrier and exchange a key of its own$"):
+            barrier(store, 1, "start", rank=0)

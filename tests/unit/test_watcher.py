@@ -205,6 +205,24 @@ def test_watch_in_an_event_loop_reads_events_without_waiting(
     assert waiting.was_rung
 
 
+def test_thread_that_begins_to_read_events_finds_that_one_was_read_for_it(
+    make: Callable[..., ChangeWatcher], tmp_path: Path
+) -> None:
+    """The thread that was the reader until then has read it, and no further event comes."""
+    watch = make("auto", is_local=True)
+    waiting = Waiter(watch)
+    assert waiting.max_sleep(time.monotonic() + LIMIT_S) > 0
+    (tmp_path / "log").write_text("news")
+    assert watch._events.wait(LIMIT_S)
+    watch._dispatch(watch._events)
+    while watch._events.wait(0):
+        watch._dispatch(watch._events)
+    started = time.monotonic()
+    watch.block(waiting, LIMIT_S)
+    assert time.monotonic() - started < LIMIT_S / 2
+    waiting.close()
+
+
 def test_watch_in_an_event_loop_listens_again_after_its_first_process(make: Callable[..., ChangeWatcher]) -> None:
     for listens in (True, False):
         loop = Loop(listens=listens)

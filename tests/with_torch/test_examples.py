@@ -38,7 +38,7 @@ def test_training_resumes_from_its_last_whole_checkpoint_after_a_worker_dies(tmp
     seen = "\n".join(outputs)
     assert [agent.returncode for agent in agents] == [0, 0], seen
     assert "exitcode: -9" in seen, seen
-    lives = sorted(re.findall(r"worker (\d) of 4 goes on behind epoch (-?\d+)", seen))
+    lives = sorted(re.findall(r"worker (\d) of 4 goes on after epoch (-?\d+)", seen))
     assert lives == sorted([(str(rank), epoch) for rank in range(4) for epoch in ("-1", "1")]), seen
     (right,) = re.findall(r"(\d\.\d+) of other points are right", seen)
     assert float(right) > 0.9

@@ -41,6 +41,7 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
 SIZE: Final = 4096
+LAST_BUCKET: Final = SIZE - 1
 FIFO_BYTE: Final = SIZE + 3
 """The byte that is 1 once a process has opened the FIFO. `node_poller` uses the three bytes before it."""
 FIFO_SUFFIX: Final = ".fifo"
@@ -48,7 +49,7 @@ FIFO_SUFFIX: Final = ".fifo"
 
 def bucket(key: bytes) -> int:
     """Return the number of the byte for `key`."""
-    return crc32(key) & (SIZE - 1)
+    return crc32(key) & LAST_BUCKET
 
 
 def session_end_bucket(session: int) -> int:

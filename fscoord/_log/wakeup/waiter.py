@@ -37,6 +37,7 @@ class Waiter:
         waker: ends the sleep of this waiter.
         was_rung: whether a ring ended the last sleep. Otherwise the sleep ended because it was time for a poll.
         is_over: whether the wait is over, because the store was closed.
+        is_reusable: whether the waiter keeps nothing of its wait after `close`.
         role_changed: whether the waiter must check if it has become the poller of its node.
     """
 
@@ -49,6 +50,7 @@ class Waiter:
     _wakes_at: float | None = None  # the end of the current sleep without a ring; None: no sleep
     _is_beside_election = False
     _is_poller = False
+    _pause = 0.0  # the length of the last sleep without a ring; 0.0 before the first
     _poll_pause = POLL_FIRST_S
     _quick_polls = NEWS_POLLS  # how many more polls are quick, unless there is news
     _heartbeats = -1
@@ -68,12 +70,10 @@ class Waiter:
         # The ranks that such a wait needs become fewer, and it reads that in the log. So it looks sooner at first.
         self._own_poll_s = SLOW_LAST_S
         self._other_buckets = other_buckets
-        self._event_count = watcher.event_count
+        # A waiter beside an election counts the polls of its wait, and a death watch belongs to its wait.
+        self.is_reusable = watcher.election is None and longest_sleep is None and not other_buckets
+        self.event_count = watcher.event_count
         self._deaths = watcher.deaths
-        if not watcher.has_events:
-            self._pause = POLL_FIRST_S
-        else:
-            self._pause = DEATH_WATCH_FIRST_S if longest_sleep else SLOW_FIRST_S
         if watcher.election is not None:
             self._last_own_poll = system.time.monotonic()
             self._join_election()
@@ -102,17 +102,18 @@ class Waiter:
                 self.watcher.fall_back_to_polling(error)
 
     def close(self) -> None:
-        """End the wait."""
+        """End the wait. If `is_reusable` is true, another wait may use the waiter from now on."""
+        watcher = self.watcher
         if self._wakes_at is not None:
             self._end_sleep()
-        election = self.watcher.election
-        if election is not None:
-            election.remove(self)
+        self._pause = 0.0
+        if watcher.election is not None:
+            watcher.election.remove(self)
 
     def arm(self, bucket: int) -> None:
         """Arm `bucket` before a look at the log, so that a write to it after that look ends the next sleep."""
-        self._event_count, self._deaths = self.watcher.event_count, self.watcher.deaths
-        bell = self.watcher.bell
+        watcher = self.watcher
+        self.event_count, self._deaths, bell = watcher.event_count, watcher.deaths, watcher.bell
         if bell is not None:
             try:
                 self._bucket, self._mark = bucket, bell.arm(bucket)
@@ -120,7 +121,7 @@ class Waiter:
                     self._other_marks = list(map(bell.arm, self._other_buckets))
             except OSError as error:
                 raise_if_foreign(error)
-                self.watcher.fall_back_to_polling(error)
+                watcher.fall_back_to_polling(error)
 
     def notify_node(self, buckets: Collection[int]) -> None:
         """Ring the node's bell for `buckets`, which a look found changed. Only the poller of the node rings.
@@ -157,10 +158,10 @@ class Waiter:
         if self.is_over or self.role_changed or (self._longest_sleep and self._deaths != watcher.deaths):
             return True
         bell, election = watcher.bell, watcher.election
-        if self._event_count == watcher.event_count and election is None:
+        if self.event_count == watcher.event_count and election is None:
             return False
         if bell is None:
-            return self._event_count != watcher.event_count
+            return self.event_count != watcher.event_count
         try:
             return (
                 bell.is_rung(self._bucket, self._mark)
@@ -178,18 +179,24 @@ class Waiter:
         Args:
             deadline: the end of the wait, by the monotonic clock. No sleep lasts beyond it.
         """
+        watcher = self.watcher
         try:
             while True:
                 if self._wakes_at is None:
                     self._wakes_at = self._begin_sleep(deadline)
-                    self.watcher.begin_sleep(self)
-                is_rung = self.is_rung()
+                    watcher.begin_sleep(self)
+                # The usual case is decided without a call: without an event or an election, only `close` ends a sleep.
+                if self.event_count != watcher.event_count or self.is_over or watcher.election is not None:
+                    is_rung = self.is_rung()
+                else:
+                    is_rung = False
                 if not is_rung:
                     seconds = self._wakes_at - system.time.monotonic()
                     if seconds > 0:
                         return seconds
-                self._end_sleep()
-                if is_rung and self.watcher.election is None:
+                watcher.end_sleep(self)
+                self._wakes_at = None  # as in `_end_sleep`
+                if is_rung and watcher.election is None:
                     self.was_rung = True
                     return 0.0
                 if self._must_look(deadline, is_rung=is_rung):
@@ -223,6 +230,9 @@ class Waiter:
         self._is_beside_election = election is not None
         if election is None:
             pause = self._pause
+            if not pause:
+                first = DEATH_WATCH_FIRST_S if self._longest_sleep else SLOW_FIRST_S
+                pause = self._pause = first if self.watcher.has_events else POLL_FIRST_S
             if not self.watcher.has_events:
                 pause *= random.uniform(0.75, 1.25)  # so that many waiters do not poll at once
         else:

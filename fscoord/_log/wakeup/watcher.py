@@ -38,10 +38,12 @@ class Sleeper(Protocol):
     """The part of a waiter that the watcher uses.
 
     Attributes:
+        event_count: the `ChangeWatcher.event_count` that the waiter has seen.
         role_changed: set when the waiter must check whether it has become the poller of its node.
     """
 
     waker: Waker
+    event_count: int
     role_changed: bool
 
     def is_rung(self) -> bool:
@@ -62,8 +64,11 @@ class ChangeWatcher:
 
     Attributes:
         is_announced: whether writers know of the bell.
+        has_events: whether events end a sleep, so that polls may be rare.
         event_count: the number of events so far. Without a bell, only this number shows a change to a waiter.
         deaths: the number of watched processes that have ended.
+        begin_sleep: makes a ring wake the given sleeper from now on. The caller must call `Sleeper.is_rung` afterwards,
+            because an event that was read before did not wake the sleeper. A C function, because each wait calls it.
         is_outdated: whether the log continues in another file than the watched one.
         election: the election of the node's poller, or None.
     """
@@ -88,20 +93,17 @@ class ChangeWatcher:
         self.poll_last = POLL_LAST_S if is_local else SHARED_POLL_LAST_S
         self.deaths = 0
         self._sleeping: set[Sleeper] = set()
+        self.begin_sleep = self._sleeping.add
         self._reader_mutex = system.threading.RLock()  # held by the thread that reads the events
         self._events: Any = None
-        self.is_closed = False
+        self.has_events = self.is_closed = False
         self.election: PollerElection | None = None
         _instances.add(self)
         if mode != "poll" and (is_local or is_node or mode == "inotify"):
             self._start(mode, is_node=is_node)
-        if self._events is None:
+        self.has_events = self._events is not None
+        if not self.has_events:
             self.bell = self.election = None
-
-    @property
-    def has_events(self) -> bool:
-        """Whether events end a sleep, so that polls may be rare."""
-        return self._events is not None
 
     def _start(self, mode: str, *, is_node: bool) -> None:
         target, mask = (self._log_path, events.LOG_CHANGED) if self.bell is None else (self.bell.path, events.BELL_RUNG)
@@ -183,7 +185,7 @@ class ChangeWatcher:
         """Close the descriptors. Waiters that still wait continue by polling."""
         self.is_closed = True
         bell, self.bell = self.bell, None
-        events, self._events = self._events, None
+        events, self._events, self.has_events = self._events, None, False
         election, self.election = self.election, None
         if election is not None:
             election.close()
@@ -196,7 +198,7 @@ class ChangeWatcher:
         """Close the descriptors in a forked child, because they report events to the parent."""
         self.is_closed = True
         bell, self.bell = self.bell, None
-        events, self._events = self._events, None
+        events, self._events, self.has_events = self._events, None, False
         self.election = None  # the child has left the election already
         if events is not None:
             events.close()
@@ -221,7 +223,7 @@ class ChangeWatcher:
 
     def fall_back_to_polling(self, error: OSError) -> None:
         """Poll from now on, because the bell failed with `error`."""
-        bell, self.bell, self._events = self.bell, None, None
+        bell, self.bell, self._events, self.has_events = self.bell, None, None, False
         election, self.election = self.election, None
         if election is not None:
             election.close()
@@ -229,13 +231,6 @@ class ChangeWatcher:
             logger(__name__).warning("%s can't be used (%s); waits go on, by polling", bell.path, str(error))
 
     # -- sleeping --------------------------------------------------------------------------------------------------
-
-    def begin_sleep(self, sleeper: Sleeper) -> None:
-        """Wake `sleeper` from now on when a ring comes for it.
-
-        The caller must call `sleeper.is_rung` afterwards, because an event that was read before did not wake `sleeper`.
-        """
-        self._sleeping.add(sleeper)
 
     def end_sleep(self, sleeper: Sleeper) -> None:
         """End the sleep of `sleeper`, and wake another sleeper, which reads the events in its place."""
@@ -250,8 +245,10 @@ class ChangeWatcher:
             try:
                 if self._reader_mutex.acquire(blocking=False):
                     # The thread that was the reader until now may have read the event for this sleeper. Without a
-                    # check after the mutex is taken, the sleeper would sleep through to its next poll.
-                    if not sleeper.is_rung() and events.wait(seconds):
+                    # check after the mutex is taken, the sleeper would sleep through to its next poll. If no event
+                    # was read, `is_rung` need not be asked: whatever else ends a sleep also interrupts `events.wait`.
+                    is_unread = sleeper.event_count == self.event_count
+                    if (is_unread or not sleeper.is_rung()) and events.wait(seconds):
                         self._dispatch(events, sleeper)
                     return
             except BaseException:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
+from zlib import crc32
 
 from fscoord._log.format import record
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
 from fscoord._log.opened import WatchedLog
-from fscoord._log.wakeup.doorbell import Doorbell, bucket, session_end_bucket
+from fscoord._log.recovery import CLOSED
+from fscoord._log.wakeup.doorbell import LAST_BUCKET, Doorbell, session_end_bucket
 from fscoord._log.wakeup.node_poller import NodeProbes, node_bell_path
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._log.wakeup.watcher import ChangeWatcher, shared_watcher
@@ -44,6 +46,8 @@ class ChangeNotifier:
             only reports changes of single keys.
 
     Attributes:
+        add_waiter, discard_waiter: add a waiter to those whose sleeps `close` ends, and remove it from them. They are C
+            functions, because each wait calls them.
         passes_on_changes: whether `after_look` rings for the changes that a look has found.
     """
 
@@ -65,6 +69,9 @@ class ChangeNotifier:
         self._announcements = 0
         self._watcher: ChangeWatcher | None = None
         self._waiters: set[Waiter] = set()
+        self.add_waiter, self.discard_waiter = self._waiters.add, self._waiters.discard
+        self._spare: dict[int, Waiter] = {}
+        """At most one waiter, under 0, whose wait has ended. A call of `dict.pop` takes it from all other threads."""
         self._warned = self._is_closed = False
         # On a mount of several hosts the poller of the node passes on the changes that it finds. A wait for any change
         # takes no changes. It leaves them to the other waits of the handle, one of which may be the poller.
@@ -80,7 +87,7 @@ class ChangeNotifier:
         if bell is not None:
             try:
                 for name in names:
-                    bell.ring(bucket(name))
+                    bell.ring(crc32(name) & LAST_BUCKET)  # as `bucket`, without a call
             except OSError as error:
                 raise_if_foreign(error)
                 self._warn(error)
@@ -94,10 +101,11 @@ class ChangeNotifier:
         longest_sleep: Callable[[], float] | None = None,
         sessions: Sequence[int] = (),
         is_check_due: Callable[[], bool] | None = None,
-    ) -> Waiter:
-        """Return a new waiter for one wait.
+    ) -> Waiter | None:
+        """Return a new waiter for one wait; None if the handle has ended, so that the next look raises an error.
 
-        The wait must pass the waiter to `add_waiter` before it arms the waiter, and to `remove_waiter` at its end.
+        The wait must pass the waiter to `add_waiter` before it arms the waiter. At its end it must close the waiter,
+        and pass it to `discard_waiter` and then to `keep_spare`.
 
         Args:
             deadline: the end of the wait, by the monotonic clock.
@@ -107,13 +115,14 @@ class ChangeNotifier:
         """
         watcher = self._watcher
         if watcher is None or watcher.is_closed or watcher.is_outdated or not watcher.is_announced:
+            if self._log.handle.recovery & CLOSED:  # a watcher would create the bell of a log that may be gone
+                return None
             watcher = self._watch(deadline)
+        spare = self._spare.pop(0, None) if longest_sleep is None and not sessions else None
+        if spare is not None and spare.watcher is watcher:
+            return spare
         ends = list(map(session_end_bucket, sessions)) if sessions else ()
         return Waiter(watcher, longest_sleep, ends, is_check_due)
-
-    def add_waiter(self, waiter: Waiter) -> None:
-        """Add `waiter` to the waiters whose sleeps `close` ends."""
-        self._waiters.add(waiter)
 
     def after_look(self, waiter: Waiter) -> None:
         """Record which file the look of `waiter` has read, and pass the changes that it found on to the node."""
@@ -155,15 +164,18 @@ class ChangeNotifier:
         if not watcher.is_stale and watcher.is_announced:
             return False
         self._watcher = None
-        self.remove_waiter(waiter)
-        return True
-
-    def remove_waiter(self, waiter: Waiter) -> None:
-        """Remove `waiter`, because its wait is over or continues with another waiter."""
         try:
             waiter.close()
         finally:
             self._waiters.discard(waiter)
+        return True
+
+    def keep_spare(self, waiter: Waiter) -> None:
+        """Keep `waiter` for the next wait if it is reusable. The caller does not use it any more."""
+        if waiter.is_reusable and waiter.watcher is self._watcher:
+            self._spare[0] = waiter
+            if self._is_closed:  # perhaps only since the comparison; the waiter would keep the watcher open
+                self._spare.clear()
 
     def watch_process(self, pid: int) -> bool:
         """Watch process `pid`, so that its death ends the sleeps of waits with a death watch.
@@ -193,6 +205,7 @@ class ChangeNotifier:
         watcher, self._watcher, self._bell = self._watcher, None, None
         for waiter in list(self._waiters):
             waiter.is_over = True
+        self._spare.clear()
         self._waiters.clear()  # if a signal handler raised in the `close` of a wait, its waiter is still there
         if watcher is not None:
             watcher.wake_all()

@@ -99,8 +99,11 @@ class KeyValueState:
                 values[key] = value
             elif kind == record.APPEND:
                 current = values.get(key)
+                # The usual cases of `_append`, without a call.
                 if current.__class__ is bytearray and value.__class__ is bytes and len(current) + len(value) < least:
-                    current += value  # the usual case of `_append`, without a call
+                    current += value
+                elif current is None and value.__class__ is bytes and len(value) < least:
+                    values[key] = bytearray(value)
                 else:
                     self._append(key, value)
             elif kind == record.MULTI_SET:

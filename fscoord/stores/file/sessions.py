@@ -169,7 +169,11 @@ class Sessions(Store):
         return block_on(self._new_wait(request, self._notifier))
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
-        wait: Wait[bytes | None] = self._new_arrival_wait(request, self._notifier)
+        notifier = self._notifier  # as in `_new_arrival_wait`, without a call
+        condition: Condition[Any] = Arrival(
+            self._log, self._state, request, self._timeout, notifier.notify, self._combiner
+        )
+        wait: FileWait[bytes | None] = FileWait(notifier, condition, request.timeout)
         return block_on(wait)
 
     def _notifier_for(self, backend: WaitBackend) -> ChangeNotifier:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
+from zlib import crc32
 
 from fscoord._arguments import VALUE_MAX, counter_sum, key_names, missing_error
 from fscoord._log.combining.combiner import Combiner
@@ -13,8 +14,7 @@ from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
 from fscoord._log.io.spill import Fetch
 from fscoord._log.log import SEVERAL, Log
-from fscoord._log.recovery import CLOSED
-from fscoord._log.wakeup.doorbell import bucket
+from fscoord._log.wakeup.doorbell import LAST_BUCKET
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
 from fscoord._waiting.timing import FIRST_S, SlowWaitLogger
@@ -68,10 +68,6 @@ class Condition(ABC, Generic[T]):
     death_watch: DeathWatch | None = None
     missing: Sequence[bytes] = ()
     _log: Log
-
-    def is_closed(self) -> bool:
-        """Return whether the handle is closed, so that the next look raises an error."""
-        return bool(self._log.handle.recovery & CLOSED)
 
     @abstractmethod
     def look(self, timeout: float, arm: Callable[[], None]) -> T | NotYet:
@@ -131,12 +127,11 @@ class FileWait(Generic[T]):
         """See `Wait.arm`."""
         if self._was_rung:  # the next look usually finds the key; otherwise `max_sleep` returns 0, to arm again
             return
-        waiter = self._waiter
-        if waiter is None:
+        if self._waiter is None:
             is_early = not self._has_looked
             if is_early and not self._condition.arms_wait:
                 return  # too early to say whether there will be a sleep
-            if system.time.monotonic() >= self._deadline or (is_early and self._condition.is_closed()):
+            if system.time.monotonic() >= self._deadline:
                 return  # there will be no sleep
             death_watch = self._condition.death_watch
             if death_watch is None:
@@ -144,6 +139,8 @@ class FileWait(Generic[T]):
             else:
                 longest, sessions = death_watch.max_sleep_s, death_watch.known_sessions
                 waiter = self._notifier.new_waiter(self._deadline, longest, sessions, death_watch.is_check_due)
+            if waiter is None:
+                return  # the next look raises
             # Recorded before `add_waiter`, so that `close` finds the waiter: a signal handler may raise at any point.
             self._waiter = waiter
             self._notifier.add_waiter(waiter)
@@ -158,8 +155,8 @@ class FileWait(Generic[T]):
         if waiter is None:
             return
         # Arming for one missing key is enough: while this key is missing, no look can end the wait.
-        self._armed_for = self._condition.missing[0]
-        waiter.arm(bucket(self._armed_for))
+        self._armed_for = name = self._condition.missing[0]
+        waiter.arm(crc32(name) & LAST_BUCKET)  # as `bucket`, without a call
 
     def look(self) -> T | NotYet:
         """See `Wait.look`."""
@@ -185,26 +182,28 @@ class FileWait(Generic[T]):
 
     def max_sleep(self) -> float:
         """See `Wait.max_sleep`."""
+        return self.sleep(in_loop=True)
+
+    def sleep(self, *, in_loop: bool = False) -> float:
+        """See `Wait.sleep`. If an event loop sleeps for this wait, return what `max_sleep` returns."""
         waiter = self._waiter
         if waiter is None or self._armed_for != self._condition.missing[0]:
             # Nothing is armed yet, or the armed key has come meanwhile: arm and look once more.
             self._was_rung = False
             return 0.0
-        is_outdated = waiter.watcher.is_outdated
-        if not is_outdated:
+        watcher = waiter.watcher
+        while not watcher.is_outdated:
             seconds = waiter.max_sleep(self._deadline)
-            if seconds > 0:
+            if seconds <= 0:
+                break
+            if in_loop:
                 return seconds
+            waiter.block(seconds)
         self._armed_for = None
-        self._was_rung = waiter.was_rung and not is_outdated
+        self._was_rung = waiter.was_rung and not watcher.is_outdated
         if not self._was_rung and self._notifier.remove_stale(waiter):
             self._waiter = None
         return 0.0
-
-    def block(self, seconds: float) -> None:
-        """See `Wait.block`."""
-        assert self._waiter is not None, "`max_sleep` returned more than 0"
-        self._waiter.block(seconds)
 
     @property
     def waker(self) -> Waker:
@@ -216,15 +215,25 @@ class FileWait(Generic[T]):
         """See `Wait.close`."""
         waiter = self._waiter
         if waiter is not None:
-            self._notifier.remove_waiter(waiter)
+            try:
+                waiter.close()
+            finally:
+                self._notifier.discard_waiter(waiter)
             self._waiter = None
+            # Only now: a second `close`, after a signal handler has interrupted the first, must not close a waiter that
+            # another wait uses by then.
+            self._notifier.keep_spare(waiter)
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------
 
 
 def condition_of(
-    request: WaitRequest, log: Log, state: KeyValueState, notifier: ChangeNotifier, combiner: Combiner | None
+    request: WaitRequest,
+    log: Log,
+    state: KeyValueState,
+    notifier: ChangeNotifier,
+    combiner: Combiner | None = None,
 ) -> Condition[list[int]] | Condition[list[bytes]] | Condition[bytes]:
     """Return the condition that ends the wait of `request`."""
     if request.kind == VALUES:
@@ -247,6 +256,9 @@ class _KeyCondition(Condition[T]):
         self._log = log
         self._state = state
         self._keys = keys
+        self._single = keys[0] if len(keys) == 1 else None
+        """The key if there is only one. After a ring it has a value, as a rule, and a single lookup finds the value
+        without the mutex. Only several keys, and a key without a value, are looked up under the mutex."""
 
 
 class _Keys(_KeyCondition["list[int]"]):
@@ -256,7 +268,10 @@ class _Keys(_KeyCondition["list[int]"]):
     """
 
     def look(self, timeout: float, arm: Callable[[], None]) -> list[int] | NotYet:  # noqa: ARG002 - see there
-        self.missing = self._log.refresh(timeout, lambda: self._state.missing(self._keys))
+        self._log.refresh(timeout)
+        if self._single in self._state.values:
+            return []
+        self.missing = self._log.inspect(lambda: self._state.missing(self._keys))
         if not self.missing:
             return []
         return self.death_watch.find_dead(timeout) if self.death_watch else NOT_YET
@@ -268,7 +283,12 @@ class _Values(_KeyCondition["list[bytes]"]):
     what = "the value of key"
 
     def look(self, timeout: float, arm: Callable[[], None]) -> list[bytes] | NotYet:  # noqa: ARG002 - see there
-        self.missing, found = read_consistent(self._log, timeout, partial(self._state.values_of, self._keys))
+        self._log.refresh(timeout)
+        if self._single is not None:
+            value = self._state.values.get(self._single)
+            if value.__class__ is bytes:
+                return [value]
+        self.missing, found = answer_consistent(self._log, timeout, partial(self._state.values_of, self._keys))
         return NOT_YET if self.missing else found
 
 
@@ -330,7 +350,11 @@ class Arrival(Condition["bytes | None"]):
     def look(self, timeout: float, arm: Callable[[], None]) -> bytes | NotYet | None:
         request, log = self._request, self._log
         if self._has_arrived:
-            return None if log.refresh(timeout, lambda: self._state.has(request.done)) else NOT_YET
+            log.refresh(timeout)
+            # As for the single key of `_KeyCondition`.
+            if request.done in self._state.values:
+                return None
+            return None if log.inspect(lambda: self._state.has(request.done)) else NOT_YET
         kind = record.ADD if request.kind == COUNT else record.APPEND
         judge = request.judge
         if self._combiner is not None and isinstance(judge, LastOfCount | LastOfRanks):
@@ -352,8 +376,12 @@ class Arrival(Condition["bytes | None"]):
 
     def _decide(self, name: bytes, piece: bytes) -> tuple[tuple[bytes | NotYet | None, bool], int, Any]:
         request, state = self._request, self._state
-        current = state.values.get(name, b"")
-        value = bytes(current) if current.__class__ is bytearray else state.get(name, self._log.read_locked)
+        current = state.values.get(name)
+        value: bytes | None
+        if current is None or current.__class__ is bytes:
+            value = current
+        else:
+            value = bytes(current) if current.__class__ is bytearray else state.get(name, self._log.read_locked)
         if request.kind == COUNT:
             value = content = b"%d" % counter_sum(value, 1, name)
             kind = record.ADD
@@ -366,7 +394,7 @@ class Arrival(Condition["bytes | None"]):
             return (None, True), SEVERAL, [(kind, name, content), (record.SET, request.done, b"1")]
         if is_last is None:
             return (value, False), kind, content
-        if state.has(request.done):
+        if request.done in state.values or request.done in state.queues:
             return (None, False), kind, content
         return (NOT_YET, False), kind, content
 
@@ -412,11 +440,16 @@ def pop_item(log: Log, state: KeyValueState, name: bytes, timeout: float, combin
 
 
 def read_consistent(log: Log, timeout: float, answer: Callable[[Fetch], T]) -> T:
+    """Read what is new in the log, and return the result of `answer` for one moment; see `answer_consistent`."""
+    log.refresh(timeout)
+    return answer_consistent(log, timeout, answer)
+
+
+def answer_consistent(log: Log, timeout: float, answer: Callable[[Fetch], T]) -> T:
     """Return the result of `answer` for one moment.
 
     If spilled values can't be read without the log's lock, they are read under the lock.
     """
-    log.refresh(timeout)
     try:
         return log.inspect(lambda: answer(log.read_unlocked))
     except NeedsLock:
