@@ -70,11 +70,13 @@ def judge(directory: Path, seed: int) -> Counter[str]:
     return Counter(word for word, _ in outcome.values())
 
 
-def test_writes_are_done_once_or_never_while_writers_are_killed_and_stopped(tmp_path: Path) -> None:
+def test_writes_are_done_once_or_never_while_writers_are_killed_and_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     draw, names = random.Random(seed), itertools.count()
-    share(str(tmp_path))
+    share(str(tmp_path), monkeypatch)
     (tmp_path / "node").mkdir(exist_ok=True)
     kills = stops = 0
     with Processes("combining_worker") as processes:
