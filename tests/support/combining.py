@@ -38,7 +38,10 @@ def share(directory: str, monkeypatch: Any = None) -> None:
     node = os.path.join(directory, NODE)
     os.makedirs(node, exist_ok=True)
     put = setattr if monkeypatch is None else monkeypatch.setattr
-    os.environ.pop("XDG_RUNTIME_DIR", None)
+    if monkeypatch is None:
+        os.environ.pop("XDG_RUNTIME_DIR", None)
+    else:
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     put(station_module, "SHARED_MEMORY", node)
     put(node_poller, "FALLBACK", node)
     put(opened, "find_mount", lambda path: mount.Mount("nfs4", directory, ("rw",)))
@@ -127,7 +130,7 @@ class Seat:
         taken: list[Slot] = []
         self.station.take_slot(taken)
         (self.slot,) = taken
-        self._number = 0
+        self._number = time.monotonic_ns()  # what it shows was never shown before
 
     def __enter__(self) -> Seat:
         assert self.station.try_seat(self.slot)

@@ -299,7 +299,11 @@ class FileWait(Generic[T]):
 
 
 def condition_of(
-    request: WaitRequest, log: Log, state: KeyValueState, notifier: ChangeNotifier, combiner: Combiner | None
+    request: WaitRequest,
+    log: Log,
+    state: KeyValueState,
+    notifier: ChangeNotifier,
+    combiner: Combiner | None = None,
 ) -> Condition[list[int]] | Condition[list[bytes]] | Condition[bytes]:
     """Return the condition that ends the wait of `request`."""
     if request.kind == VALUES:
