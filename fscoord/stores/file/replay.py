@@ -247,22 +247,25 @@ class Witness:
 
 
 class WitnessedState(KeyValueState):
-    """The state of a store whose process records a trace: it tells traced waits which session wrote their keys."""
+    """The state of a store whose process records a trace: it tells traced waits which session wrote their keys.
+
+    While there are witnesses, the object has an `apply` of its own, which replaces that of the class. Otherwise each
+    write would pay for a look at the witnesses.
+    """
 
     def __init__(self, spill_bytes: int = 0) -> None:
         super().__init__(spill_bytes)
         self._witnesses: dict[bytes, list[Witness]] = {}
 
-    def apply(self, records: Sequence[SpilledRecord]) -> None:
+    def _apply_and_inform(self, records: Sequence[SpilledRecord]) -> None:
         """Apply the next records, as `KeyValueState.apply`, and inform the witnesses of their keys."""
-        super().apply(records)
-        if self._witnesses:
-            for kind, key, value, writer, _ in records:
-                if kind == record.MULTI_SET and isinstance(value, bytes):
-                    for name, _ in record.decode_pairs(value):
-                        self._inform(name, writer)
-                elif kind not in _TAKES:  # a wait for an item takes the item itself
-                    self._inform(key, writer)
+        KeyValueState.apply(self, records)
+        for kind, key, value, writer, _ in records:
+            if kind == record.MULTI_SET and isinstance(value, bytes):
+                for name, _ in record.decode_pairs(value):
+                    self._inform(name, writer)
+            elif kind not in _TAKES:  # a wait for an item takes the item itself
+                self._inform(key, writer)
 
     def _inform(self, key: bytes, writer: int) -> None:
         for witness in self._witnesses.get(key, ()):
@@ -273,6 +276,7 @@ class WitnessedState(KeyValueState):
         witness = Witness()
         for key in keys:
             self._witnesses.setdefault(key, []).append(witness)
+        self.__dict__["apply"] = self._apply_and_inform
         return witness
 
     def dismiss(self, witness: Witness, keys: Iterable[bytes]) -> None:
@@ -283,3 +287,5 @@ class WitnessedState(KeyValueState):
                 self._witnesses[key] = rest
             else:
                 self._witnesses.pop(key, None)
+        if not self._witnesses:
+            self.__dict__.pop("apply", None)
