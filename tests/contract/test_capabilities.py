@@ -12,14 +12,14 @@ from fscoord import Capabilities, EtcdStore, FileStore, HashStore, PrefixStore, 
 PAGE = Path(__file__).parents[2] / "docs" / "promises.md"
 STORES: list[type[Store]] = [FileStore, HashStore, TCPStore, EtcdStore]
 WORDS = {
-    "processes": "several processes share one store",
-    "hosts": "so do several hosts",
+    "processes": "several processes can share the store",
+    "hosts": "several hosts can share the store",
     "durable": "can survive a power failure",
     "survives_handles": "outlives its last handle",
     "survives_first_handle": "outlives its first handle",
-    "sessions": "knows who has it open",
-    "certain": "knows whether a failed write has taken effect",
-    "lists_any_key": "lists keys that are no UTF-8",
+    "sessions": "knows its sessions and detects deaths",
+    "certain": "always knows whether a failed write has taken effect",
+    "lists_any_key": "lists keys that are not UTF-8",
     "deletes_at_once": "a key's value and queue vanish in one step",
     "value_max": "the longest value",
 }
