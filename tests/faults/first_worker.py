@@ -10,7 +10,6 @@ import resource
 import signal
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -83,24 +82,25 @@ def fork_beside_a_first_wait(path: str, fork: str, importer: str, where: str) ->
 
 def fork_in_a_first_wait(path: str, fork: str) -> None:
     """Print how a first wait ends, in the child and in the parent, whose handler forks while the wait imports."""
-    slow = make_first_wait_slow()
+    slow, forked = make_first_wait_slow(), Gate()
     store = FileStore(path)
     children: list[int] = []
 
     def act(_: int, __: object) -> None:
+        forked.await_all(1)
         children.append(fork_in_c() if fork == "C" else os.fork())
         if children == [0]:
             signal.alarm(HANG_S)
+        else:
+            forked.open()
 
     def interrupt() -> None:
         slow.gate.await_all(1)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-        while not children:
-            time.sleep(0.001)
-        if children != [0]:
-            code = os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1])
-            slow.gate.open()
-            print(code, flush=True)
+        forked.wait()
+        code = os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1])
+        slow.gate.open()
+        print(code, flush=True)
 
     signal.signal(signal.SIGUSR1, act)
     thread = threading.Thread(target=interrupt)
