@@ -18,6 +18,7 @@ from fscoord.collectives import barrier, broadcast, gather, synchronize
 from fscoord.errors import LockLostError, QueueEmptyError
 from fscoord.recipes import Election, Item, Lock, Queue
 from fscoord.rendezvous import RendezvousParameters, create_handler
+from fscoord.status import status
 from fscoord.store import Store
 
 if TYPE_CHECKING:
@@ -145,6 +146,16 @@ def meet_often(store: Store, rank: int, size: int, rounds: int) -> None:
 
 
 # Who lives
+
+
+def shown_waits(path: str) -> list[tuple[int | None, str, list[str]]]:
+    """Return what is shown to a process that only looks at the store `path`: rank, kind and keys of each wait."""
+    found = status(path)
+    return [
+        (each.rank, each.waiting.kind, list(each.waiting.keys))
+        for each in found.picture.participants
+        if each.waiting is not None
+    ]
 
 
 def session(store: FileStore) -> int:
