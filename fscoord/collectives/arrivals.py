@@ -274,12 +274,13 @@ class Arrivals:
         is_repeated: whether the rank had arrived in this round before, by an earlier call.
     """
 
+    is_repeated = False
+
     def __init__(self, store: Store, prefix: bytes, call: Attempt) -> None:
         self._store = store
         self._call = call
         self._own = b"%d/%d " % (call.rank, call.world_size)
         self._is_last = LastOfRanks(self._own, call.world_size)
-        self.is_repeated = False
         self._arrivals = prefix + b"/arrivals"
         self._complete = prefix + b"/complete"  # as long as the first key, whose append fails if the prefix is too long
 

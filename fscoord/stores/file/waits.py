@@ -159,20 +159,22 @@ class FileWait(Generic[T]):
                 return  # too early to say whether there will be a sleep
             if system.time.monotonic() >= self._deadline:
                 return  # there will be no sleep
-            death_watch = self._condition.death_watch
-            if death_watch is None:
-                is_check_due = self._is_check_due if self._notifier.passes_on_changes else None
-                waiter = self._notifier.new_waiter(self._deadline, is_check_due=is_check_due)
-            else:
+            notifier, death_watch = self._notifier, self._condition.death_watch
+            if death_watch is not None:
                 longest, sessions = death_watch.max_sleep_s, death_watch.known_sessions
-                waiter = self._notifier.new_waiter(self._deadline, longest, sessions, self._is_check_due)
+                waiter = notifier.new_waiter(self._deadline, longest, sessions, self._is_check_due)
+            elif notifier.passes_on_changes:
+                waiter = notifier.new_waiter(self._deadline, is_check_due=self._is_check_due)
+            else:
+                waiter = notifier.new_waiter(self._deadline)
             if waiter is None:
                 return  # the next look raises
             # Recorded before `add_waiter`, so that `close` finds the waiter: a signal handler may raise at any point.
             self._waiter = waiter
-            self._notifier.add_waiter(waiter)
+            notifier.add_waiter(waiter)
             if is_early:
-                waiter.stand_for_election()
+                if notifier.passes_on_changes:  # only there is an election
+                    waiter.stand_for_election()
                 return
         self._arm()
 
