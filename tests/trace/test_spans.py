@@ -108,9 +108,12 @@ def test_arrival_of_a_rank_that_comes_again_bounds_no_clock(written: Look, path:
     with FileStore(path, timeout=30) as store:
         with pytest.raises(StoreTimeoutError):
             barrier(store, 2, "b", timeout=0, rank=0)
-        threading.Thread(target=at_barrier, args=(path, 1, "b")).start()
+        other = threading.Thread(target=at_barrier, args=(path, 1, "b"))
+        other.start()
         barrier(store, 2, "b", rank=0)
-    assert [span.facts.get("repeated") for span in of_kind(written(), "barrier") if span.rank == 0] == [None, 1]
+        other.join()
+    spans = of_kind(written(), "barrier")
+    assert [span.facts.get("repeated") for span in spans if span.rank == 0] == [None, 1], spans
 
 
 @pytest.mark.parametrize(
