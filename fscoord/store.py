@@ -37,6 +37,7 @@ from fscoord._arguments import (
     to_timedelta,
 )
 from fscoord._runtime import system, tracing
+from fscoord._waiting.awaited import ShownWait
 from fscoord._waiting.wait import (
     COUNT,
     KEYS,
@@ -56,7 +57,6 @@ from fscoord.errors import BarrierError, StoreTimeoutError, UsedBeforeError
 __all__ = [
     "Capabilities",
     "Member",
-    "ShownWait",
     "Store",
     "StoreView",
     "arrival_steps",
@@ -145,28 +145,6 @@ class Member(NamedTuple):
     since: float
     alive: str
     found_dead: float | None = None
-
-
-class ShownWait(NamedTuple):
-    """The longest wait of one session, as a store shows it to other processes.
-
-    Attributes:
-        kind: what the session waits for, such as ``barrier`` or ``lock``; ``key`` or ``queue`` for a plain wait.
-        name: the name of that thing, as its caller gave it; empty if only the keys are known.
-        keys: the keys that are missing, or the first of them.
-        key_count: how many keys are missing.
-        size: how many ranks must come; 0 if unknown.
-        seconds: how long the session has waited.
-        more: how many further waits the session has.
-    """
-
-    kind: str
-    name: str
-    keys: tuple[str, ...]
-    key_count: int
-    size: int
-    seconds: float
-    more: int
 
 
 CALL_MAX_S: Final = 20.0

@@ -46,6 +46,13 @@ def test_import_of_fscoord_loads_no_dependency() -> None:
     assert not loaded & heavy
 
 
+def test_store_on_a_local_mount_loads_nothing_of_combined_writes(tmp_path: Path) -> None:
+    code = "import fscoord; fscoord.FileStore(sys.argv[1]).set('k', 'v'); print(*sys.modules)"
+    loaded = run("import sys; " + code, str(tmp_path / "store")).split()
+    assert "fscoord.stores.file" in loaded
+    assert [name for name in loaded if name.startswith("fscoord._log.combining")] == []
+
+
 def test_functions_that_inspect_a_log_have_one_home_that_a_store_does_not_load(tmp_path: Path) -> None:
     from fscoord import inspect
 

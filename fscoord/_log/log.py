@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from fscoord._log.access.local import PATH_CHECK_S, Access, LocalAccess
 from fscoord._log.access.mount import DIRECT, LOCAL, Mount, find_mount
 from fscoord._log.access.network import NetworkAccess, SymlinkLockAccess
-from fscoord._log.combining.outcomes import Outcomes
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session, encode_death
 from fscoord._log.format.header import LogIdentity, classify_run
@@ -45,6 +44,9 @@ from fscoord._runtime import system, tracing
 from fscoord._runtime.escaping import closer_look
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, StoreClosedError, StoreError, StoreTimeoutError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from fscoord._log.combining.outcomes import Outcomes
 
 T = TypeVar("T")
 
@@ -94,6 +96,19 @@ STALE_PAUSE_MAX_S: Final = 0.1
 first attempt is made at once."""
 
 
+def _new_outcomes(machine: StateMachine) -> Outcomes | None:
+    """Return the `Outcomes` in front of `machine`, or None if it can't be imported. Then each write is made alone.
+
+    The module is imported here, because the writers of a local log need none of `fscoord._log.combining`.
+    """
+    try:
+        made: Outcomes = system.import_uninterrupted("fscoord._log.combining.outcomes").Outcomes(machine)
+    except (OSError, ImportError) as error:
+        raise_if_foreign(error)
+        return None
+    return made
+
+
 class Log:
     """One handle on the log at `path`. A missing log is created, unless the options are read-only.
 
@@ -128,7 +143,7 @@ class Log:
         self.changed_keys = None if coherence == LOCAL else ChangedKeys(machine)
         # Other processes of the host may append the records of this handle only where reads are direct.
         shares = coherence == DIRECT and not (options.is_soft or options.read_only)
-        self.outcomes = Outcomes(self.changed_keys) if shares and self.changed_keys is not None else None
+        self.outcomes = _new_outcomes(self.changed_keys) if shares and self.changed_keys is not None else None
         self.machine: StateMachine = self.outcomes or self.changed_keys or machine
         self.table = SessionTable(participants)
         self.handle = handle = HandleState(path, options, self.machine, self.table)

@@ -1,4 +1,4 @@
-"""`Awaited`: what a wait is for, in words that a person understands, for the tools that show who waits for what."""
+"""`Awaited`, the purpose of a wait in words for people, and `ShownWait`, what other processes see of a wait."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ RENDEZVOUS: Final = "rendezvous"
 SEMAPHORE: Final = "semaphore"
 WORK: Final = "work"
 
+KEYS_SHOWN: Final = 2
+"""How many keys the words for a wait name. The others are counted."""
+
 
 class Awaited(NamedTuple):
-    """What a wait is for. Its text is `kind` and the quoted `name`, such as ``barrier 'epoch 7'``.
+    """The purpose of a wait. Its text is `kind` and the quoted `name`, such as ``barrier 'epoch 7'``.
 
     Attributes:
         kind: the kind of thing, as a noun that stands before a name: one of the constants of this module.
@@ -33,3 +36,34 @@ class Awaited(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r}"
+
+
+class ShownWait(NamedTuple):
+    """The longest wait of one session, as a store shows it to other processes.
+
+    Attributes:
+        kind: what the session waits for, such as ``barrier`` or ``lock``; ``key`` or ``queue`` for a plain wait.
+        name: the name of that thing, as its caller gave it; empty if only the keys are known.
+        keys: the keys that are missing, or the first of them.
+        key_count: how many keys are missing.
+        size: how many ranks must come; 0 if unknown.
+        seconds: how long the session has waited.
+        more: how many further waits the session has.
+    """
+
+    kind: str
+    name: str
+    keys: tuple[str, ...]
+    key_count: int
+    size: int
+    seconds: float
+    more: int
+
+    def words(self) -> str:
+        """Return what the session waits for, such as ``barrier 'epoch 7'`` or ``keys 'a', 'b' and 3 more``."""
+        if self.name or not self.keys:
+            return f"{self.kind} {self.name!r}"
+        shown = ", ".join(map(repr, self.keys[:KEYS_SHOWN]))
+        more = self.key_count - min(len(self.keys), KEYS_SHOWN)
+        plural = "s" if self.key_count > 1 and self.kind in (KEY, QUEUE) else ""
+        return f"{self.kind}{plural} {shown}" + (f" and {more} more" if more > 0 else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import IO, Any, Final
 
 import click
@@ -40,6 +40,19 @@ def trace() -> None:
     """
 
 
+def _output(default: str) -> Callable[[Any], Any]:
+    """Return the option for the file that the verb writes."""
+    return click.option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=click.Path(dir_okay=False),
+        default=default,
+        show_default=True,
+        help="The file to write.",
+    )
+
+
 @trace.command()
 @_directory
 @as_json
@@ -67,15 +80,7 @@ def report(directory: str, as_json: bool) -> None:
 
 @trace.command()
 @_directory
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    default="trace.json",
-    show_default=True,
-    help="The file to write.",
-)
+@_output("trace.json")
 @verbose
 def export(directory: str, output: str) -> None:
     """Write Chrome trace events, which Perfetto and chrome://tracing open.
@@ -97,15 +102,7 @@ def export(directory: str, output: str) -> None:
 
 @trace.command()
 @_directory
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    default="report.html",
-    show_default=True,
-    help="The file to write.",
-)
+@_output("report.html")
 @verbose
 def html(directory: str, output: str) -> None:
     """Write a page with the time line and the tables, in one file that needs no network.

@@ -31,7 +31,7 @@ from typing import overload
 from fscoord._arguments import Key, Timeout, Value, key_bytes, key_given, timeout_given
 from fscoord._runtime import tracing
 from fscoord.collectives import steps
-from fscoord.collectives.arrivals import Arrivals, Decoder
+from fscoord.collectives.arrivals import Decoder
 from fscoord.collectives.timeout import store_timeout
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Store, begin_span, run_blocking, wait_on
@@ -127,20 +127,9 @@ def barrier(
     arrivals = steps.arrivals_of(
         store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout
     )
-    if tracing.recorder is not None:
-        return _traced_barrier(store, world_size, key_prefix, rank, arrivals)
-    try:
-        text = wait_on(store, arrivals.request())
-        if text is not None:
-            run_blocking(store, arrivals.settle(text))
-    except StoreTimeoutError as error:
-        arrivals.time_out(error)
-    return None
-
-
-def _traced_barrier(store: Store, world_size: int, key_prefix: Key, rank: int, arrivals: Arrivals) -> None:
-    """Execute the usual barrier in a process that records a trace."""
-    span = begin_span("barrier", store, key_bytes(key_prefix), rank, "world_size", world_size)
+    recorder, span = tracing.recorder, None
+    if recorder is not None:
+        span = begin_span("barrier", store, key_bytes(key_prefix), rank, "world_size", world_size)
     try:
         try:
             text = wait_on(store, arrivals.request())
@@ -151,7 +140,9 @@ def _traced_barrier(store: Store, world_size: int, key_prefix: Key, rank: int, a
     except BaseException as error:
         tracing.end(span, tracing.outcome_of(error))
         raise
-    tracing.end(span, "passed", *(("repeated", 1) if arrivals.is_repeated else ()))
+    if recorder is not None:
+        tracing.end(span, "passed", *(("repeated", 1) if arrivals.is_repeated else ()))
+    return None
 
 
 @overload

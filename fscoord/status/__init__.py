@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+from fscoord._waiting.awaited import ShownWait
 from fscoord.collectives.rounds import RoundState
 from fscoord.recipes.holdings import LineState
 from fscoord.status.findings import StatusFinding, find_all
-from fscoord.status.picture import LogLock, Picture, SessionStatus, Waiting
+from fscoord.status.picture import LogLock, Picture, SessionStatus
 from fscoord.status.reading import Activity, Observer, Status, observe, status
 
 __all__ = [
@@ -19,9 +20,9 @@ __all__ = [
     "Picture",
     "RoundState",
     "SessionStatus",
+    "ShownWait",
     "Status",
     "StatusFinding",
-    "Waiting",
     "find_all",
     "observe",
     "status",

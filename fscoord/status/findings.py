@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from fscoord._arguments import key_text
-from fscoord._waiting.awaited import BARRIER, EXCHANGE
+from fscoord._waiting.awaited import BARRIER, EXCHANGE, ShownWait
 from fscoord.collectives.rounds import RoundState
 from fscoord.recipes.holdings import LineState
-from fscoord.status.picture import Picture, SessionStatus, Waiting
+from fscoord.status.picture import Picture, SessionStatus
 
 __all__ = ["DEADLOCK", "IDLE", "LOCK_HELD", "LOG_LOCK", "MISSING", "SLOW_S", "StatusFinding"]
 __all__ += ["clock_text", "duration", "find_all", "place_in_line", "turns_of"]
@@ -351,7 +351,7 @@ def _remedy(holder: SessionStatus) -> str:
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def place_in_line(lines: Sequence[LineState], waiting: Waiting) -> str:
+def place_in_line(lines: Sequence[LineState], waiting: ShownWait) -> str:
     """Return the place of a waiter in its line, such as ``, 2nd in line``; empty if it stands in none.
 
     The holders stand before the waiters, so the first waiter is the second in the line of a lock.

@@ -5,45 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fscoord._waiting.awaited import KEY, QUEUE
+from fscoord._waiting.awaited import ShownWait
 from fscoord.collectives.rounds import RoundState
 from fscoord.recipes.holdings import LineState
 
-__all__ = ["LogLock", "Picture", "SessionStatus", "Waiting"]
-
-KEYS_SHOWN = 2
-"""How many keys the words for a wait name. The others are counted."""
-
-
-class Waiting(NamedTuple):
-    """The longest wait of one participant.
-
-    Attributes:
-        kind: what it waits for, such as ``barrier`` or ``lock``; ``key`` or ``queue`` for a plain wait.
-        name: the name of that thing, as its caller gave it; empty if only the keys are known.
-        keys: the keys that are missing, or the first of them.
-        key_count: how many keys are missing.
-        size: how many ranks must come; 0 if unknown.
-        seconds: how long it has waited.
-        more: how many further waits the participant has.
-    """
-
-    kind: str
-    name: str
-    keys: tuple[str, ...]
-    key_count: int
-    size: int
-    seconds: float
-    more: int
-
-    def words(self) -> str:
-        """Return what the participant waits for, such as ``barrier 'epoch 7'`` or ``keys 'a', 'b' and 3 more``."""
-        if self.name or not self.keys:
-            return f"{self.kind} {self.name!r}"
-        shown = ", ".join(map(repr, self.keys[:KEYS_SHOWN]))
-        more = self.key_count - min(len(self.keys), KEYS_SHOWN)
-        plural = "s" if self.key_count > 1 and self.kind in (KEY, QUEUE) else ""
-        return f"{self.kind}{plural} {shown}" + (f" and {more} more" if more > 0 else "")
+__all__ = ["LogLock", "Picture", "SessionStatus"]
 
 
 class SessionStatus(NamedTuple):
@@ -73,7 +39,7 @@ class SessionStatus(NamedTuple):
     found_dead: float | None = None
     is_stopped: bool = False
     idle: float | None = None
-    waiting: Waiting | None = None
+    waiting: ShownWait | None = None
     holds: tuple[str, ...] = ()
 
     @property

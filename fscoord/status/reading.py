@@ -12,12 +12,13 @@ from typing import Any, NamedTuple, Protocol
 
 from fscoord._arguments import key_bytes, key_text
 from fscoord._runtime.escaping import escape_word
+from fscoord._waiting.awaited import ShownWait
 from fscoord.collectives.rounds import is_of_barrier, open_rounds
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes.holdings import LineState, is_of_recipe, items, lines
 from fscoord.status.findings import SLOW_S, StatusFinding, find_all
-from fscoord.status.picture import LogLock, Picture, SessionStatus, Waiting
-from fscoord.store import Member, ShownWait, Store, observe_sessions, shows_waits
+from fscoord.status.picture import LogLock, Picture, SessionStatus
+from fscoord.store import Member, Store, observe_sessions, shows_waits
 from fscoord.stores.file.observer import FileObserver, HeldLock, SeenSession
 from fscoord.stores.prefix import PrefixStore
 from fscoord.stores.url import open_store, parse_url
@@ -207,7 +208,7 @@ def _participant(number: int, seen: SeenSession, holds: tuple[str, ...]) -> Sess
     waiting = None
     if slot is not None:
         keys = tuple(map(key_text, slot.keys))
-        waiting = Waiting(slot.kind, slot.name, keys, slot.key_count, slot.size, seen.waited, slot.more)
+        waiting = ShownWait(slot.kind, slot.name, keys, slot.key_count, slot.size, seen.waited, slot.more)
     return SessionStatus(
         number,
         session.rank,
@@ -226,8 +227,7 @@ def _participant(number: int, seen: SeenSession, holds: tuple[str, ...]) -> Sess
 
 def _member(member: Member, holds: tuple[str, ...], wait: ShownWait | None) -> SessionStatus:
     known = (member.number, member.rank, member.label, escape_word(member.host), member.pid, member.since)
-    waiting = None if wait is None else Waiting(*wait)
-    return SessionStatus(*known, member.alive, member.found_dead, waiting=waiting, holds=holds)
+    return SessionStatus(*known, member.alive, member.found_dead, waiting=wait, holds=holds)
 
 
 def _log_lock(held: HeldLock | None) -> LogLock | None:

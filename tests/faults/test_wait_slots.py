@@ -39,12 +39,12 @@ from fscoord.recipes import (
     queue,
 )
 from fscoord.rendezvous import C10dRendezvousBackend, DynamicRendezvousHandler
-from fscoord.status import SessionStatus, Waiting, status
+from fscoord.status import SessionStatus, ShownWait, status
 from fscoord.store import Store
 from fscoord.stores.file import wait_slots
 
 HANG_S = 60
-NO_WAIT = Waiting("", "", (), 0, 0, 0.0, 0)
+NO_WAIT = ShownWait("", "", (), 0, 0, 0.0, 0)
 
 
 @pytest.fixture
@@ -68,11 +68,11 @@ def seen(path: str, rank: int = 0) -> SessionStatus:
     return max(found, key=lambda each: each.waiting is not None)  # a clone of a handle is a session of its rank, too
 
 
-def wait_of(path: str, rank: int = 0) -> Waiting | None:
+def wait_of(path: str, rank: int = 0) -> ShownWait | None:
     return seen(path, rank).waiting
 
 
-def shown(path: str, rank: int = 0) -> Waiting:
+def shown(path: str, rank: int = 0) -> ShownWait:
     """Return what the rank waits for, as soon as that is shown."""
     until(lambda: wait_of(path, rank))
     found = wait_of(path, rank)

@@ -416,6 +416,20 @@ MUTANTS = (
         (FLIPS,),
     ),
     Mutant(
+        "a read without the mutex takes a value from before the log was applied again",
+        "FileStore.get",
+        " and values is self._state.values:  # see",
+        ":  # see",
+        ("tests/unit/test_reads_beside_replay.py",),
+    ),
+    Mutant(
+        "a replay begins in the dictionary that other threads look into",
+        "KeyValueState.reset",
+        "self.values, self.queues, self._long = {}, {}, set()",
+        "self.values.clear(), self.queues.clear(), self._long.clear()",
+        ("tests/unit/test_reads_beside_replay.py",),
+    ),
+    Mutant(
         "zeros that a cache has shown are believed the next time",
         "Cursor.examine",
         "            if handle.may_lie:\n                handle.zeros.forget()\n",
@@ -670,11 +684,11 @@ MUTANTS = (
         ("tests/unit/test_generations.py::test_long_lived_handle_forgets_the_dead_sessions_a_compaction_dropped",),
     ),
     Mutant(
-        "a waiter acts on the finding of the node's poller without a probe of its own",
+        "a waiter acts on the result of the node's poller without a probe of its own",
         "DeathWatch._probes_dead",
         "return self._log.is_alive(number, home) is False",
         "return True",
-        ("tests/unit/test_node_probes.py::test_wrong_finding_of_death_is_refuted_without_the_lock",),
+        ("tests/unit/test_node_probes.py::test_wrong_result_of_death_is_refuted_without_the_lock",),
     ),
     Mutant(
         "the poller wakes nobody when a session comes to seem dead",
@@ -691,11 +705,11 @@ MUTANTS = (
         ("tests/unit/test_node_probes.py::test_waiters_of_a_node_probe_the_missing_rank_once_together",),
     ),
     Mutant(
-        "a waiter relies on findings that are not renewed",
+        "a waiter relies on results that are not renewed",
         "DeathWatch._due",
         "is_stale = now - since > STALE_S + 2 * self._turn_s or not",
         "is_stale = not",
-        ("tests/unit/test_node_probes.py::test_waiter_without_fresh_findings_probes_itself",),
+        ("tests/unit/test_node_probes.py::test_waiter_without_fresh_results_probes_itself",),
     ),
     Mutant(
         "a waiter without a poller probes at each look",

@@ -9,25 +9,25 @@ import pytest
 from fscoord.collectives.rounds import RoundState
 from fscoord.recipes import Contender
 from fscoord.recipes.holdings import LineState
-from fscoord.status import LogLock, Picture, SessionStatus, StatusFinding, Waiting, find_all
+from fscoord.status import LogLock, Picture, SessionStatus, ShownWait, StatusFinding, find_all
 from fscoord.status.findings import clock_text, duration, place_in_line
 
 DEATH = 12 * 3600 + 3 * 60 + 11.0
 
 
-def waiting(kind: str, name: str, *keys: str, seconds: float = 42.0, size: int = 0) -> Waiting:
-    return Waiting(kind, name, keys, len(keys), size, seconds, 0)
+def waiting(kind: str, name: str, *keys: str, seconds: float = 42.0, size: int = 0) -> ShownWait:
+    return ShownWait(kind, name, keys, len(keys), size, seconds, 0)
 
 
-def at_barrier(name: str, seconds: float = 42.0, size: int = 0) -> Waiting:
+def at_barrier(name: str, seconds: float = 42.0, size: int = 0) -> ShownWait:
     return waiting("barrier", name, f"{name}/complete", seconds=seconds, size=size)
 
 
-def in_line(name: str, number: int, seconds: float = 42.0) -> Waiting:
+def in_line(name: str, number: int, seconds: float = 42.0) -> ShownWait:
     return waiting("lock", name, f"{name}/wake/{number}", seconds=seconds)
 
 
-def person(number: int, rank: int | None = None, waits: Waiting | None = None, **more: Any) -> SessionStatus:
+def person(number: int, rank: int | None = None, waits: ShownWait | None = None, **more: Any) -> SessionStatus:
     rank = number if rank is None else rank
     return SessionStatus(
         number, rank, "", f"node{number}", 1000 + number, 0.0, more.pop("alive", "yes"), waiting=waits, **more
@@ -308,4 +308,4 @@ def test_time_of_day_is_in_utc() -> None:
     ],
 )
 def test_wait_is_told_in_words(kind: str, name: str, keys: tuple[str, ...], count: int, words: str) -> None:
-    assert Waiting(kind, name, keys, count, 0, 1.0, 0).words() == words
+    assert ShownWait(kind, name, keys, count, 0, 1.0, 0).words() == words

@@ -22,7 +22,7 @@ from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity
 from fscoord._log.log import Log
 from fscoord._log.wakeup import node_poller, waiter as waiter_module
 from fscoord._log.wakeup.doorbell import SIZE, Doorbell
-from fscoord._log.wakeup.node_poller import FINDING_TABLE, PROBES_PER_S, SEEMS_DEAD, WANTED, WANTED_TABLE, NodeProbes
+from fscoord._log.wakeup.node_poller import PROBES_PER_S, RESULT_TABLE, SEEMS_DEAD, WANTED, WANTED_TABLE, NodeProbes
 from fscoord._runtime import system
 from fscoord.inspect import dump
 from fscoord.stores.file import death_watch
@@ -88,12 +88,12 @@ def election_of(store: FileStore) -> Any:
 def rounds(store: FileStore, number: int, count: int) -> None:
     """Return when the poller has probed session `number` so often."""
     for _ in range(count):
-        before = finding_of(store, number)
-        until(lambda before=before: finding_of(store, number) != before)
+        before = result_of(store, number)
+        until(lambda before=before: result_of(store, number) != before)
 
 
-def finding_of(store: FileStore, number: int) -> int:
-    return (os.pread(election_of(store)._bell.fd, 1, FINDING_TABLE + number % SIZE) or b"\0")[0]
+def result_of(store: FileStore, number: int) -> int:
+    return (os.pread(election_of(store)._bell.fd, 1, RESULT_TABLE + number % SIZE) or b"\0")[0]
 
 
 # What it costs
@@ -102,7 +102,7 @@ def finding_of(store: FileStore, number: int) -> int:
 def test_waiters_of_a_node_probe_the_missing_rank_once_together(
     tmp_path: Path, requests: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sleeps are short, the poller counts as well, and its findings stay fresh: all that a busy machine changes."""
+    """The sleeps are short, the poller counts as well, and its results stay fresh: all that a busy machine changes."""
     monkeypatch.setattr(waiter_module, "SLOW_LAST_S", 0.02)
     beats = itertools.count()
     monkeypatch.setattr(node_poller.PollerElection, "heartbeat_count", lambda self: next(beats))
@@ -160,7 +160,7 @@ def test_poller_probes_for_others_while_it_waits_for_a_key_only(
 # What is lost, late or wrong
 
 
-def test_waiter_without_fresh_findings_probes_itself(
+def test_waiter_without_fresh_results_probes_itself(
     tmp_path: Path, requests: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The poller is of an older version, say, that polls and does not probe."""
@@ -195,7 +195,7 @@ def test_waiter_without_a_poller_probes_less_often_than_it_looks(
         assert waiter.result == [number]
 
 
-def test_wrong_finding_of_death_is_refuted_without_the_lock(
+def test_wrong_result_of_death_is_refuted_without_the_lock(
     tmp_path: Path, requests: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the bytes say, a living session is not declared dead, and no waiter takes the log's lock for it."""
@@ -205,11 +205,11 @@ def test_wrong_finding_of_death_is_refuted_without_the_lock(
     with FileStore(path) as store, FileStore(path) as other, FileStore(path) as writer:
         number = other.register()
         with start_thread(store.wait_sessions, ["k"], [number], LIMIT_S) as waiter:
-            until(lambda: election_of(store) is not None and finding_of(store, number))
+            until(lambda: election_of(store) is not None and result_of(store, number))
             requests.clear()
             fd = election_of(store)._bell.fd
             for count in range(1, 60):
-                os.pwrite(fd, bytes([count << 1 | SEEMS_DEAD]), FINDING_TABLE + number)
+                os.pwrite(fd, bytes([count << 1 | SEEMS_DEAD]), RESULT_TABLE + number)
                 election_of(store).notify(range(SIZE))
                 system.time.sleep(0.001)
             assert not waiter.result
@@ -230,7 +230,7 @@ def test_damaged_tables_only_delay_the_detection(
             start_thread(one.wait_sessions, ["never"], [number], LIMIT_S) as first,
             start_thread(two.wait_sessions, ["never"], [number], LIMIT_S) as second,
         ):
-            until(lambda: election_of(one) is not None and finding_of(one, number))
+            until(lambda: election_of(one) is not None and result_of(one, number))
             bell = node_poller.node_bell_path(log_of(one).handle.root.key)
             if harm == "truncate":
                 os.truncate(bell, SIZE)
@@ -286,16 +286,16 @@ def test_slot_is_probed_while_it_is_wanted_and_then_forgotten(bell: Doorbell, cl
         return True
 
     assert waiter.ask([7])[0] == {7: 0}
-    findings = set()
+    results = set()
     for _ in range(WANTED + 3):
         assert not poller.probe_due(lambda: [6, 7, 8], probe)
         assert not poller.probe_due(lambda: [6, 7, 8], probe), "not twice in `PROBE_S`"
-        findings.add(os.pread(bell.fd, 1, FINDING_TABLE + 7)[0])
+        results.add(os.pread(bell.fd, 1, RESULT_TABLE + 7)[0])
         clock.now += node_poller.PROBE_S
     assert probed == [7] * WANTED
-    assert len(findings) == WANTED, "each finding differs from the one before"
-    assert not any(finding & SEEMS_DEAD for finding in findings)
-    assert waiter.ask([7])[0] == {7: 0}, "the old finding is cleared"
+    assert len(results) == WANTED, "each result differs from the one before"
+    assert not any(result & SEEMS_DEAD for result in results)
+    assert waiter.ask([7])[0] == {7: 0}, "the old result is cleared"
 
 
 def test_slots_are_probed_in_turn_at_a_bounded_rate(bell: Doorbell, clock: Clock) -> None:
@@ -328,7 +328,7 @@ def test_slots_are_probed_in_turn_at_a_bounded_rate(bell: Doorbell, clock: Clock
     ],
     ids=["alive", "unknown", "dead", "recorded as dead", "another of the slot dead", "another slot"],
 )
-def test_finding_on_a_slot(
+def test_result_on_a_slot(
     undead: list[int], alive: dict[int, bool | None], seems_dead: bool, bell: Doorbell, clock: Clock
 ) -> None:
     waiter, poller = NodeProbes(bell), NodeProbes(bell)

@@ -43,7 +43,7 @@ POLLER_BYTE: Final = 1 << 20
 
 
 WANTED_TABLE: Final = 2 * SIZE
-FINDING_TABLE: Final = 3 * SIZE
+RESULT_TABLE: Final = 3 * SIZE
 """The offsets of the two tables in the bell of a node."""
 
 WANTED: Final = 8
@@ -126,17 +126,17 @@ class NodeProbes:
     - ``wanted``: a waiter that needs a session sets the byte of its slot to `WANTED`, and sets it again at each later
       call of `ask`. The poller probes the sessions of each slot whose byte is not 0, and then counts the byte down. So
       a slot that no waiter needs any more is forgotten after `WANTED` probes.
-    - ``findings``: the poller writes the byte of a slot after each probe. Bit 0 is 1 if a session of the slot seems
+    - ``results``: the poller writes the byte of a slot after each probe. Bit 0 is 1 if a session of the slot seems
       dead, or if the poller knows no living session of the slot. The other bits count the probes, from 1 to 127 and
       again from 1. 0 means that the slot was not probed yet. A waiter that sets a ``wanted`` byte which was 0 also
-      clears the finding, which may be old.
+      clears the result, which may be old.
     - The poller probes a slot at most once in `PROBE_S`, and at most `PROBES_PER_S` slots in a second, in turn. When a
       probe first finds a slot seemingly dead, the poller rings every bucket of the bell.
-    - Each byte is a hint. It may be lost, late or overwritten, and the bell may be truncated. A finding is fresh for a
-      waiter until it has not changed for `STALE_S` and two turns of the poller. A waiter without a fresh finding probes
+    - Each byte is a hint. It may be lost, late or overwritten, and the bell may be truncated. A result is fresh for a
+      waiter until it has not changed for `STALE_S` and two turns of the poller. A waiter without a fresh result probes
       the session itself, at most once in a second.
-    - No waiter acts on the finding "seems dead" alone: it probes the session itself, and again with the log's lock
-      (`Log.record_death`). The wrong finding "alive" delays the detection of a death until the next finding.
+    - No waiter acts on the result "seems dead" alone: it probes the session itself, and again with the log's lock
+      (`Log.record_death`). The wrong result "alive" delays the detection of a death until the next result.
 
     The bell lies in a directory that is private to the user, so only processes of this user on this host write these
     bytes.
@@ -148,25 +148,25 @@ class NodeProbes:
         self._last_slot = -1
 
     def ask(self, numbers: Iterable[int]) -> tuple[dict[int, int], float]:
-        """Ask for probes of the sessions `numbers`. Return their findings so far, and how long one turn takes.
+        """Ask for probes of the sessions `numbers`. Return their results so far, and how long one turn takes.
 
         Returns:
-            The finding byte of each session, and the time in seconds in which the poller probes every wanted slot once.
+            The result byte of each session, and the time in seconds in which the poller probes every wanted slot once.
 
         Raises:
             OSError: the bell can't be read or written.
         """
-        wanted, findings = self._read_wanted(), self._read(FINDING_TABLE)
+        wanted, results = self._read_wanted(), self._read(RESULT_TABLE)
         found: dict[int, int] = {}
         for number in numbers:
             slot = number % SIZE
             if not wanted[slot]:
-                self._write(FINDING_TABLE + slot, 0)
-                findings[slot] = 0
+                self._write(RESULT_TABLE + slot, 0)
+                results[slot] = 0
             if wanted[slot] != WANTED:
                 self._write(WANTED_TABLE + slot, WANTED)
                 wanted[slot] = WANTED
-            found[number] = findings[slot]
+            found[number] = results[slot]
         return found, max(PROBE_S, (SIZE - wanted.count(0)) / PROBES_PER_S)
 
     def probe_due(self, undead: Callable[[], list[int]], is_alive: Callable[[int], bool | None]) -> bool:
@@ -194,7 +194,7 @@ class NodeProbes:
         in_turn = [slot for slot in slots if slot > self._last_slot] + [s for s in slots if s <= self._last_slot]
         chosen = in_turn[: max(1, int(PROBES_PER_S * min(passed, 1.0)))]
         self._last_slot = chosen[-1]
-        findings = self._read(FINDING_TABLE)
+        results = self._read(RESULT_TABLE)
         sessions: dict[int, list[int]] = {slot: [] for slot in chosen}
         for number in undead():
             if number % SIZE in sessions:
@@ -202,10 +202,10 @@ class NodeProbes:
         is_new = False
         for slot, numbers in sessions.items():
             seems_dead = not numbers or any(is_alive(number) is False for number in numbers)
-            count = (findings[slot] >> 1) % 127 + 1
-            self._write(FINDING_TABLE + slot, count << 1 | (SEEMS_DEAD if seems_dead else 0))
+            count = (results[slot] >> 1) % 127 + 1
+            self._write(RESULT_TABLE + slot, count << 1 | (SEEMS_DEAD if seems_dead else 0))
             self._write(WANTED_TABLE + slot, wanted[slot] - 1)
-            is_new = is_new or (seems_dead and not findings[slot] & SEEMS_DEAD)
+            is_new = is_new or (seems_dead and not results[slot] & SEEMS_DEAD)
         return is_new
 
     def _read_wanted(self) -> bytearray:

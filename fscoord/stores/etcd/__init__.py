@@ -29,11 +29,12 @@ from fscoord._arguments import (
     value_bytes,
 )
 from fscoord._runtime import system
+from fscoord._waiting.awaited import ShownWait
 from fscoord._waiting.shown_waits import ShownWaits
 from fscoord._waiting.timing import Backoff
 from fscoord._waiting.wait import WaitRequest
 from fscoord.errors import QueueEmptyError
-from fscoord.store import Capabilities, Member, ShownWait, Store
+from fscoord.store import Capabilities, Member, Store
 from fscoord.stores.etcd.requests import KeySpace, after_prefix, compare, delete, key_values, put, range_of, unb64
 from fscoord.stores.etcd.sessions import LeaseSession
 from fscoord.stores.etcd.transactions import KeySnapshot, KeyWatcher, Transactions, WatchRange

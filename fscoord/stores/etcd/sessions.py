@@ -14,10 +14,10 @@ from weakref import finalize
 from fscoord._arguments import MalformedText, key_text, parse_uint63
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
+from fscoord._waiting.awaited import ShownWait
 from fscoord._waiting.shown_waits import Shown
 from fscoord._waiting.timing import Backoff
 from fscoord.errors import FscoordError, StoreError
-from fscoord.store import ShownWait
 from fscoord.stores.etcd.requests import KeySpace, after_prefix, compare, delete, key_values, put, range_of, unb64
 from fscoord.stores.etcd.transactions import Transactions
 

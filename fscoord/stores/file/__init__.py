@@ -258,10 +258,10 @@ class FileStore(Sessions):
 
     def get(self, key: Key) -> bytes:
         """See `Store.get`."""
-        name = key_bytes(key)
+        name, values = key_bytes(key), self._state.values
         self._log.refresh(self._timeout)
-        value = self._state.values.get(name)
-        if value.__class__ is bytes:
+        value = values.get(name)
+        if value.__class__ is bytes and values is self._state.values:  # see `KeyValueState.reset`
             return value
         return cast(bytes, self._wait(WaitRequest(VALUES, [name], self._timeout))[0])
 

@@ -35,7 +35,7 @@ OWN_PROBE_S: Final = 1.0
 """The interval in seconds at which a waiter probes a session by itself on a mount that hosts share."""
 
 STALE_S: Final = 2.0
-"""After how many seconds without a new finding of the node's poller a waiter probes a session by itself. The time that
+"""After how many seconds without a new result of the node's poller a waiter probes a session by itself. The time that
 the poller needs for all wanted sessions is added twice."""
 
 
@@ -129,7 +129,7 @@ class DeathWatch:
 
     On a mount that hosts share, the poller of the node probes all sessions for the waiters of the node; see
     `NodeProbes`. This object probes a session itself in three cases: the session seems dead; there is no poller, or no
-    fresh finding; the deadline has come and the poller has not probed the session yet.
+    fresh result; the deadline has come and the poller has not probed the session yet.
 
     Args:
         log: the log of the handle that waits.
@@ -157,7 +157,7 @@ class DeathWatch:
         self._are_known = known_sessions is not None
         self._are_all_watched = False
         self._asked: list[int] | None = None  # the sessions of the last check; None: there was none
-        self._findings: dict[int, tuple[int, float]] = {}  # the last finding on each of them, and when it was new
+        self._results: dict[int, tuple[int, float]] = {}  # the last result on each of them, and when it was new
         self._own_probes: dict[int, float] = {}  # when this object last probed each of them
         self._turn_s = 0.0
 
@@ -219,38 +219,38 @@ class DeathWatch:
 
         Args:
             numbers: the sessions that are needed.
-            timeout: how long the wait may still take, in seconds. At the deadline every session without a finding is
+            timeout: how long the wait may still take, in seconds. At the deadline every session without a result is
                 due.
         """
         now = system.time.monotonic()
-        findings = self._ask(numbers)
+        results = self._ask(numbers)
         due: list[int] = []
         for number in numbers:
-            finding = findings.get(number, 0)
-            seen, since = self._findings.get(number, (-1, now))
-            if finding != seen:
+            result = results.get(number, 0)
+            seen, since = self._results.get(number, (-1, now))
+            if result != seen:
                 since = now
-                self._findings[number] = finding, now
-                if finding & SEEMS_DEAD and not seen & SEEMS_DEAD:
+                self._results[number] = result, now
+                if result & SEEMS_DEAD and not seen & SEEMS_DEAD:
                     self._own_probes.pop(number, None)  # the session lived when this object probed it last
-            is_stale = now - since > STALE_S + 2 * self._turn_s or not findings or (not finding and timeout <= 0)
+            is_stale = now - since > STALE_S + 2 * self._turn_s or not results or (not result and timeout <= 0)
             is_late = now - self._own_probes.get(number, -math.inf) >= OWN_PROBE_S
-            if is_late and (is_stale or finding & SEEMS_DEAD):
+            if is_late and (is_stale or result & SEEMS_DEAD):
                 due.append(number)
         return due
 
     def _ask(self, numbers: list[int]) -> dict[int, int]:
-        """Ask the poller to probe `numbers`, and return its findings so far; an empty dictionary without a poller."""
+        """Ask the poller to probe `numbers`, and return its results so far; an empty dictionary without a poller."""
         self._asked = numbers
         probes = self._notifier.node_probes
         if probes is None or not numbers:
             return {}
         try:
-            findings, self._turn_s = probes.ask(numbers)
+            results, self._turn_s = probes.ask(numbers)
         except OSError as error:  # the waiter learns the same from its next use of the bell
             raise_if_foreign(error)
             return {}
-        return findings
+        return results
 
     def _probes_dead(self, number: int, home: ProcessIdentity | None) -> bool:
         """Probe session `number`. Return whether it seems dead."""

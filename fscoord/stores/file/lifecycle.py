@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fscoord._arguments import check_choice, check_positive
 from fscoord._log.access.mount import COHERENCES
-from fscoord._log.combining.combiner import Combiner
 from fscoord._log.format.control_records import Session
 from fscoord._log.format.header import parse_run_id
 from fscoord._log.io import safe_files
@@ -19,6 +18,7 @@ from fscoord._log.locking.log_lock import KINDS
 from fscoord._log.log import Log
 from fscoord._log.wakeup.doorbell import FIFO_SUFFIX
 from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, StoreGoneError, UnsupportedFilesystemError
 from fscoord.stores.file.notifier import BELL_SUFFIX
 from fscoord.stores.file.operations import KeyValueDecider
@@ -26,6 +26,7 @@ from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.wait_slots import WAITS_SUFFIX
 
 if TYPE_CHECKING:
+    from fscoord._log.combining.combiner import Combiner
     from fscoord.stores.file import FileStore
 
 __all__ = [
@@ -185,7 +186,13 @@ def new_combiner(log: Log, state: KeyValueState, notify: Callable[[Iterable[byte
     """Return what combines the writes of this handle with those of its host; None if each is written alone."""
     if log.outcomes is None:
         return None
-    return Combiner(log, KeyValueDecider(state, log.read_locked, log.path), notify, log.outcomes)
+    try:
+        combining = system.import_uninterrupted("fscoord._log.combining.combiner")
+    except (OSError, ImportError) as error:  # no descriptor or thread is left
+        raise_if_foreign(error)
+        return None
+    made: Combiner = combining.Combiner(log, KeyValueDecider(state, log.read_locked, log.path), notify, log.outcomes)
+    return made
 
 
 def session_record(options: Mapping[str, Any]) -> Session:

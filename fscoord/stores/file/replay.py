@@ -83,10 +83,13 @@ class KeyValueState:
         """The keys whose value or queue may be spilled; some of them may have been deleted."""
 
     def reset(self) -> None:
-        """Remove all values and queues, because the records will be applied again from the first."""
-        self.values.clear()
-        self.queues.clear()
-        self._long.clear()
+        """Begin with new, empty dictionaries, because the records will be applied again from the first.
+
+        The old dictionaries stay as they are. A thread may look for a key in `values` without the process mutex, while
+        another thread applies the records again, and would find what the key had long ago. So such a thread takes
+        `values` before it reads the log, and uses what it finds there only if `values` is the same afterwards.
+        """
+        self.values, self.queues, self._long = {}, {}, set()
 
     def mark_spilled(self, keys: set[bytes]) -> None:
         """Record that the next records have spilled values of `keys`."""

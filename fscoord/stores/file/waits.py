@@ -5,11 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 from zlib import crc32
 
 from fscoord._arguments import VALUE_MAX, counter_sum, key_names, key_text, missing_error
-from fscoord._log.combining.combiner import Combiner
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
 from fscoord._log.io.spill import Fetch
@@ -39,6 +38,9 @@ from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.operations import Arrived, Operation, check_value_size
 from fscoord.stores.file.replay import KeyValueState, materialize
 from fscoord.stores.file.traced_wait import TracedWait
+
+if TYPE_CHECKING:
+    from fscoord._log.combining.combiner import Combiner
 
 __all__ = [
     "AnyChange",
@@ -331,7 +333,8 @@ class _KeyCondition(Condition[T]):
         self._keys = keys
         self._single = keys[0] if len(keys) == 1 else None
         """The key if there is only one. After a ring it has a value, as a rule, and a single lookup finds the value
-        without the mutex. Only several keys, and a key without a value, are looked up under the mutex."""
+        without the mutex; see `KeyValueState.reset` for what keeps that safe. Only several keys, and a key without a
+        value, are looked up under the mutex."""
 
 
 class _Keys(_KeyCondition["list[int]"]):
@@ -341,8 +344,9 @@ class _Keys(_KeyCondition["list[int]"]):
     """
 
     def look(self, timeout: float, arm: Callable[[], None]) -> list[int] | NotYet:  # noqa: ARG002 - see there
+        values = self._state.values
         self._log.refresh(timeout)
-        if self._single in self._state.values:
+        if self._single in values and values is self._state.values:
             return []
         self.missing = self._log.inspect(lambda: self._state.missing(self._keys))
         if not self.missing:
@@ -356,10 +360,11 @@ class _Values(_KeyCondition["list[bytes]"]):
     what = "the value of key"
 
     def look(self, timeout: float, arm: Callable[[], None]) -> list[bytes] | NotYet:  # noqa: ARG002 - see there
+        values = self._state.values
         self._log.refresh(timeout)
         if self._single is not None:
-            value = self._state.values.get(self._single)
-            if value.__class__ is bytes:
+            value = values.get(self._single)
+            if value.__class__ is bytes and values is self._state.values:
                 return [value]
         self.missing, found = answer_consistent(self._log, timeout, partial(self._state.values_of, self._keys))
         return NOT_YET if self.missing else found
@@ -428,9 +433,10 @@ class Arrival(Condition["bytes | None"]):
     def look(self, timeout: float, arm: Callable[[], None]) -> bytes | NotYet | None:
         request, log = self._request, self._log
         if self._has_arrived:
+            values = self._state.values
             log.refresh(timeout)
             # As for the single key of `_KeyCondition`.
-            if request.done in self._state.values:
+            if request.done in values and values is self._state.values:
                 return None
             return None if log.inspect(lambda: self._state.has(request.done)) else NOT_YET
         kind = record.ADD if request.kind == COUNT else record.APPEND
