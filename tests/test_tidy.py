@@ -304,7 +304,7 @@ LAYERS = [
         "demo.*",
         ["demo.*", "_runtime.*", "_arguments", "collectives", "store", "stores.*", "errors"],
     ),
-    ("status", ["status.*", "collectives.rounds", "recipes.holdings"]),
+    ("status", ["status.*", "_waiting.awaited", "collectives.rounds", "recipes.holdings"]),
     ("status.picture", ["_waiting.awaited", "collectives.rounds", "recipes.holdings"]),
     (
         "status.findings",  # data in, findings out: it reads no store
@@ -316,6 +316,7 @@ LAYERS = [
             "status.*",
             "_arguments",
             "_runtime.*",
+            "_waiting.awaited",
             "collectives.rounds",
             "recipes.holdings",
             "store",

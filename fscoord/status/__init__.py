@@ -1,4 +1,4 @@
-"""What the participants of a store do now: who lives, who holds what, who waits for what, and what is wrong.
+"""What the participants of a store do now: their states, what they hold and wait for, and what is wrong.
 
 `status` is the function behind the command ``fscoord ps``.
 """

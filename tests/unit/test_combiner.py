@@ -583,6 +583,29 @@ def test_writers_write_alone_where_the_directory_of_the_host_can_not_be_used(
         assert not combiner_of(store)._stations
 
 
+@pytest.mark.parametrize("name", ["outcomes", "combiner"])
+def test_writers_write_alone_if_the_code_of_combined_writes_can_not_be_imported(
+    name: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is imported with the first store that needs it, when no descriptor may be left."""
+    module = f"fscoord._log.combining.{name}"
+    usual = system.import_uninterrupted
+    refused: list[str] = []
+
+    def import_or_refuse(wanted: str) -> Any:
+        if wanted != module:
+            return usual(wanted)
+        refused.append(wanted)
+        raise ImportError("no descriptor is left", name=wanted)
+
+    monkeypatch.setattr(system, "import_uninterrupted", import_or_refuse)
+    with FileStore(path, timeout=LIMIT_S) as store:
+        assert store.add("n", 1) == 1
+        assert store.get("n") == b"1"
+    assert refused == [module]
+    assert left_behind(os.path.dirname(path)) == []
+
+
 def test_address_and_request_of_a_dead_process_are_removed_by_the_next(path: str) -> None:
     with ExitStack() as stack:
         (store,) = opened(path, stack, 1)
