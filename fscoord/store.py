@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -487,6 +487,13 @@ class Store(ABC):
             system.time.sleep(min(POLL_INTERVAL_S, timeout))
         return True
 
+    _exchanges_keys = False
+    """See `exchanges_keys`."""
+
+    def _exchange(self, key: bytes, *_: Any) -> bytes:
+        """See `exchange`."""
+        raise TypeError(f"{type(self).__name__} can't change {key_text(key)!r} and other keys in one step")
+
     def _observe(self) -> tuple[list[Member], dict[int, ShownWait]]:
         """See `observe_sessions`."""
         return [], {}
@@ -739,6 +746,33 @@ def session_states(store: Store, numbers: Iterable[int]) -> dict[int, str]:
     register the handle. It records the deaths that it finds, as `Store.members` does.
     """
     return store._session_states(numbers)
+
+
+def exchanges_keys(store: Store) -> bool:
+    """Return whether `exchange` can be called with `store`: whether it changes several keys in one step."""
+    return store._exchanges_keys
+
+
+def exchange(
+    store: Store, key: bytes, expected: bytes, desired: bytes, present: Sequence[bytes], absent: Sequence[bytes]
+) -> bytes:
+    """Do a `Store.compare_set` that changes other keys as well, in the same step, if it succeeds.
+
+    Only where `exchanges_keys`. A process that dies in the step, or an error with ``maybe_applied``, leaves a part of
+    it behind, of which the first comes first: the keys of `absent`, `key`, and the keys of `present`.
+
+    Args:
+        store: the store.
+        key: the key to compare and set.
+        expected: the value that `key` must have; empty also stands for a missing key, as in `Store.compare_set`.
+        desired: the value that `key` gets.
+        present: keys that get the value ``b"1"``.
+        absent: keys that are deleted, if they are there.
+
+    Returns:
+        The value of `key` afterwards, as `Store.compare_set` returns it.
+    """
+    return store._exchange(key, expected, desired, present, absent)
 
 
 def observe_sessions(store: Store) -> tuple[list[Member], dict[int, ShownWait]]:

@@ -8,9 +8,12 @@ from typing import Final, NamedTuple
 
 from fscoord._arguments import MalformedText, parse_uint63, utf8, words_in
 
-__all__ = ["ID_MAX", "NO_LEASE", "Entry", "State", "WakeUp", "format_line", "parse_line", "with_new_sign"]
+__all__ = ["ID_MAX", "IN_STEP", "NO_LEASE", "Entry", "State", "WakeUp", "format_line", "parse_line", "with_new_sign"]
 
 NO_LEASE = "-"
+
+IN_STEP: Final = "-"
+"""The author of a `WakeUp` whose key was set in the step that wrote the record; see `fscoord.store.exchange`."""
 
 _SECONDS: Final = re.compile(r"[0-9]{1,300}(\.[0-9]{1,300})?(e[-+]?[0-9]{1,5})?")
 """The texts of a float that is not negative, as `repr` writes them and `float` reads them."""
@@ -58,7 +61,7 @@ class WakeUp(NamedTuple):
     Attributes:
         id: the entry's id.
         session: the session number of the process that sets the key; 0 on a store without sessions.
-        by: a random name of the `Line` object that sets the key.
+        by: a random name of the `Line` object that sets the key, or `IN_STEP`; then `session` is 0.
     """
 
     id: str

@@ -17,7 +17,11 @@ the queue can be one value, because a value changes by compare-and-set, which co
 No wake key outlives its use, at whatever moment a process dies. The write that serves an entry also records in the line
 that the process is about to set the key. That record stays until the key was seen and deleted, or until the process
 that sets the key is dead or has recorded that it is done. Each change of the line deletes the wake keys of entries that
-have left.
+have left. A store that can `fscoord.store.exchange` changes the line and the wake keys in one step. There the record
+says that the key was set in the same step, so the record and the key are removed in the step that removes the entry. A
+release is one transaction then, and the next holder is woken once. Otherwise a release is three: it deletes the wake
+key of its own entry, changes the line, and sets the next wake key. Processes of both kinds may share a line, because
+a view that overrides operations of a store has no `exchange`.
 
 The value is text. Its first row has the last token, a stamp that differs in every write, so that a writer recognises
 its own write, and the wake-ups that are under way. Each further row has one `~fscoord.recipes._entry.Entry`.
@@ -39,10 +43,20 @@ from fscoord._waiting.awaited import LOCK, Awaited
 from fscoord._waiting.timing import FREE_TRIES, SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, LockLostError, StoreTimeoutError
-from fscoord.recipes._entry import ID_MAX, NO_LEASE, Entry, State, WakeUp, format_line, parse_line, with_new_sign
+from fscoord.recipes._entry import (
+    ID_MAX,
+    IN_STEP,
+    NO_LEASE,
+    Entry,
+    State,
+    WakeUp,
+    format_line,
+    parse_line,
+    with_new_sign,
+)
 from fscoord.recipes._keys import Refusals, RefusedError, foreign_value_error
 from fscoord.recipes._lease import LeaseMonitor, check_interval
-from fscoord.store import Store, closer_look, stopped_sessions
+from fscoord.store import Store, closer_look, exchange, exchanges_keys, stopped_sessions
 
 __all__ = ["Entry", "Line", "Policy", "force_release", "not_acquired", "one", "readers_or_writer"]
 
@@ -81,6 +95,7 @@ class Line:
         self._store = store
         self._prefix = key_bytes(name)
         self._key = self._prefix + b"/line"
+        self._exchanges = exchanges_keys(store)  # whether a change of the line and of wake keys is one step
         self._policy = policy
         self._lease = f"{ttl}:0" if ttl else NO_LEASE
         self._signs = LeaseMonitor()
@@ -333,12 +348,13 @@ class Line:
                 text, fresh = self._read(), True
             state, stamp = self._parse(text), self.new_id()
             changed = step(state.entries)
-            wake_ups = self._unsettled(state.wake_ups, changed)
+            wake_ups = state.wake_ups and self._unsettled(state.wake_ups, changed)
             if changed != state.entries or wake_ups != state.wake_ups:
                 knows = changed[-1].id if len(changed) > len(state.entries) else ""  # the entry that has just joined
                 new, served = self._serve(State(state.last, wake_ups, changed), knows)
                 if not or_nothing or or_nothing in served:
-                    found = self._replace(text, new, stamp, [name for name in served if name != knows])
+                    called = [name for name in served if name != knows]
+                    found = self._replace(text, state, new, stamp, called)
                     if found is None:
                         self._cleared.difference_update(each.id for each in state.wake_ups)
                         return new.entries
@@ -350,13 +366,22 @@ class Line:
                 return state.entries
             text = None
 
-    def _replace(self, text: bytes, state: State, stamp: str, called: list[str]) -> bytes | None:
-        """Replace the line `text` by `state` and wake the entries `called`.
+    def _replace(self, text: bytes, old: State, state: State, stamp: str, called: list[str]) -> bytes | None:
+        """Replace the line `text`, which is `old`, by `state`, and wake the entries `called`.
 
         Returns:
             None, or the value that the compare-and-set returned instead of the new one.
         """
         new = format_line(state, stamp)
+        if self._exchanges:
+            gone = [
+                self._wake_key(each.id) for each in old.wake_ups if each.by == IN_STEP and each not in state.wake_ups
+            ]
+            found = exchange(self._store, self._key, text, new, [self._wake_key(name) for name in called], gone)
+            if found != new:
+                return found
+            self._text = new
+            return None
         _waking.update(called)
         try:
             found = self._store.compare_set(self._key, text, new)
@@ -378,11 +403,16 @@ class Line:
         if not gone:
             return wake_ups
         # In this order: find the wake-ups whose processes set no key any more, then delete the keys that were set.
-        dead = self._dead(gone)
-        own = {self._store.register()} - {0}
-        mine = {each for each in gone if (each.session in own or each.by == self._me[2]) and each.id not in _waking}
-        over = mine.union([each for each in gone if each.session in dead])
-        for each in gone:
+        over = {each for each in gone if each.by == IN_STEP}
+        later = [each for each in gone if each.by != IN_STEP]
+        if later:
+            dead = self._dead(later)
+            own = {self._store.register()} - {0}
+            mine = [
+                each for each in later if (each.session in own or each.by == self._me[2]) and each.id not in _waking
+            ]
+            over.update(mine, [each for each in later if each.session in dead])
+        for each in later if self._exchanges else gone:  # `_replace` deletes the key of an `IN_STEP`
             if each.id not in self._cleared and self._store.delete_key(self._wake_key(each.id)):
                 self._cleared.add(each.id)  # a wake key is set only once
         return [each for each in wake_ups if each not in over and each.id not in self._cleared]
@@ -400,8 +430,12 @@ class Line:
                 entries[index] = entries[index]._replace(token=last)
                 served.append(entries[index].id)
                 if entries[index].id != knows:
-                    wake_ups.append(WakeUp(entries[index].id, self._store.register(), self._me[2]))
+                    wake_ups.append(self._wake_up(entries[index].id))
         return State(last, wake_ups, entries), served
+
+    def _wake_up(self, name: str) -> WakeUp:
+        """Return the record that this process sets the wake key of the entry `name`."""
+        return WakeUp(name, 0, IN_STEP) if self._exchanges else WakeUp(name, self._store.register(), self._me[2])
 
     def _dead(self, each: Iterable[Entry | WakeUp]) -> set[int]:
         """Return the sessions in `each` that are known dead."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, keys_bytes
@@ -11,6 +11,8 @@ from fscoord.errors import StoreClosedError
 from fscoord.store import (
     Store,
     StoreView,
+    exchange,
+    exchanges_keys,
     new_arrival_wait,
     new_wait,
     notifier_for,
@@ -142,6 +144,17 @@ class PrefixStore(StoreView):
     @property
     def _shows_waits(self) -> bool:
         return shows_waits(self._inner)
+
+    @property
+    def _exchanges_keys(self) -> bool:  # type: ignore[override]
+        # A subclass may override the operations that an exchange stands for.
+        return type(self) is PrefixStore and exchanges_keys(self._inner)
+
+    def _exchange(
+        self, key: bytes, expected: bytes, desired: bytes, present: Sequence[bytes], absent: Sequence[bytes]
+    ) -> bytes:
+        present, absent = self._full_all(present), self._full_all(absent)
+        return exchange(self._open(), self._prefix + key, expected, desired, present, absent)
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
         if type(self) is not PrefixStore:  # a subclass may override the operations that an arrival consists of

@@ -22,7 +22,7 @@ from fscoord.errors import FscoordError, LimitExceededError, LockLostError, Stor
 from fscoord.inspect import dump
 from fscoord.recipes import Lock, RLock, Semaphore, _line
 from fscoord.recipes._entry import parse_line
-from fscoord.store import Store, closer_look
+from fscoord.store import Store, closer_look, exchanges_keys
 from fscoord.stores.file import death_watch
 from fscoord.stores.prefix import PrefixStore
 
@@ -53,9 +53,14 @@ def line_up(place: Place, count: int, then: Callable[[Lock, int], None]) -> list
 class Interrupted(PrefixStore):
     """A view in which the operation number `at` is interrupted, before or after it was done."""
 
-    def __init__(self, store: Store, at: int, after: bool) -> None:
+    def __init__(self, store: Store, at: int, after: bool, exchanges: bool) -> None:
         super().__init__("x", store)
         self.count, self.at, self.after, self.hit = 0, at, after, False
+        self.exchanges = exchanges
+
+    @property
+    def _exchanges_keys(self) -> bool:  # type: ignore[override]
+        return self.exchanges
 
     def _full(self, key: Any) -> bytes:
         return super()._full(key)
@@ -88,6 +93,9 @@ class Interrupted(PrefixStore):
 
     def delete_key(self, key: Any) -> bool:
         return self._step("delete_key", key)
+
+    def _exchange(self, *arguments: Any) -> bytes:
+        return self._step("_exchange", *arguments)
 
 
 # One at a time
@@ -130,8 +138,9 @@ def test_release_wakes_the_next_waiter_alone(place: Place, store: Store, monkeyp
     threads = line_up(place, 5, lambda lock, _: lock.release())
     first = lock._line.entries()[1].id
     keys: list[Any] = []
-    set_key = store.set
+    set_key, in_one_step = store.set, store._exchange
     monkeypatch.setattr(store, "set", lambda key, value: (keys.append(key), set_key(key, value)))
+    monkeypatch.setattr(store, "_exchange", lambda *args: (keys.extend(args[3]), in_one_step(*args))[1])
     lock.release()
     assert keys == [b"l/wake/" + first.encode()]
     for thread in threads:
@@ -379,25 +388,26 @@ def test_wake_key_of_a_waiter_that_has_gone_does_not_stay(
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
 def test_interruption_at_any_operation_leaves_no_holder_and_no_waiter(store: Store, held: bool, after: bool) -> None:
-    at, hit = 0, True
-    while hit:
-        at += 1
-        lock = Lock(PrefixStore("x", store), "l")
-        if held:
-            assert lock.acquire()
-        view = Interrupted(store, at, after)
-        try:
-            acquired = Lock(view, "l").acquire(timeout=0)
-        except KeyboardInterrupt:
-            acquired = False
-        hit = view.hit
-        if acquired:
-            lock._line.leave(lock._line.entries()[0].id)
-        if held:
-            lock.release()
-        assert lock._line.entries() == []
-        assert not PrefixStore("x", store).list_keys("l/wake")
-    assert at > 2
+    for exchanges in {False, exchanges_keys(store)}:
+        at, hit = 0, True
+        while hit:
+            at += 1
+            lock = Lock(PrefixStore("x", store), "l")
+            if held:
+                assert lock.acquire()
+            view = Interrupted(store, at, after, exchanges)
+            try:
+                acquired = Lock(view, "l").acquire(timeout=0)
+            except KeyboardInterrupt:
+                acquired = False
+            hit = view.hit
+            if acquired:
+                lock._line.leave(lock._line.entries()[0].id)
+            if held:
+                lock.release()
+            assert lock._line.entries() == []
+            assert not PrefixStore("x", store).list_keys("l/wake")
+        assert at > 2
 
 
 def test_waiter_that_is_served_while_it_gives_up_has_the_lock(place: Place, store: Store) -> None:

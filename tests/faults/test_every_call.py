@@ -37,6 +37,7 @@ from fscoord import (
 from fscoord._runtime import system
 from fscoord.errors import StoreGoneError
 from fscoord.inspect import dump, repair, verify
+from fscoord.store import exchange
 
 pytestmark = pytest.mark.exhaustive
 
@@ -66,6 +67,7 @@ OPERATIONS: dict[str, Operation] = {
     "barrier": lambda store: store.barrier("b", 1),
     "barrier by rank": lambda store: barrier(store, 1, "b", rank=0),
     "barrier in vain": lambda store: store.barrier("b", 2, 0.003),
+    "exchange": lambda store: exchange(store, b"k", b"old", b"new", [b"woken"], [b"n"]),
     "clone": lambda store: store.clone().close(),
     "compact": lambda store: store.compact(),
     "close": lambda store: store.close(),
@@ -93,7 +95,7 @@ ALIKE = {
 """What needs no more than two conditions: it reads as `get` does, or begins with a handle of its own."""
 UNSURE = {"dead_ranks", "dead_sessions", "members", "wait_alive", "wait_sessions"}
 """Where nobody can tell who lives, nobody is called dead."""
-IN_STEPS = {"barrier", "barrier by rank", "barrier in vain"}
+IN_STEPS = {"barrier", "barrier by rank", "barrier in vain", "exchange"}
 """What writes several records, of which some may be there after an error, or waits when it has written."""
 
 

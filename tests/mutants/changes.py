@@ -17,6 +17,8 @@ ARRIVAL_FAULTS = "tests/faults/test_arrival_faults.py"
 SPARE = "tests/unit/test_spare_waiter.py"
 COMBINER = "tests/unit/test_combiner.py"
 OPERATIONS = "tests/unit/test_operations.py"
+EXCHANGE = "tests/contract/test_exchange.py"
+LEFTOVERS = "tests/faults/test_leftover_keys.py"
 
 
 class Mutant(NamedTuple):
@@ -35,6 +37,50 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = (
+    Mutant(
+        "an exchange deletes no key",
+        "FileStore._exchange",
+        '[(record.DELETE, gone, b"") for gone in absent if state.has(gone)]',
+        "[]",
+        (EXCHANGE,),
+    ),
+    Mutant(
+        "an exchange sets its other keys before the key that it compares",
+        "FileStore._exchange",
+        "            records.append((record.COMPARE_SET, name, value))\n"
+        '            records += [(record.SET, new, b"1") for new in present]\n',
+        '            records += [(record.SET, new, b"1") for new in present]\n'
+        "            records.append((record.COMPARE_SET, name, value))\n",
+        ("tests/faults/test_kill_at_every_call.py",),
+    ),
+    Mutant(
+        "an exchange wakes no waiter for the keys that it sets",
+        "FileStore._exchange",
+        "(*present, key)",
+        "(key,)",
+        (f"{EXCHANGE}::test_waiter_for_a_key_of_an_exchange_is_rung",),
+    ),
+    Mutant(
+        "a view that overrides operations takes part in an exchange",
+        "PrefixStore._exchanges_keys",
+        "type(self) is PrefixStore and ",
+        "",
+        (EXCHANGE,),
+    ),
+    Mutant(
+        "the wake key of an entry that leaves in one step stays",
+        "Line._replace",
+        "if each.by == IN_STEP and each not in state.wake_ups",
+        "if False",
+        (f"{LEFTOVERS}::test_keys_of_a_line_whose_waiter_is_killed_are_those_documented",),
+    ),
+    Mutant(
+        "a process that changes key by key does not delete a wake key that was set in one step",
+        "Line._unsettled",
+        "later if self._exchanges else gone",
+        "later",
+        (f"{LEFTOVERS}::test_keys_of_a_line_whose_waiter_is_killed_are_those_documented",),
+    ),
     Mutant(
         "a follower is told its result before the records are complete",
         "Combiner._lead",

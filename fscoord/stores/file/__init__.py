@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
@@ -26,7 +26,7 @@ from fscoord._arguments import (
 )
 from fscoord._log.format import record
 from fscoord._log.io import safe_files
-from fscoord._log.log import Decide, Log
+from fscoord._log.log import SEVERAL, Decide, Log
 from fscoord._log.opened import open_log_file
 from fscoord._log.wakeup.watcher import MODES
 from fscoord._runtime import system, tracing
@@ -203,6 +203,28 @@ class FileStore(Sessions):
         found: bytes = self._log.update(record.COMPARE_SET, full, value_bytes(desired), decide, self._timeout)
         if self._log.handle.bell:
             self._notifier.notify((full,))
+        return found
+
+    _exchanges_keys = True
+
+    def _exchange(
+        self, key: bytes, expected: bytes, desired: bytes, present: Sequence[bytes], absent: Sequence[bytes]
+    ) -> bytes:
+        """See `fscoord.store.exchange`. Also where writes are combined it is written alone, for it is one hold."""
+        state, present, absent = self._state, keys_bytes(present), keys_bytes(absent)
+
+        def decide(name: bytes, value: bytes) -> tuple[bytes, int, Any]:
+            current = state.get(name, self._log.read_locked)
+            if current != expected and (current is not None or expected):
+                return expected if current is None else current, 0, b""
+            records = [(record.DELETE, gone, b"") for gone in absent if state.has(gone)]
+            records.append((record.COMPARE_SET, name, value))
+            records += [(record.SET, new, b"1") for new in present]
+            return value, SEVERAL, records
+
+        found: bytes = self._log.update(record.COMPARE_SET, key_bytes(key), desired, decide, self._timeout)
+        if self._log.handle.bell and found == desired:
+            self._notifier.notify((*present, key))  # nothing waits for the absence of a key
         return found
 
     def delete_key(self, key: Key) -> bool:
