@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import notifier_of
 from support.places import Place, start_thread, until
 
 from fscoord import FileStore, HashStore, LimitExceededError, PrefixStore, Store, StoreTimeoutError
@@ -55,14 +56,14 @@ def test_waiter_for_a_key_of_an_exchange_is_rung(tmp_path: Path, monkeypatch: py
     with FileStore(tmp_path / "store") as store, FileStore(tmp_path / "store") as other:
         with pytest.raises(StoreTimeoutError):
             other.wait(["never"], 0.001)  # it announces its bell
-        monkeypatch.setattr(store._notifier, "notify", rung.extend)
+        monkeypatch.setattr(notifier_of(store), "notify", rung.extend)
         assert exchange(store, b"k", b"0", b"1", [b"refused"], []) == b"0"
         assert rung == []
         exchange(store, b"k", b"", b"1", [b"new"], [])
         assert sorted(rung) == [b"k", b"new"]
 
 
-def test_only_stores_that_can_have_an_exchange(tmp_path: Path) -> None:
+def test_exchange_is_left_to_stores_that_can(tmp_path: Path) -> None:
     class Watched(PrefixStore):
         """It may override `set` or `compare_set`, so an exchange must not pass them by."""
 
