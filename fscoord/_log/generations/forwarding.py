@@ -184,8 +184,8 @@ def find_root(path: str, header: Header, log_id: bytes) -> str | None:
     directory names other files.
     """
     directory = system.os.path.dirname(path)
-    # One chain of C calls opens, reads and closes the directory (rule 1 in `interrupts`). The child of a fork in
-    # another thread would otherwise keep the descriptor of a search that it does not finish.
+    # One chain of C calls opens, reads and closes the directory (rule 1 in `interrupts`): a signal handler may raise,
+    # or fork, between two of them. A fork in another thread in the middle of the chain is not prevented.
     entries = list(itertools.chain.from_iterable(map(system.os.scandir, (directory,))))
     for name in [entry.name for entry in entries if entry.inode() == header.root_inode]:
         file = system.os.path.join(directory, name)
