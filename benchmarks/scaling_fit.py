@@ -6,6 +6,8 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +23,8 @@ FIT_RANKS, FIT_NODES_MAX = (1, 4, 16), 8
 Row = dict[str, Any]
 
 
-class Run(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Run:
     """What was found: facts of the machine, and the rows."""
 
     machine: dict[str, Any]
@@ -241,6 +244,7 @@ CHECKS: dict[str, Callable[[Figure, Row], bool]] = {
 }
 
 
+@cache
 def record_bytes(run: Run) -> float:
     """Return how many bytes each rank of a barrier reads for each other rank."""
     rows = [row for row in run.of("barrier") if not shown(row)]
@@ -248,6 +252,7 @@ def record_bytes(run: Run) -> float:
     return float(f"{statistics.median(found):.3g}")
 
 
+@cache
 def leader_s(run: Run) -> float:
     """Return the processor time in which a leader writes for one more rank, as `benchmarks.leading` found it."""
     rows = run.of("leading")
@@ -256,6 +261,7 @@ def leader_s(run: Run) -> float:
     return float(f"{both / sum((row['claims'] - middle[0]) ** 2 for row in rows):.2g}")
 
 
+@cache
 def model(run: Run) -> dict[str, Terms]:
     """Return all terms of our store."""
     return {name: terms for each in FIGURES for name, terms in fit(each, run).items()}
