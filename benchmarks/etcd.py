@@ -82,15 +82,21 @@ class ReReading(fscoord.EtcdStore):
             time.sleep(random.uniform(0, 0.1))
 
 
+def version() -> str:
+    """Return the version of the etcd on PATH."""
+    done = subprocess.run(["etcd", "--version"], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[0].rpartition(" ")[2]
+
+
 @contextmanager
-def server(directory: str) -> Iterator[str]:
-    """Run an etcd with its data in `directory`; give its address."""
+def server(directory: str, host: str = "127.0.0.1") -> Iterator[str]:
+    """Run an etcd with its data in `directory`, which listens at `host`; give its address."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         port = probe.getsockname()[1]
     program = shutil.which("etcd")
     assert program
-    here = f"http://127.0.0.1:{port}"
+    here = f"http://{host}:{port}"
     with subprocess.Popen(
         [program, f"--data-dir={directory}/data", f"--listen-client-urls={here}", f"--advertise-client-urls={here}",
          "--listen-peer-urls=http://127.0.0.1:0"],
@@ -105,7 +111,7 @@ def server(directory: str) -> Iterator[str]:
                 except OSError:
                     assert time.monotonic() < ends, "etcd does not start"
                     time.sleep(0.02)
-            yield f"127.0.0.1:{port}"
+            yield f"{host}:{port}"
         finally:
             process.kill()
 

@@ -104,14 +104,34 @@ def test_benchmarks_measure_torch_where_it_is_installed(tmp_path: Path) -> None:
     assert {"torch FileStore", "torch TCPStore", "torch HashStore"} <= peers
 
 
-def test_page_on_performance_has_what_the_benchmark_found() -> None:
+@pytest.mark.parametrize(("module", "results"), [("page", "meet"), ("scaling_page", "scaling")])
+def test_page_and_pictures_have_what_the_benchmark_found(module: str, results: str) -> None:
+    """The terms with which the doctor predicts are those that the results give, too."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.page", "--check", "benchmarks/results/meet.json"],
+        [sys.executable, "-m", f"benchmarks.{module}", "--check", f"benchmarks/results/{results}.json"],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
     )
+    assert done.returncode == 0, done.stderr
+
+
+SOLVED = """
+from benchmarks.scaling_fit import ALL, job_of, least_squares
+from fscoord.doctor.prediction import Terms
+
+terms = Terms(base=5, node=3, pair=0.5, rank=0)
+rows = [{"work": "barrier", "nodes": n, "ranks_per_node": r} for n in (2, 4, 8) for r in (1, 4, 16)]
+found = least_squares(ALL, [(row, terms.of(job_of(row)), terms.of(job_of(row))) for row in rows])
+assert all(abs(a - b) < 1e-6 for a, b in zip(found, terms)), found
+worse = least_squares(ALL, [(row, 100 - row["nodes"], 100 - row["nodes"]) for row in rows])
+assert min(worse) >= 0, worse
+"""
+
+
+def test_fit_of_scaling_finds_the_terms_of_exact_figures_and_none_below_zero() -> None:
+    done = subprocess.run([sys.executable, "-c", SOLVED], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 

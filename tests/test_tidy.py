@@ -341,6 +341,7 @@ LAYERS = [
             "_log.access.mount",
             "_log.io.safe_files",
             "_runtime.*",
+            "_waiting.timing",  # after what time a wait is shown, which costs requests that the doctor predicts
             "stores.file",
             "errors",
         ],

@@ -12,6 +12,7 @@ from fscoord.cli.exit_codes import FALSE, UNAVAILABLE
 from fscoord.cli.options import as_json, time_limit, verbose
 from fscoord.cli.output import plain, show
 from fscoord.doctor.examination import EXPECTED_WAIT_S, OPEN_WAIT_S, examine
+from fscoord.doctor.prediction import LONE_ADD_REQUESTS, Job, predict, round_trip_of
 from fscoord.doctor.verdict import NOT_PROVEN, NOT_SAFE, SAFE
 from fscoord.environment import detect
 
@@ -45,15 +46,34 @@ class _Unseen(click.Path):
     help=f"How long to wait for the others. [default: {EXPECTED_WAIT_S:g} if they are expected, {OPEN_WAIT_S:g} on a"
     " mount that hosts share, else 0]",
 )
+@click.option(
+    "--nodes", type=click.IntRange(1), help="How many nodes the job will have. [default: the hosts that took part]"
+)
+@click.option(
+    "--ranks-per-node",
+    type=click.IntRange(1),
+    help="How many ranks the job will have on each node. [default: what the launcher says, else 1]",
+)
 @as_json
 @verbose
-def doctor(path: str, lock: str, instances: int | None, wait: float | None, as_json: bool) -> int:
+def doctor(
+    path: str,
+    lock: str,
+    instances: int | None,
+    wait: float | None,
+    nodes: int | None,
+    ranks_per_node: int | None,
+    as_json: bool,
+) -> int:
     """Find out whether a directory's file system can carry a store.
 
     Tries in the directory PATH what a store stands on: locks of each kind, appends, what a look sees, what a death
     leaves, a real store; first between two processes, then between two hosts if it is started on several at once. The
     instances find each other through the directory. One of them prints the report, and nothing stays in the directory.
     Takes about ten seconds, and up to a minute on a slow mount.
+
+    After two hosts were tried, the report also says what the coordination of a job will cost there. The numbers come
+    from a model and the measured time of a lock, for --nodes and --ranks-per-node.
 
     \b
     Exit codes:
@@ -67,6 +87,7 @@ def doctor(path: str, lock: str, instances: int | None, wait: float | None, as_j
       fscoord doctor /dev/shm
       srun -N2 fscoord doctor /scratch/x
       srun -N2 --ntasks-per-node=1 fscoord doctor --json /scratch/x | jq -r .verdict
+      srun -N2 fscoord doctor --nodes 128 --ranks-per-node 8 /scratch/x
     """
     launched = detect()
     if instances is None and launched.launcher != "pytest-xdist":  # its workers are processes of one host
@@ -77,6 +98,8 @@ def doctor(path: str, lock: str, instances: int | None, wait: float | None, as_j
     if not report.pop("presided"):
         click.echo(f"fscoord: {report['verdict']}; another instance prints the report", err=True)
     else:
+        ranks = ranks_per_node or launched.local_world_size or 1
+        report["prediction"] = _prediction(report, Job(nodes or len(report["hosts"]), ranks))
         show(as_json, {**report, "checks": [_without_empty(check) for check in report["checks"]]}, _lines(report))
     return CODES[report["verdict"]]
 
@@ -105,7 +128,47 @@ def _lines(report: dict[str, Any]) -> list[str]:
         checks = [check for check in report["checks"] if check["between"] == between]
         if checks:
             lines += ["", _heading(report, between), *map(_line, checks)]
+    if report["prediction"] is not None:
+        lines += ["", *_forecast(report["prediction"])]
     return lines
+
+
+def _prediction(report: dict[str, Any], job: Job) -> dict[str, Any] | None:
+    """Return what `job` will cost where `report` was made; None if no round trip between hosts was measured.
+
+    The model is one of the default locks: with other locks, writes are not combined.
+    """
+    if report["lock"] != "ofd":
+        return None
+    found = round_trip_of(report["checks"], report["lock"])
+    return None if found is None else predict(job, found)
+
+
+def _forecast(found: dict[str, Any]) -> list[str]:
+    """Return the lines about the job."""
+    nodes, ranks = found["nodes"], found["ranks_per_node"]
+    many = f"{nodes:,} nodes with {ranks:,} ranks each" if nodes > 1 else f"one node with {ranks:,} ranks"
+    read = f"{_size(found['barrier_bytes'])} read"
+    return [
+        f"what {many} will cost, by a model (docs/scaling.md), at {_duration(found['round_trip_s'])} for a round trip",
+        f"  a barrier            {_duration(found['barrier_s'])}, {found['barrier_requests']:,} requests, {read}",
+        f"  add, all at once     {found['adds_per_s']:,.0f} a second, {found['add_requests']:.3g} requests each",
+        f"  add, one rank alone  {_duration(found['lone_add_s'])}, {LONE_ADD_REQUESTS} requests",
+        f"  a rendezvous         {_duration(found['rendezvous_s'])}, {found['rendezvous_requests']:,} requests",
+        f"  while all wait       {found['waiting_requests_per_s']:,.0f} requests a second",
+    ]
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
 
 
 def _heading(report: dict[str, Any], between: str) -> str:

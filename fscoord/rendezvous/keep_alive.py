@@ -63,11 +63,13 @@ class KeepAliveThread:
         self._probed: set[str] = set()  # by the last call of `_probe_ring`
         self._state: State | None = None  # the latest state that this node has read
         self._ticks_since_read = 0
-        store.set_timeout(settings.timeout.heartbeat)
         _all.add(self)
         with store_errors_as_rendezvous():
             self._has_sessions = store.has_liveness
+            # With the time limit of the store: a keep-alive that comes too late is sent again, and a node that is not
+            # registered takes part in no round. Where many nodes open a log at once, each waits for its turn.
             self.node = f"{name}_s{store.register()}" if self._has_sessions else name
+        store.set_timeout(settings.timeout.heartbeat)
 
     def _renew(self) -> None:
         self._mutex = system.threading.Lock()

@@ -12,6 +12,7 @@ import pytest
 
 from fscoord import StoreUnavailableError
 from fscoord.cli import doctor
+from fscoord.doctor.prediction import Job, predict
 
 REPORT = {
     "path": "/mnt/x",
@@ -85,6 +86,46 @@ def test_json_report_is_one_line_that_holds_everything(fscoord, examined):
     assert report["checks"][1] == {"name": "names", "between": "hosts", "outcome": "bad", "says": "two"}
     assert report["checks"][0]["measured"] == {"n": 1}
     assert "presided" not in report
+
+
+def between_hosts(examined: dict[str, Any], seconds: float = 0.002, lock: str = "ofd") -> None:
+    """Let the report say that a free lock took so long, with another host there."""
+    check = {"name": "latency", "between": "hosts", "outcome": "info", "says": "2 ms", "lock": lock}
+    examined["report"]["checks"] = [*REPORT["checks"], check | {"measured": {"seconds": seconds}}]
+    examined["report"]["hosts"] = ["a", "b"]
+
+
+def test_report_predicts_what_a_job_costs_from_the_round_trip(fscoord, examined):
+    between_hosts(examined)
+    found = json.loads(fscoord("doctor", "--json", "--nodes", "16", "--ranks-per-node", "8", "/mnt/x").out)
+    assert found["prediction"] == predict(Job(16, 8), 0.001)
+    text = fscoord("doctor", "--nodes", "16", "--ranks-per-node", "8", "/mnt/x").out.decode()
+    (heading,) = (line for line in text.splitlines() if line.startswith("what 16 nodes with 8 ranks each will cost"))
+    assert "at 1 ms for a round trip" in heading
+    (barrier,) = (line for line in text.splitlines() if line.startswith("  a barrier"))
+    assert f"{found['prediction']['barrier_requests']:,} requests" in barrier
+
+
+def test_predicted_job_is_the_one_that_the_launcher_started_unless_it_is_given(fscoord, examined, monkeypatch):
+    between_hosts(examined)
+
+    def job(*options: str) -> tuple[int, int]:
+        found = json.loads(fscoord("doctor", "--json", *options, "/mnt/x").out)["prediction"]
+        return found["nodes"], found["ranks_per_node"]
+
+    assert job() == (2, 1)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert job() == (2, 4)
+    assert job("--nodes", "128", "--ranks-per-node", "3") == (128, 3)
+
+
+def test_report_predicts_nothing_without_a_second_host_or_for_other_locks(fscoord, examined):
+    assert json.loads(fscoord("doctor", "--json", "/mnt/x").out)["prediction"] is None
+    assert "will cost" not in fscoord("doctor", "/mnt/x").out.decode()
+    between_hosts(examined, lock="soft")
+    examined["report"]["lock"] = "soft"
+    assert json.loads(fscoord("doctor", "--json", "/mnt/x").out)["prediction"] is None
 
 
 def test_report_is_printed_by_one_instance_and_all_have_the_exit_code(fscoord, examined):

@@ -44,6 +44,11 @@ def test_doctor_finds_both_hosts_and_passes_the_mount(
     assert {code for code, _ in examined} == {0 if report["verdict"] == "safe" else 1}
     assert report["other_host"] in {sides.a.hostname, sides.b.hostname}
     assert len(report["hosts"]) == 2
+    if report["lock"] == "ofd":
+        assert (report["prediction"]["nodes"], report["prediction"]["ranks_per_node"]) == (2, 1)
+        assert report["prediction"]["round_trip_s"] > 0
+    else:
+        assert report["prediction"] is None  # only the writes of a log with the default locks are combined
     agent = sides.a.fork()
     assert agent.do("os.listdir", sides.full(sides.a, "")) == []
 

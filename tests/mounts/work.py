@@ -139,9 +139,10 @@ def repeat(store: Store, count: int, method: str, *given: Any) -> None:
         getattr(store, method)(*given)
 
 
-def meet_often(store: Store, rank: int, size: int, rounds: int) -> None:
-    """Meet the other ranks at one barrier after another."""
+def meet_often(store: Store, rank: int, size: int, rounds: int, pause: float = 0.0) -> None:
+    """Meet the other ranks at one barrier after another, each after a pause."""
     for number in range(rounds):
+        time.sleep(pause)
         barrier(store, size, f"often {number}", rank=rank)
 
 

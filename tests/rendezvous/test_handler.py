@@ -14,6 +14,7 @@ import pytest
 from support.places import Place, start_thread
 
 from fscoord import (
+    FileStore,
     HashStore,
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -361,6 +362,25 @@ def test_dead_node_of_any_name_can_be_logged(caplog):
             thread.tick(float(now))
     assert shared.read()[0].participants == ()
     assert [record.message for record in caplog.records] == ["dead: \\ud800"]
+
+
+def test_node_registers_with_the_time_limit_of_the_store_not_of_a_keep_alive(tmp_path, monkeypatch):
+    """Where many nodes open a log at once, each waits for its turn with the lock."""
+    limits = []
+    register = FileStore.register
+
+    def note(store: FileStore) -> int:
+        limits.append(store.timeout)
+        return register(store)
+
+    monkeypatch.setattr(FileStore, "register", note)
+    with FileStore(tmp_path / "log", timeout=HOUR) as store:
+        thread = KeepAliveThread(
+            SharedState(C10dRendezvousBackend(store, "id"), store), store, "me", RendezvousSettings("id", 1, 2)
+        )
+        assert limits == [timedelta(seconds=HOUR)]
+        assert store.timeout == RendezvousTimeout().heartbeat
+        assert thread.node == f"me_s{store.register()}"
 
 
 def test_rendezvous_of_two_names_in_one_store_do_not_touch_each_other(node):

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # What the guest runs, in a root that is an overlay over the host's files: `guest.sh CACHE RUN`. It starts the NFS server
-# and two client hosts, mounts the export on both, runs the command of RUN/cmd.sh and reports its exit status.
+# and the client hosts, mounts the export on each, runs the command of RUN/cmd.sh and reports its exit status.
 RUN=$2
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
 exec </dev/null
-# VERS MOPTS BACK LEASE GRACE RTT LAYOUT SYNC CLOCK OUTDIR CWD TRACE
+# VERS MOPTS BACK LEASE GRACE RTT LAYOUT HOSTS SYNC CLOCK OUTDIR CWD TRACE
 . "$RUN/conf"
 
 uptime_s() { cut -d' ' -f1 /proc/uptime; }
@@ -36,17 +36,16 @@ die() {
 }
 
 hostname srv
-cat >/etc/hosts <<'HOSTS'
-127.0.0.1 localhost
-10.9.1.1 srv srv-a
-10.9.2.1 srv srv-b
-10.9.1.2 clia
-10.9.2.2 clib
-HOSTS
+names=(a b c d e f g h i j k l m n o p)
+names=("${names[@]:0:HOSTS}")
+echo '127.0.0.1 localhost' >/etc/hosts
+for i in "${!names[@]}"; do
+  printf '10.9.%d.1 srv srv-%s\n10.9.%d.2 cli%s\n' $((i + 1)) "${names[i]}" $((i + 1)) "${names[i]}" >>/etc/hosts
+done
 grep -q _rpc /etc/passwd || echo '_rpc:x:1234:65534::/run/rpcbind:/usr/sbin/nologin' >>/etc/passwd
 grep -q statd /etc/passwd || echo 'statd:x:1235:65534::/var/lib/nfs:/usr/sbin/nologin' >>/etc/passwd
 ip link set lo up
-mkdir -p /run/ns /mnt/a /mnt/b /srv/export /run/rpc_pipefs
+mkdir -p /run/ns /mnt/a /mnt/b "${names[@]/#//mnt/}" /srv/export /run/rpc_pipefs
 mkdir -p /var/lib/nfs/{v4recovery,v4root,nfsdcld,sm,sm.bak,rpc_pipefs}
 touch /var/lib/nfs/{etab,rmtab,state,export-lock}
 mount -t nfsd nfsd /proc/fs/nfsd || die "no nfsd file system"
@@ -61,7 +60,7 @@ esac
 chmod 1777 /srv/export
 
 # A client host is a network and a host-name namespace; the mounts themselves land in the common mount namespace. With
-# one host name for both, the two would be one client to an NFSv4 server.
+# one host name for all, they would be one client to an NFSv4 server.
 make_host() { # NAME ADDRESS SERVER'S-ADDRESS
   local pid
   : >"/run/ns/$1.net"
@@ -79,25 +78,24 @@ make_host() { # NAME ADDRESS SERVER'S-ADDRESS
   [ "$RTT" = 0 ] || tc qdisc add dev "s$1" root netem delay "${RTT}ms" || die "netem"
 }
 trace "hosts"
-make_host a 10.9.1.2 10.9.1.1
-make_host b 10.9.2.2 10.9.2.1
+for i in "${!names[@]}"; do make_host "${names[i]}" "10.9.$((i + 1)).2" "10.9.$((i + 1)).1"; done
 
 cat >/usr/local/bin/on_host <<'X'
 #!/usr/bin/env bash
-# on_host a|b COMMAND...: run it with that client's network and host name
+# on_host a|b|... COMMAND...: run it with that client's network and host name
 n=$1
 shift
 exec nsenter --net="/run/ns/$n.net" --uts="/run/ns/$n.uts" "$@"
 X
 cat >/usr/local/bin/link_host <<'X'
 #!/usr/bin/env bash
-# link_host a|b up|down: heal or cut that client's network
+# link_host a|b|... up|down: heal or cut that client's network
 ip link set "s$1" "$2"
 X
 
 # rpcbind and statd, which NFSv3 and its lock manager need, per host: each with a private /run and /var/lib/nfs, so that
 # no "hosts" share a local socket of rpcbind.
-rpc_daemons() { # a|b|srv
+rpc_daemons() { # a|b|...|srv
   local inside=()
   [ "$1" = srv ] || inside=(nsenter --net="/run/ns/$1.net" --uts="/run/ns/$1.uts")
   "${inside[@]}" unshare -m bash -c '
@@ -111,9 +109,7 @@ v3=0
 case $VERS in 3*) v3=1 ;; esac
 if [ $v3 = 1 ]; then
   trace "rpc daemons"
-  rpc_daemons srv
-  rpc_daemons a
-  rpc_daemons b
+  for name in srv "${names[@]}"; do rpc_daemons "$name"; done
 fi
 
 export_path=/srv/export
@@ -162,8 +158,7 @@ trace "mounts"
 more=${MOPTS:+,$MOPTS}
 case $LAYOUT in
   hosts)
-    mount_on a 10.9.1.1 /mnt/a "$more"
-    mount_on b 10.9.2.1 /mnt/b "$more"
+    for i in "${!names[@]}"; do mount_on "${names[i]}" "10.9.$((i + 1)).1" "/mnt/${names[i]}" "$more"; done
     ;;
   nosharecache) # one client host, two superblocks
     mount_on a 10.9.1.1 /mnt/a "$more,nosharecache"
@@ -175,7 +170,7 @@ if [ -n "$OUTDIR" ]; then
   mount_out || die "cannot mount /out"
 fi
 
-export NFS_A=/mnt/a NFS_B=/mnt/b NFS_SERVER_DIR=/srv/export NFS_VERS=$VERS NFS_MOPTS=$MOPTS NFS_LAYOUT=$LAYOUT NFS_OUT=/out
+export NFS_A=/mnt/a NFS_B=/mnt/b NFS_SERVER_DIR=/srv/export NFS_VERS=$VERS NFS_MOPTS=$MOPTS NFS_LAYOUT=$LAYOUT NFS_OUT=/out NFS_HOSTS="${names[*]}"
 echo "guest: up after $booted s, mounted after $(uptime_s) s"
 echo "$booted $(uptime_s)" >"$(port ready)"
 grep ' nfs' /proc/mounts

@@ -1,14 +1,14 @@
 """Run a command against a kernel NFS server and two NFS clients, in a small Linux booted from this machine's own files.
 
-Inside, the kernel's NFS server exports an ext4 disk, and two client hosts (network and host-name namespaces, each with
-its own link, NFS client and cache) mount it at /mnt/a and /mnt/b. What is written there vanishes at the end, apart from
-what is under --out.
+Inside, the kernel's NFS server exports an ext4 disk, and two client hosts or more (network and host-name namespaces,
+each with its own link, NFS client and cache) mount it at /mnt/a, /mnt/b and so on. What is written there vanishes at
+the end, apart from what is under --out.
 
   nfslab [options] PROGRAM.py [args...]        run by --python
   nfslab [options] -- COMMAND [args...]
   nfslab [options] -c 'shell text'
 
-The command sees NFS_A, NFS_B, NFS_SERVER_DIR, NFS_VERS, NFS_OUT, and has these commands:
+The command sees NFS_A, NFS_B, NFS_HOSTS, NFS_SERVER_DIR, NFS_VERS, NFS_OUT, and has these commands:
   on_host a|b COMMAND       run it with that client's network and host name
   link_host a|b up|down     cut that client's network, or heal it
   nfs_server stop|start|restart|endgrace|notify
@@ -51,6 +51,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--opts", default="", help="more mount options for both clients, e.g. actimeo=0")
     layouts = "nosharecache: one host with two superblocks, which is no stand-in for two hosts on version 4"
     add("--layout", default="hosts", choices=["hosts", "nosharecache"], help=layouts)
+    add("--hosts", type=int, default=2, choices=range(2, 17), metavar="2..16", help="how many client hosts")
     add("--backing", default="ext4", choices=["ext4", "tmpfs"])
     add("--async-export", action="store_true")
     add("--rtt", type=float, default=0, help="delay added to each reply, in ms (netem)")
@@ -94,7 +95,8 @@ class Run:
         (self.directory / "cmd.sh").write_text(f"{exports}{given.shell}\n")
         conf = {
             "VERS": given.vers, "MOPTS": given.opts, "BACK": given.backing, "LEASE": given.lease, "GRACE": given.grace,
-            "RTT": given.rtt or 0, "LAYOUT": given.layout, "SYNC": "async" if given.async_export else "sync",
+            "RTT": given.rtt or 0, "LAYOUT": given.layout, "HOSTS": given.hosts,
+            "SYNC": "async" if given.async_export else "sync",
             "CLOCK": f"{time.time() + 2:.3f}", "OUTDIR": given.out, "CWD": os.getcwd(), "TRACE": int(given.verbose),
         }  # fmt: skip
         (self.directory / "conf").write_text("".join(f"{k}={shlex.quote(str(v))}\n" for k, v in conf.items()))

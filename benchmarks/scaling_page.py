@@ -1,0 +1,428 @@
+"""`python -m benchmarks.scaling_page RESULTS`: write docs/scaling.md from what `benchmarks.scaling` found.
+
+The page has marks, between which its tables are. The pictures are drawn anew, and the terms are put into the module of
+the doctor that predicts with them. With `--check` nothing is written, and the exit status says whether all of that is
+what the results make of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.page import MARKED, figure, table
+from benchmarks.picture import draw
+from benchmarks.scaling_fit import (
+    CHECKS,
+    FIGURES,
+    SHOWN,
+    Row,
+    Run,
+    errors,
+    fastest_s,
+    fit,
+    job_of,
+    leader_s,
+    load,
+    model,
+    ranks,
+    record_bytes,
+    rows_of,
+)
+from benchmarks.stores import ETCD, OURS, TORCH_FILE
+from fscoord._waiting.timing import SHOW_S
+from fscoord.doctor.prediction import Job
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "scaling.md"
+PICTURES = ROOT / "docs" / "pictures"
+MODULE = ROOT / "fscoord" / "doctor" / "prediction.py"
+
+JOBS = [Job(nodes, ranks) for nodes in (16, 128, 1024) for ranks in (8, 128)]
+AXIS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+FAR_MS = 5
+NEAR_S, FAR_S = 0.0002, 0.001
+"""Round-trip times for which jobs are computed: of a file server in the same room, and of a slow one."""
+SERVER_PER_S, SERVER_BYTES_PER_S = 50_000, 1e9
+"""An assumption, and not measured: what one file server does in a second."""
+
+
+def module(run: Run, text: str) -> str:
+    """Return the source `text` of the doctor's module with the terms of `run`."""
+    for name, terms in model(run).items():
+        parts = ", ".join(f"{field}={value:g}" for field, value in terms._asdict().items() if value)
+        text, count = re.subn(rf"^{name}: Final = .*$", f"{name}: Final = Terms({parts})", text, flags=re.MULTILINE)
+        assert count == 1, name
+    for name, value in (("RECORD_BYTES", record_bytes(run)), ("LEADER_S", leader_s(run))):
+        text = re.sub(rf"^{name}: Final = .*$", f"{name}: Final = {value}", text, flags=re.MULTILINE)
+    return text
+
+
+# The page
+
+
+def machine(run: Run) -> str:
+    """Return where and when it was measured."""
+    on = run.machine
+    added = ", ".join(f"{run.round_trip_s(rtt) * 1e3:.2g}" for rtt in round_trips(run))
+    words = (
+        f"Measured on {on['date']} in the laboratory of `tests/mounts/lab` (User Mode Linux, {on['system']}, NFS 4.2,"
+        f" one CPU for the server and all hosts), with {on['python']}, torch {on['torch']}, etcd {on['etcd']}. Other"
+        f" work ran on the machine. Where 0, 1, 5 and 25 ms were added, a round trip took {added} ms: a fifth of an"
+        " `add` by one rank alone, the middle of all runs."
+    )
+    return textwrap.fill(words, 120, break_on_hyphens=False) + "\n"
+
+
+def round_trips(run: Run) -> list[float]:
+    """Return the milliseconds that were added to round trips."""
+    return sorted({row["rtt_ms"] for row in run.rows})
+
+
+def shapes(run: Run, work: str) -> list[Job]:
+    """Return the jobs in which some work was measured."""
+    return sorted({job_of(row) for row in run.of(work)})
+
+
+def measured(run: Run, work: str, cell: Callable[[Row], str], unit: str) -> str:
+    """Return a table of one kind of work: a line for each job, a column for each round-trip time."""
+    lines = []
+    for job in shapes(run, work):
+        rows = [run.one(work, job, rtt) for rtt in round_trips(run)]
+        lines.append((str(job.nodes), str(job.ranks_per_node), *("" if row is None else cell(row) for row in rows)))
+    return table(("nodes", "ranks per node", *(f"{rtt:g} ms: {unit}" for rtt in round_trips(run))), lines)
+
+
+def _time_and_requests(row: Row) -> str:
+    return f"{figure(row['seconds'] * 1e3)}, {figure(row['requests'])}"
+
+
+def _fastest_too(row: Row) -> str:
+    return f"{figure(fastest_s(row) * 1e3)}, {_time_and_requests(row)}"
+
+
+def barriers(run: Run) -> str:
+    """Return what barriers took and cost."""
+    return measured(run, "barrier", _fastest_too, "fastest, p50 ms, requests")
+
+
+def adds(run: Run) -> str:
+    """Return how many additions a second all ranks made at once."""
+    return measured(run, "add", lambda row: f"{figure(row['per_s'])}, {figure(row['requests'])}", "per s, requests")
+
+
+def waits(run: Run) -> str:
+    """Return what waiting costs, and how soon the middle and the last rank were woken."""
+
+    def cell(row: Row) -> str:
+        return f"{figure(row['requests'])}, {figure(row['seconds'] * 1e3)}, {figure(row['worst_s'] * 1e3)}"
+
+    return measured(run, "idle second", cell, "requests, p50, worst ms")
+
+
+def meetings(run: Run) -> str:
+    """Return what rendezvous took and cost, and what idle agents cost."""
+
+    def cell(row: Row) -> str:
+        idle = run.one("idle agents", job_of(row), row["rtt_ms"])
+        return _time_and_requests(row) + ("" if idle is None else f", {figure(idle['requests'])}")
+
+    return measured(run, "rendezvous", cell, "ms, requests, idle")
+
+
+def peers(run: Run) -> str:
+    """Return what was found beside torch's FileStore."""
+    lines = []
+    for row in run.of("barrier", TORCH_FILE):
+        ours = run.one("barrier", job_of(row), row["rtt_ms"])
+        if ours is None:
+            continue
+        ratio = row["seconds"] / ours["seconds"]
+        lines.append(
+            (
+                f"barrier, N = {ranks(row)}: fastest, p50 ms, requests",
+                f"{row['rtt_ms']:g} ms",
+                _fastest_too(ours),
+                _fastest_too(row),
+                f"{figure(fastest_s(row) / fastest_s(ours))}, {figure(ratio)}",
+                "twice as fast",
+                "yes" if ratio >= 2 else "**no**",
+            )
+        )
+    for row in run.of("add", TORCH_FILE):
+        ours = run.one("add", job_of(row), row["rtt_ms"])
+        if ours is None:
+            continue
+        ratio = ours["per_s"] / row["per_s"]
+        lines.append(
+            (
+                f"`add` by 2 x {row['ranks_per_node']} ranks at once: per s, requests",
+                f"{row['rtt_ms']:g} ms",
+                f"{figure(ours['per_s'])}, {figure(ours['requests'])}",
+                f"{figure(row['per_s'])}, {figure(row['requests'])}",
+                figure(ratio),
+                "5 times as many",
+                "yes" if ratio >= 5 else "**no**",
+            )
+        )
+    return table(("work", "added", "fscoord", "torch FileStore", "ratio", "budget", "met?"), lines)
+
+
+def terms(run: Run) -> str:
+    """Return the model."""
+    lines = []
+    for each in FIGURES:
+        for name, found in fit(each, run).items():
+            title = each.title
+            if each.rest:
+                title += ", round trips" if name == each.name else ", beyond that, ms in the laboratory"
+            factor = 1e3 if name == each.rest else 1
+            fields = each.rest_fields if name == each.rest else each.fields
+            cells = (figure(getattr(found, field) * factor) if field in fields else "" for field in SHOWN)
+            lines.append((title, *cells))
+    return table(
+        (
+            "figure",
+            "in any case",
+            "for each node",
+            "for each pair of nodes",
+            "for each rank",
+            "for each rank that waits > 1 s",
+        ),
+        lines,
+    )
+
+
+def checks(run: Run) -> str:
+    """Return by how much the model is off. Where little was added, most of a time is the processor's."""
+    lines = []
+    for each in FIGURES:
+        found = fit(each, run)
+        for title, is_far in ((", 5 and 25 ms", True), (", 0 and 1 ms", False)) if each.rest else (("", None),):
+            cells = []
+            for chosen in CHECKS.values():
+                rows = [row for row in rows_of(each, run) if chosen(each, row)]
+                rows = [row for row in rows if is_far is None or is_far == (row["rtt_ms"] >= FAR_MS)]
+                off = sorted(abs(error) for error in errors(each, found, rows, run))
+                cells.append(f"{statistics.median(off):.0%}, {off[-1]:.0%} ({len(off)})" if off else "")
+            lines.append((each.title + title, *cells))
+    return table(("figure", *CHECKS), lines)
+
+
+def network_s(job: Job, round_trip_s: float, run: Run) -> float:
+    """Return how long the messages of a barrier take."""
+    return model(run)["BARRIER_ROUND_TRIPS"].of(job) * round_trip_s
+
+
+def barrier_requests(job: Job, run: Run, round_trip_s: float) -> float:
+    """Return the requests of a barrier, in which ranks show their waits if it takes long."""
+    is_long = network_s(job, round_trip_s, run) + leader_s(run) * job.ranks > SHOW_S
+    return model(run)["BARRIER_REQUESTS"].of(job, job.ranks if is_long else 0)
+
+
+def adding_s(job: Job, round_trip_s: float, run: Run) -> float:
+    """Return the time in which each rank adds once, on the assumed server."""
+    found = model(run)
+    messages = found["ADDS_ROUND_TRIPS"].of(job) * round_trip_s + leader_s(run) * job.ranks
+    return max(messages, found["ADDS_REQUESTS"].of(job) / SERVER_PER_S)
+
+
+def server_s(job: Job, run: Run) -> tuple[float, float]:
+    """Return how long the assumed server needs for the requests of a barrier, and for the bytes."""
+    requests = barrier_requests(job, run, NEAR_S)
+    return requests / SERVER_PER_S, record_bytes(run) * job.ranks * (job.ranks - 1) / SERVER_BYTES_PER_S
+
+
+def jobs(run: Run) -> str:
+    """Return what larger jobs will cost."""
+    found = model(run)
+    lines = []
+    for job in JOBS:
+        requests, sent = server_s(job, run)
+        agents = Job(job.nodes, 1)
+        lines.append(
+            (
+                f"{job.nodes:,}",
+                str(job.ranks_per_node),
+                amount(barrier_requests(job, run, NEAR_S)),
+                amount(record_bytes(run) * job.ranks * (job.ranks - 1)) + "B",
+                " / ".join(duration(network_s(job, rtt, run)) for rtt in (NEAR_S, FAR_S)),
+                duration(leader_s(run) * job.ranks),
+                f"{duration(requests)} + {duration(sent)}",
+                f"{amount(job.ranks / adding_s(job, NEAR_S, run))}, {found['ADDS_REQUESTS'].of(job) / job.ranks:.3g}",
+                amount(found["WAITING_REQUESTS_PER_S"].of(job)),
+                amount(found["RENDEZVOUS_REQUESTS"].of(agents)),
+                amount(found["AGENTS_REQUESTS_PER_S"].of(agents)),
+            )
+        )
+    head = (
+        "nodes",
+        "ranks per node",
+        "barrier: requests",
+        "read by all ranks",
+        f"messages, at {NEAR_S * 1e3:g} / {FAR_S * 1e3:g} ms",
+        "leaders",
+        "the server: requests + bytes",
+        f"adds a second at {NEAR_S * 1e3:g} ms, requests of each",
+        "requests a second while all wait",
+        "rendezvous: requests",
+        "idle agents: requests a second",
+    )
+    return table(head, lines)
+
+
+def amount(value: float) -> str:
+    """Return a number with three digits that count, and a prefix."""
+    for prefix in ("", "k", "M", "G"):
+        if value < 1000:
+            return f"{value:.3g} {prefix}".strip() if not prefix else f"{value:.3g} {prefix}"
+        value /= 1000
+    return f"{value:,.3g} T"
+
+
+def duration(seconds: float) -> str:
+    """Return a time."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds / 3600:.3g} h"
+
+
+def etcd_rows(run: Run) -> str:
+    """Return what was found beside EtcdStore."""
+    lines = []
+    for work, cell in (
+        ("barrier", _time_and_requests),
+        ("add", lambda row: f"{figure(row['per_s'])}, {figure(row['requests'])}"),
+    ):
+        unit = "ms, requests" if work == "barrier" else "per s, requests of each"
+        for job in sorted({job_of(row) for row in run.of(work, ETCD)}):
+            cells = []
+            for rtt in round_trips(run):
+                pair = [run.one(work, job, rtt, kind) for kind in (OURS, ETCD)]
+                cells.append(" / ".join("" if row is None else cell(row) for row in pair))
+            lines.append((f"{work}, {job.nodes} x {job.ranks_per_node}: {unit}", *cells))
+    head = ("FileStore / EtcdStore", *(f"{rtt:g} ms" for rtt in round_trips(run)))
+    return table(head, lines)
+
+
+PARTS: dict[str, Callable[[Run], str]] = {
+    each.__name__: each for each in (machine, barriers, adds, waits, meetings, peers, terms, checks, jobs, etcd_rows)
+}
+
+
+# The pictures
+
+
+def line(terms_of: Callable[[Job], float], per_node: int) -> dict[int, float]:
+    """Return the figure for each number of nodes."""
+    return {nodes: terms_of(Job(nodes, per_node)) for nodes in AXIS}
+
+
+def points(run: Run, work: str, per_node: int, rtt_ms: float, value: Callable[[Row], float]) -> dict[int, float]:
+    """Return what was measured, by the number of nodes."""
+    rows = [row for row in run.of(work) if (row["ranks_per_node"], row["rtt_ms"]) == (per_node, rtt_ms)]
+    return {row["nodes"]: value(row) for row in sorted(rows, key=lambda row: int(row["nodes"]))}
+
+
+def pictures(run: Run) -> dict[str, str]:
+    """Return the pictures by name."""
+    found = model(run)
+    trip, far = run.round_trip_s(5), run.round_trip_s(25)
+
+    def barrier_time(job: Job) -> float:
+        return max(network_s(job, NEAR_S, run) + leader_s(run) * job.ranks, *server_s(job, run)) * 1e3
+
+    def shown(
+        terms_of: Callable[[Job], float], work: str, value: Callable[[Row], float], rtt_ms: float = 5
+    ) -> dict[str, dict[int, float]]:
+        return {
+            "128 ranks, model": line(terms_of, 128),
+            "8 ranks, model": line(terms_of, 8),
+            "8 ranks, measured": points(run, work, 8, rtt_ms, value),
+            "1 rank, model": line(terms_of, 1),
+            "1 rank, measured": points(run, work, 1, rtt_ms, value),
+        }
+
+    def picture(title: str, lines: dict[str, dict[int, float]]) -> str:
+        lines = {name: each for name, each in lines.items() if each}
+        return draw(title, "nodes", lines, [name for name in lines if "model" in name])
+
+    meeting = found["RENDEZVOUS_REQUESTS"]
+    agents = found["AGENTS_REQUESTS_PER_S"]
+    return {
+        "scaling_barrier_requests": picture(
+            "Requests of a barrier, by ranks per node",
+            shown(lambda job: barrier_requests(job, run, trip), "barrier", lambda row: row["requests"]),
+        ),
+        "scaling_barrier_time": picture(
+            "A barrier: ms at 0.2 ms for a round trip; see the text",
+            {f"{per} ranks, model": line(barrier_time, per) for per in (128, 8)}
+            | {"messages alone, model": line(lambda job: network_s(job, NEAR_S, run) * 1e3, 1)},
+        ),
+        "scaling_adds": picture(
+            f"Additions a second to one counter, {far * 1e3:.2g} ms for a round trip",
+            shown(lambda job: job.ranks / adding_s(job, far, run), "add", lambda row: row["per_s"], 25),
+        ),
+        "scaling_waiting": picture(
+            "Requests a second while all ranks wait",
+            shown(found["WAITING_REQUESTS_PER_S"].of, "idle second", lambda row: row["requests"]),
+        ),
+        "scaling_rendezvous": picture(
+            "A rendezvous, one agent on each node: requests",
+            {
+                "to meet, model": line(meeting.of, 1),
+                "to meet, measured": points(run, "rendezvous", 1, 5, lambda row: row["requests"]),
+                "a second then, model": line(agents.of, 1),
+                "a second, measured": points(run, "idle agents", 1, 5, lambda row: row["requests"]),
+            },
+        ),
+    }
+
+
+def joined(paths: Sequence[Path]) -> str:
+    """Return the results of several runs as one file, with a line for each figure. A later run replaces an earlier."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    facts = found[0]["machine"] | {"load_1_min_at_the_end": found[-1]["machine"]["load_1_min_at_the_end"]}
+    rows: dict[tuple[str, str, Job, float], Row] = {}
+    for row in (row for run in found for row in run["results"]):
+        short = {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in row.items()}
+        again = len([key for key in rows if key[0] == "leading"]) if row["work"] == "leading" else row["rtt_ms"]
+        rows[row["work"], row["kind"], job_of(row), again] = short  # each round of `benchmarks.leading` is a row
+    lines = ",\n".join("  " + json.dumps(row) for row in rows.values())
+    return f'{{\n "machine": {json.dumps(facts)},\n "results": [\n{lines}\n ]\n}}\n'
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the page, the pictures and the terms, or compare them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling_page", description=__doc__)
+    parser.add_argument("results", type=Path, help="a file that `--join` wrote")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if something else is there")
+    parser.add_argument(
+        "--join", type=Path, nargs="+", metavar="FOUND", help="write RESULTS from what `benchmarks.scaling` wrote"
+    )
+    options = parser.parse_args(arguments)
+    if options.join:
+        options.results.write_text(joined(options.join), encoding="utf-8")
+        return
+    run = load(options.results)
+    page = MARKED.sub(lambda match: f"{match[1]}\n{PARTS[match[2]](run)}\n{match[3]}", PAGE.read_text(encoding="utf-8"))
+    new = {PAGE: page, MODULE: module(run, MODULE.read_text(encoding="utf-8"))}
+    new |= {PICTURES / f"{name}.svg": text for name, text in pictures(run).items()}
+    for path, text in new.items():
+        if options.check:
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                sys.exit(
+                    f"{path} is not what {options.results} makes of it: run python -m benchmarks.scaling_page on it"
+                )
+        else:
+            path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

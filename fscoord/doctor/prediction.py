@@ -1,0 +1,105 @@
+"""`predict`: what a job's coordination costs and takes on a file server, by a model of measurements. No I/O.
+
+The terms are fitted to measurements with 2 to 8 hosts. docs/scaling.md has the measurements, the errors of the model
+and its limits. ``python -m benchmarks.scaling_page`` fits the terms again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from fscoord._waiting.timing import SHOW_S
+from fscoord.doctor.verdict import HOSTS
+
+__all__ = ["Job", "Terms", "predict", "round_trip_of"]
+
+
+class Job(NamedTuple):
+    """The processes that coordinate: `ranks_per_node` on each of `nodes`."""
+
+    nodes: int
+    ranks_per_node: int
+
+    @property
+    def ranks(self) -> int:
+        """The number of all ranks."""
+        return self.nodes * self.ranks_per_node
+
+
+class Terms(NamedTuple):
+    """A figure as a sum: `base`, and so much for each node, for each pair of nodes and for each rank.
+
+    The term of the pairs is that of the lock: when a node gives it back, the server tells every node that waits, and
+    all but one of them ask in vain. The term `shown` is for each rank that waits for longer than `SHOW_S`, because it
+    then writes for what it waits, so that `fscoord ps` shows it.
+    """
+
+    base: float = 0.0
+    node: float = 0.0
+    pair: float = 0.0
+    rank: float = 0.0
+    shown: float = 0.0
+
+    def of(self, job: Job, shown: float = 0.0) -> float:
+        """Return the figure for `job`, of which `shown` ranks wait for long."""
+        pairs = job.nodes * (job.nodes - 1) / 2
+        return self.base + self.node * job.nodes + self.pair * pairs + self.rank * job.ranks + self.shown * shown
+
+
+# Fitted by benchmarks/scaling_page.py: a test compares these lines with benchmarks/results/scaling.json.
+BARRIER_REQUESTS: Final = Terms(base=2.35, node=2.93, pair=3.27, rank=3.12, shown=4.07)
+BARRIER_ROUND_TRIPS: Final = Terms(node=6.42)
+BARRIER_LABORATORY_S: Final = Terms(pair=0.00306, rank=0.00387)
+ADDS_REQUESTS: Final = Terms(node=6.66, pair=2, rank=0.117)
+ADDS_ROUND_TRIPS: Final = Terms(base=2.34, node=5.68)
+ADDS_LABORATORY_S: Final = Terms(pair=0.000323, rank=0.00224)
+WAITING_REQUESTS_PER_S: Final = Terms(node=6.28, rank=0.0122)
+RENDEZVOUS_REQUESTS: Final = Terms(node=82.1, pair=8.51)
+RENDEZVOUS_ROUND_TRIPS: Final = Terms(node=18.8, pair=5.62)
+RENDEZVOUS_LABORATORY_S: Final = Terms(node=0.118)
+AGENTS_REQUESTS_PER_S: Final = Terms(node=1.36)
+LEADER_S: Final = 7.1e-05
+RECORD_BYTES: Final = 55.8
+
+LONE_ADD_REQUESTS: Final = 5
+LONE_ADD_ROUND_TRIPS: Final = 5
+"""A rank that writes alone asks for the lock, for the size and for the new records, writes, and gives the lock back."""
+
+
+def predict(job: Job, round_trip_s: float) -> dict[str, Any]:
+    """Return the costs and times of `job` on a server that is `round_trip_s` away, as ``docs/cli.md`` describes them.
+
+    The times are those that messages need, and the processor time of the ranks that write for their nodes, one node
+    after the other. A server that is slower than that takes longer: it sends each rank what all ranks wrote.
+    """
+    agents = Job(job.nodes, 1)
+    leaders_s = LEADER_S * job.ranks  # one node after the other has the lock
+    barrier_s = BARRIER_ROUND_TRIPS.of(job) * round_trip_s + leaders_s
+    adding_s = ADDS_ROUND_TRIPS.of(job) * round_trip_s + leaders_s
+    return {
+        "nodes": job.nodes,
+        "ranks_per_node": job.ranks_per_node,
+        "round_trip_s": round_trip_s,
+        "barrier_s": barrier_s,
+        "barrier_requests": round(BARRIER_REQUESTS.of(job, job.ranks if barrier_s > SHOW_S else 0)),
+        "barrier_bytes": round(RECORD_BYTES * job.ranks * (job.ranks - 1)),
+        "lone_add_s": LONE_ADD_ROUND_TRIPS * round_trip_s,
+        "adds_per_s": job.ranks / adding_s,
+        "add_requests": ADDS_REQUESTS.of(job) / job.ranks,
+        "rendezvous_s": RENDEZVOUS_ROUND_TRIPS.of(agents) * round_trip_s,
+        "rendezvous_requests": round(RENDEZVOUS_REQUESTS.of(agents)),
+        "waiting_requests_per_s": WAITING_REQUESTS_PER_S.of(job),
+    }
+
+
+def round_trip_of(checks: list[dict[str, Any]], lock: str) -> float | None:
+    """Return the time of a round trip in seconds, from the checks of an examination; None if two hosts were not there.
+
+    A free lock takes two: one to acquire it, and one to release it. Between the processes of one host the lock may not
+    have reached the server.
+    """
+    for check in checks:
+        if (check["name"], check["between"], check["lock"]) == ("latency", HOSTS, lock):
+            seconds = check["measured"].get("seconds")
+            return None if seconds is None else float(seconds) / 2
+    return None
