@@ -16,7 +16,7 @@ from fscoord._runtime import network, system, tracing
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import verbose
-from fscoord.launch import Agent, Console, Failure, Job, Outcome, Streams, parse_streams
+from fscoord.launch import Agent, Console, Failure, Job, Outcome, Streams, find_accelerators, parse_streams
 
 __all__ = ["run"]
 
@@ -44,14 +44,92 @@ def _parsed_by(parse: Callable[[str], T]) -> Callable[[click.Context, click.Para
 
 
 _streams = _parsed_by(parse_streams)
-_config = _parsed_by(rendezvous.parse_rendezvous_config)
+
+BACKENDS = ("c10d", "etcd", "etcd-v2", "fscoord")
+"""torchrun's names of a rendezvous through a store; the endpoint names the store."""
+
+_INSTEAD = "the nodes number themselves: leave it out, and give --rdzv-endpoint a path that all nodes can reach"
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def _backend(ctx: click.Context, param: click.Parameter, name: str) -> str:
+    if name == "static":
+        raise click.BadParameter(f"there is no rendezvous 'static', because {_INSTEAD}.")
+    if name not in BACKENDS:
+        raise click.BadParameter(f"{name!r} is not one of {', '.join(map(repr, BACKENDS))}.")
+    return name
+
+
+def _config(ctx: click.Context, param: click.Parameter, text: str) -> dict[str, str]:
+    try:
+        config = rendezvous.parse_rendezvous_config(text)
+        rendezvous.check_options(config)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+    return config
+
+
+def _worker_count(ctx: click.Context, param: click.Parameter, text: str) -> int:
+    """Return a number, or count the processors or accelerators of this node, as torchrun does."""
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    if text not in {"auto", "cpu", "gpu", "xpu"}:
+        raise click.BadParameter(f"{text!r} is neither a number above 0 nor auto, cpu, gpu or xpu.")
+    kind, count = ("cpu", 0) if text == "cpu" else find_accelerators()
+    if text == "auto" and kind not in {"", "none", "cpu"}:
+        return count
+    if text in {"auto", "cpu"}:
+        has_mask = hasattr(system.os, "sched_getaffinity")
+        return len(system.os.sched_getaffinity(0)) if has_mask else system.os.cpu_count() or 1
+    if kind != {"gpu": "cuda"}.get(text, text) or count == 0:
+        found = "torch is not there to count them" if not kind else f"torch finds {count} of type {kind}"
+        raise click.BadParameter(f"{text}: {found}. Give the number of workers instead.")
+    return count
+
+
+def _local_ranks(ctx: click.Context, param: click.Parameter, text: str) -> frozenset[int] | None:
+    if not text:
+        return None
+    if not re.fullmatch(r"[0-9]+(,[0-9]+)*", text):
+        raise click.BadParameter(f"{text!r} is no list of local ranks, such as 0,1.")
+    return frozenset(map(int, text.split(",")))
+
+
+def _refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise click.UsageError(f"there is no {param.opts[0]}, because {_INSTEAD}", ctx)
+
+
+def _static_options(function: Callable[..., int]) -> Callable[..., int]:
+    """Add torchrun's options for nodes that are numbered by hand, each of which is refused with an explanation."""
+    for name in ("--node-rank", "--master-addr", "--master-port"):
+        function = click.option(name, hidden=True, expose_value=False, callback=_refuse)(function)
+    return function
+
+
+_SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
+"""What follows the program belongs to the program. As with torchrun, underscores may separate the words of a name."""
+
+
+@click.command(context_settings=_SETTINGS)
 @click.option(
     "--nnodes", metavar="MIN[:MAX]", callback=_nodes, help="How many nodes. [default: those of the Slurm step, else 1]"
 )
-@click.option("--nproc-per-node", type=click.IntRange(min=1), default=1, show_default=True, help="Workers on each.")
+@click.option(
+    "--nproc-per-node",
+    metavar="N",
+    callback=_worker_count,
+    default="1",
+    show_default=True,
+    help="Workers on this node. cpu, gpu, xpu: one for each of them; auto: for each accelerator, else for each CPU.",
+)
+@click.option(
+    "--rdzv-backend",
+    metavar="NAME",
+    callback=_backend,
+    default="c10d",
+    show_default=True,
+    help="c10d and fscoord: the endpoint names the store. etcd: HOST:PORT is etcd.",
+)
 @click.option(
     "--rdzv-endpoint", metavar="PATH", default="", help="Where the nodes meet: a path that all can reach, or HOST:PORT."
 )
@@ -69,6 +147,8 @@ _config = _parsed_by(rendezvous.parse_rendezvous_config)
 )
 @click.option(
     "--grace",
+    "--shutdown-timeout",
+    "grace",
     type=click.FloatRange(min=0),
     default=30,
     show_default=True,
@@ -76,13 +156,18 @@ _config = _parsed_by(rendezvous.parse_rendezvous_config)
 )
 @click.option("-r", "--redirects", metavar="STREAMS", callback=_streams, default="0", help="Streams to files only.")
 @click.option("-t", "--tee", metavar="STREAMS", callback=_streams, default="0", help="Streams to files as well.")
+@click.option(
+    "--local-ranks-filter", metavar="R,...", callback=_local_ranks, default="", help="Show only their streams."
+)
 @click.option("--log-dir", metavar="DIR", type=click.Path(file_okay=False), help="Where files go. [default: temporary]")
 @click.option(
     "--trace", metavar="DIR", type=click.Path(file_okay=False), help="Where this node and its workers record a trace."
 )
 @click.option("-m", "--module", is_flag=True, help="The program is a Python module.")
+@click.option("--no-python", is_flag=True, help="Execute the program itself, even if its name ends in .py.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@_static_options
 @verbose
 def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
     """Run a job's workers on one node or on several.
@@ -105,19 +190,23 @@ def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
       fscoord run --nproc-per-node 2 -- sh -c 'echo worker $RANK of $WORLD_SIZE'
       fscoord run --nproc-per-node 4 --trace traces train.py      # then: fscoord trace html traces
     """
+    if options["rdzv_backend"].startswith("etcd") and options["rdzv_conf"].setdefault("store_type", "etcd") != "etcd":
+        raise click.UsageError("--rdzv-backend etcd and a store_type in --rdzv-conf name two kinds of store: give one")
     with raise_on_termination():
-        outcome = _run(_command(program, arguments, is_module=options["module"]), options)
+        outcome = _run(_command([program, *arguments], options), options)
     if not outcome.is_success:
         _show(outcome)
     return 0 if outcome.is_success else FALSE
 
 
-def _command(program: str, arguments: tuple[str, ...], *, is_module: bool) -> list[str]:
-    if is_module:
-        return [sys.executable, "-u", "-m", program, *arguments]
-    if program.endswith(".py"):
-        return [sys.executable, "-u", program, *arguments]
-    return [program, *arguments]
+def _command(words: list[str], options: dict[str, Any]) -> list[str]:
+    if options["module"] and options["no_python"]:
+        raise click.UsageError("Python runs the module of -m: leave out --no-python")
+    if options["module"]:
+        return [sys.executable, "-u", "-m", *words]
+    if words[0].endswith(".py") and not options["no_python"]:
+        return [sys.executable, "-u", *words]
+    return words
 
 
 def _run(command: list[str], options: dict[str, Any]) -> Outcome:
@@ -144,7 +233,7 @@ def _run(command: list[str], options: dict[str, Any]) -> Outcome:
         options["max_restarts"],
         options["monitor_interval"],
         options["grace"],
-        Streams(options["redirects"], options["tee"]),
+        Streams(options["redirects"], options["tee"], options["local_ranks_filter"]),
         trace,
     )
     handler = rendezvous.DynamicRendezvousHandler(settings, backend, store, params.local_addr, owns_store=True)

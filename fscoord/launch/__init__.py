@@ -2,6 +2,17 @@
 
 from fscoord.launch.agent import Agent, Failure, Job, Outcome
 from fscoord.launch.held import Ending, run_held
-from fscoord.launch.worker import Console, Streams, parse_streams
+from fscoord.launch.worker import Console, Streams, find_accelerators, parse_streams
 
-__all__ = ["Agent", "Console", "Ending", "Failure", "Job", "Outcome", "Streams", "parse_streams", "run_held"]
+__all__ = [
+    "Agent",
+    "Console",
+    "Ending",
+    "Failure",
+    "Job",
+    "Outcome",
+    "Streams",
+    "find_accelerators",
+    "parse_streams",
+    "run_held",
+]

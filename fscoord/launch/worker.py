@@ -19,7 +19,7 @@ from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
 from fscoord.launch import warden
 
-__all__ = ["Console", "Streams", "WorkerExit", "WorkerGroup", "parse_streams"]
+__all__ = ["Console", "Streams", "WorkerExit", "WorkerGroup", "find_accelerators", "parse_streams"]
 
 OUTPUT_END_S = 5.0
 """How long to wait for the last output of a worker after its end, in seconds."""
@@ -220,6 +220,7 @@ class _Worker:
 
 
 STDOUT, STDERR = 1, 2
+_MODES = ("0", "1", "2", "3")
 TAIL = 20
 LINE_MAX = 65536
 
@@ -233,15 +234,16 @@ def parse_streams(text: str) -> Mapping[int | None, int]:
     Raises:
         ValueError: `text` has another form.
     """
+    if text.strip() in _MODES:
+        return {None: int(text)}
     streams: dict[int | None, int] = {None: 0}
     for item in text.split(","):
-        rank, colon, mode = item.strip().rpartition(":")
-        if mode not in {"0", "1", "2", "3"} or (colon and not rank.isascii()) or bool(colon) != rank.isdigit():
+        rank, _, mode = item.strip().partition(":")
+        if mode not in _MODES or not rank.isascii() or not rank.isdigit():
             raise ValueError(f"{text!r}: streams are 0, 1, 2 or 3 for all, or 0:3,1:1 for each local rank")
-        key = int(rank) if colon else None
-        if key in streams and key is not None:
+        if int(rank) in streams:
             raise ValueError(f"{text!r} names the local rank {rank} twice")
-        streams[key] = int(mode)
+        streams[int(rank)] = int(mode)
     return streams
 
 
@@ -252,10 +254,12 @@ class Streams:
     Attributes:
         redirects: the streams that go to files only, as `parse_streams` returns them.
         tee: the streams that go to files as well as to the console.
+        shown_ranks: the local ranks whose streams go to the console at all; None: all of them.
     """
 
     redirects: Mapping[int | None, int] = field(default_factory=dict)
     tee: Mapping[int | None, int] = field(default_factory=dict)
+    shown_ranks: frozenset[int] | None = None
 
     def is_file(self, local_rank: int, stream: int) -> bool:
         """Return whether the stream, 1 or 2, of that worker goes to a file."""
@@ -263,11 +267,35 @@ class Streams:
 
     def is_shown(self, local_rank: int, stream: int) -> bool:
         """Return whether the stream, 1 or 2, of that worker goes to the console."""
+        if self.shown_ranks is not None and local_rank not in self.shown_ranks:
+            return False
         return not _mode(self.redirects, local_rank) & stream or bool(_mode(self.tee, local_rank) & stream)
 
 
 def _mode(streams: Mapping[int | None, int], local_rank: int) -> int:
     return streams.get(local_rank, streams.get(None, 0))
+
+
+_ASK_TORCH = """
+import torch
+device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+print("\\n", "none" if device is None else device.type, torch.accelerator.device_count())
+"""
+
+
+def find_accelerators() -> tuple[str, int]:
+    """Return the type of this node's accelerators, such as ``cuda``, and their number, as torch counts them.
+
+    The type is ``none`` if there is no accelerator, and ``""`` if torch is not there to count. torch is imported in
+    another process, which ends at once: in this process it would occupy memory as long as the job runs.
+    """
+    command = [sys.executable, "-c", _ASK_TORCH]
+    done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)  # noqa: S603 - our own
+    if done.returncode:
+        logger(__name__).info("torch can't count the accelerators: %s", done.stderr.decode(errors="replace").strip())
+        return "", 0
+    kind, count = done.stdout.decode().split()[-2:]
+    return kind, int(count)
 
 
 class Console:

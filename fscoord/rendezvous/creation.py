@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fscoord._runtime import network, system
@@ -13,7 +13,7 @@ from fscoord.rendezvous.backend import C10dRendezvousBackend
 from fscoord.rendezvous.base import RendezvousHandler
 from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
 from fscoord.rendezvous.handler import DynamicRendezvousHandler
-from fscoord.rendezvous.parameters import RendezvousParameters, RendezvousSettings
+from fscoord.rendezvous.parameters import SETTINGS, RendezvousParameters, RendezvousSettings
 from fscoord.store import Store
 from fscoord.stores.url import open_store
 
@@ -23,6 +23,7 @@ __all__ = [
     "STORE_TYPES",
     "RendezvousHandlerCreator",
     "RendezvousHandlerRegistry",
+    "check_options",
     "create_backend",
     "create_handler",
     "get_rendezvous_handler",
@@ -34,8 +35,23 @@ __all__ = [
 STORE_TYPES = ("etcd", "file", "hash", "tcp")
 READ_TIMEOUT_S = 60
 
+OPTIONS = frozenset({"store_type", "read_timeout", "is_host", *SETTINGS})
+"""The options of `create_handler`."""
+
 # An endpoint with a scheme is a URL. ``node1:29400`` is a host and its port, although it looks like one.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|(file|mem):(?![0-9]+$)", re.IGNORECASE)
+
+
+def check_options(names: Iterable[str]) -> None:
+    """Refuse names that are no options of `create_handler`, which would have no effect.
+
+    Raises:
+        ValueError: some are unknown. The message lists the known ones.
+    """
+    unknown = sorted(set(names) - OPTIONS)
+    if unknown:
+        words = f"unknown rendezvous option {', '.join(map(repr, unknown))}"
+        raise ValueError(f"{words}; known are {', '.join(sorted(OPTIONS))}")
 
 
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
@@ -74,7 +90,7 @@ def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
     """Open the store that `params` name, and return a handler on it, whose `shutdown` closes the store.
 
     `get_rendezvous_handler` calls this for the backend ``c10d``. The options are those of `create_backend` and of
-    `RendezvousSettings.from_parameters`.
+    `RendezvousSettings.from_parameters`. Other options have no effect; `check_options` refuses them.
 
     Raises:
         ValueError: an option, the endpoint or the run id is invalid.

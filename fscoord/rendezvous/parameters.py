@@ -8,7 +8,11 @@ from typing import Any
 
 from fscoord._arguments import Timeout, check_positive, to_seconds, to_timedelta
 
-__all__ = ["RendezvousParameters", "RendezvousSettings", "RendezvousTimeout", "parse_rendezvous_config"]
+__all__ = ["SETTINGS", "RendezvousParameters", "RendezvousSettings", "RendezvousTimeout", "parse_rendezvous_config"]
+
+_LIMITS = ("join", "last_call", "close", "heartbeat")
+SETTINGS = (*(f"{name}_timeout" for name in _LIMITS), "keep_alive_interval", "keep_alive_max_attempt")
+"""The options of `RendezvousSettings.from_parameters`."""
 
 _TRUE = {"1", "true", "t", "yes", "y", "on"}
 _FALSE = {"0", "false", "f", "no", "n", "off"}
@@ -181,8 +185,7 @@ class RendezvousSettings:
         Raises:
             ValueError: one of the options is not a valid number.
         """
-        names = ("join", "last_call", "close", "heartbeat")
-        given = {name: value for name in names if (value := _seconds(params, f"{name}_timeout")) is not None}
+        given = {name: value for name in _LIMITS if (value := _seconds(params, f"{name}_timeout")) is not None}
         interval = _seconds(params, "keep_alive_interval")
         return cls(
             params.run_id,
