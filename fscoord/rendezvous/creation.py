@@ -15,7 +15,7 @@ from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
 from fscoord.rendezvous.handler import DynamicRendezvousHandler
 from fscoord.rendezvous.parameters import SETTINGS, RendezvousParameters, RendezvousSettings
 from fscoord.store import Store
-from fscoord.stores.url import open_store
+from fscoord.stores.url import open_store, parse_url
 
 __all__ = [
     "DEFAULT_PORT",
@@ -65,7 +65,8 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     - A text that begins with ``file:`` or contains a slash is a file. ``scheme://...`` is a store of that scheme.
     - ``host[:port]`` is a TCP store on that host, never a file of that name.
 
-    The option ``read_timeout`` is the number of seconds that operations of the store wait (60). The option ``is_host``,
+    The option ``read_timeout`` is the number of seconds that operations of the store wait (60, or the ``timeout`` in
+    the address). The option ``is_host``,
     for ``tcp``, is whether this process hosts the store (by default, whether the endpoint names this host). The caller
     closes the store. The id of the rendezvous is a part of its key, and never the store's own run id.
 
@@ -141,7 +142,8 @@ def _open(params: RendezvousParameters, store_type: str, timeout: int) -> Store:
         address = f"etcd://{endpoint}" if "/" in endpoint else f"etcd://{endpoint}/{_prefix_of(params.run_id)}"
     else:
         address = endpoint
-    return _connect(address, timeout=timeout)
+    has_own = "timeout" in parse_url(address)[3] and params.get("read_timeout") is None
+    return _connect(address) if has_own else _connect(address, timeout=timeout)
 
 
 def _prefix_of(run_id: str) -> str:

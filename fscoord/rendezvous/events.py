@@ -1,4 +1,7 @@
-"""The events of a rendezvous, as lines of JSON for the logger ``fscoord.rendezvous.events``."""
+"""The events of a rendezvous, as lines of JSON for the logger ``fscoord.rendezvous.events``.
+
+Each log record also has the event's message alone, as an attribute: the command shows that to people.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from typing import Final
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 
-__all__ = ["NodeState", "RdzvEvent", "construct_and_record_rdzv_event"]
+__all__ = ["FOR_PEOPLE", "NodeState", "RdzvEvent", "construct_and_record_rdzv_event"]
+
+FOR_PEOPLE: Final = "fscoord_for_people"
+"""The attribute of a log record of an event that has the event's message, for programs that show the log to people."""
 
 NUMBERS: Final = frozenset({"pid", "rank", "local_id"})
 """The fields of an event that are numbers. The others are text."""
@@ -122,7 +128,7 @@ def construct_and_record_rdzv_event(
         _traceback() if is_failure else "",
     )
     log = logger(__name__)
-    (log.error if is_failure else log.info)("%s", event)
+    (log.error if is_failure else log.info)("%s", event, extra={FOR_PEOPLE: message})
     return event
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 from fscoord._arguments import Timeout, to_seconds, to_timedelta
 from fscoord._runtime import system, tracing
@@ -39,7 +41,7 @@ from fscoord.rendezvous.state import Decision, Limits, Observed, State, Verdict,
 from fscoord.store import Store, closer_look
 from fscoord.stores.prefix import PrefixStore
 
-__all__ = ["ADDRESS_POLL_S", "DynamicRendezvousHandler", "RoundDeadlines"]
+__all__ = ["ADDRESS_POLL_S", "DynamicRendezvousHandler", "Progress", "RoundDeadlines", "short_names"]
 
 ADDRESS_POLL_S = POLL_INTERVAL_S
 """The seconds between two checks, by a node that waits for the address of rank 0, that the round is not broken."""
@@ -58,6 +60,34 @@ SPREAD = 2.0
 
 _local_ids = itertools.count()
 
+_NODE = re.compile(r"(.+)_([0-9]+)_[0-9]+_[0-9a-f]{12}(_s[0-9]+)?")
+
+
+class Progress(NamedTuple):
+    """The state of a round that forms, as one of its waiting nodes sees it.
+
+    Attributes:
+        nodes: the number of nodes that have joined the round.
+        min_nodes: the least number of nodes in a round.
+        max_nodes: the greatest number of nodes in a round.
+        waited: how long this node has waited, in seconds.
+        left: how long the wait may last, in seconds. If there are enough nodes, it is the time for which the round
+            still waits for more.
+        is_running: whether the present round is complete without this node, which therefore waits for the next round.
+    """
+
+    nodes: int
+    min_nodes: int
+    max_nodes: int
+    waited: float
+    left: float
+    is_running: bool
+
+
+def short_names(nodes: Iterable[str]) -> str:
+    """Return the names of `nodes` for people: each is ``host:pid``, without the numbers that distinguish handlers."""
+    return ", ".join(_NODE.sub(r"\1:\2", node) for node in nodes)
+
 
 class DynamicRendezvousHandler(RendezvousHandler):
     """A rendezvous of between ``min_nodes`` and ``max_nodes`` nodes, which may come and go.
@@ -73,7 +103,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
         store: the store that the nodes share; each round gets a view of it. It stays open, unless `owns_store`.
         local_addr: the address by which others reach this node; its host name by default.
         owns_store: whether `shutdown` closes the store, too.
+
+    Attributes:
+        on_wait: called with the progress of the round before each step of a wait in `next_rendezvous`; None: not.
     """
+
+    on_wait: Callable[[Progress], object] | None = None
 
     def __init__(
         self,
@@ -98,6 +133,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._node = self._keep_alive.node
         self._life: int | None = None
         self._returned: int | None = None
+        self._participants: tuple[str, ...] = ()  # of the round `_returned`
         self._is_shut_down = False
         weakref.finalize(self, self._keep_alive.stop_soon)
 
@@ -143,6 +179,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def round(self) -> int:
         """The number of the round that `next_rendezvous` returned last, over all lives; -1 before the first."""
         return -1 if self._returned is None else self._returned
+
+    @property
+    def participants(self) -> tuple[str, ...]:
+        """The names of the nodes in the round that `next_rendezvous` returned last, in the order of their ranks."""
+        return self._participants
 
     def get_backend(self) -> str:
         """Return the name of the backend."""
@@ -208,6 +249,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def is_current(self) -> bool:
         """Return whether the round that `next_rendezvous` returned last is still complete, with all its nodes."""
         return self._is_current(self._shared.read()[0])
+
+    def lost_nodes(self) -> list[str]:
+        """Return the participants of this node's round that have died or left since."""
+        present = self._shared.read()[0].present
+        return [node for node in self._participants if node not in present]
 
     def leave(self) -> None:
         """Remove this node. The others continue without it in another round, and the rendezvous stays open."""
@@ -278,7 +324,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 state = self._agree(deadlines, slow_wait)
                 info = self._prepare(state, deadlines, slow_wait)
                 if info is not None:
-                    self._returned = state.round
+                    self._returned, self._participants = state.round, state.participants
                     return info
                 if deadlines.is_over(state, self._node):
                     raise RendezvousTimeoutError(self._too_few(state))
@@ -324,6 +370,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
             if deadlines.is_over(state, self._node):
                 raise RendezvousTimeoutError(self._too_few(state, backoff.tries))
             slow_wait.warn_if_due(lambda: self._needs(state))  # noqa: B023 - it is called at once
+            if self.on_wait is not None:
+                self.on_wait(deadlines.progress(state))
             self._wait(state, deadlines)
             waited_for = state
             state, token = self._shared.read()
@@ -376,10 +424,13 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return self._needs(self._shared.read()[0])
 
     def _needs(self, state: State) -> str:
-        others = ", ".join(sorted(state.present - {self._node})[:16]) or "nobody"
+        least, most = self._limits.min_nodes, self._limits.max_nodes
+        others = sorted(state.present - {self._node})
+        names = f"these others: {short_names(others[:16])}" if others else "no other"
+        count = f"{least}" if least == most else f"{least} to {most}"
         return (
-            f"rendezvous {self.get_run_id()!r}: it takes {self._limits.min_nodes} to {self._limits.max_nodes} nodes,"
-            f" and besides this one ({self._node}) there are: {others}"
+            f"the rendezvous {self.get_run_id()!r}: it needs {count} nodes, and has this one"
+            f" ({short_names([self._node])}) and {names}"
         )
 
     def _prepare(self, state: State, deadlines: RoundDeadlines, slow_wait: SlowWaitLogger) -> RendezvousInfo | None:
@@ -414,13 +465,14 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
 
 class RoundDeadlines:
-    """The deadlines of one call of `next_rendezvous`, on this node's own clock."""
+    """The deadlines of one call of `next_rendezvous`, by this node's own clock."""
 
     def __init__(self, limits: Limits, timeout: RendezvousTimeout) -> None:
         self._limits = limits
         self._join = to_seconds(timeout.join)
         self._last_call = to_seconds(timeout.last_call)
-        self._deadline = system.time.monotonic() + self._join
+        self._started = system.time.monotonic()
+        self._deadline = self._started + self._join
         self._forming: tuple[int, float] | None = None
         self._enough: tuple[int, float] | None = None
 
@@ -445,6 +497,14 @@ class RoundDeadlines:
         marks = [mark[1] + self._last_call for mark in (self._forming, self._enough) if mark is not None]
         ends = [end - now for end in (*marks, self._deadline) if end > now]
         return max(0.0, min([longest, *ends]))
+
+    def progress(self, state: State) -> Progress:
+        """Return how far the round of `state` has come."""
+        now = system.time.monotonic()
+        end = self._deadline if self._enough is None else min(self._deadline, self._enough[1] + self._last_call)
+        least, most = self._limits.min_nodes, self._limits.max_nodes
+        left = max(0.0, end - now)
+        return Progress(len(state.participants), least, most, now - self._started, left, state.complete)
 
     def _is_past(self, mark: tuple[int, float] | None, now: float) -> bool:
         return mark is not None and now >= mark[1] + self._last_call

@@ -10,7 +10,8 @@ import pytest
 
 from fscoord.cli import run as verb
 from fscoord.cli.run import run
-from fscoord.launch import Outcome, find_accelerators
+from fscoord.launch import Outcome
+from fscoord.launch.worker import find_accelerators
 
 
 @pytest.fixture
