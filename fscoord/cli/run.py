@@ -11,6 +11,7 @@ import click
 
 from fscoord import environment, rendezvous
 from fscoord._runtime import network, system, tracing
+from fscoord._runtime.escaping import closer_look
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import verbose
@@ -82,8 +83,8 @@ def _worker_count(ctx: click.Context, param: click.Parameter, text: str) -> int:
         has_mask = hasattr(system.os, "sched_getaffinity")
         return len(system.os.sched_getaffinity(0)) if has_mask else system.os.cpu_count() or 1
     if kind != {"gpu": "cuda"}.get(text, text) or count == 0:
-        found = "torch is not there to count them" if not kind else f"torch finds {count} of type {kind}"
-        raise click.BadParameter(f"{text}: {found}. Give the number of workers instead.")
+        found = "this Python has no torch that could count them" if not kind else f"torch finds {count} of type {kind}"
+        raise click.BadParameter(f"{text}: {found}. Give the number of workers.")
     return count
 
 
@@ -333,12 +334,11 @@ def _show(outcome: Outcome) -> None:
     failure = outcome.failures[-1]
     restarts = len(outcome.failures) - 1
     times = "1 restart" if restarts == 1 else f"{restarts} restarts"
-    click.echo(f"fscoord: the job failed, after {times}; the first to fail: {describe_failure(failure)}", err=True)
+    click.echo(f"fscoord: the job failed after {times}, because {describe_failure(failure)}", err=True)
     for line in last_lines(failure):
         click.echo(f"fscoord:   | {line}", err=True)
     if failure.error_file:
         click.echo(f"fscoord: the traceback is in {failure.error_file} on {failure.host}", err=True)
     if outcome.kept_store:
-        click.echo(
-            f"fscoord: the store of the workers is kept, to look at or to remove: {outcome.kept_store}", err=True
-        )
+        look = closer_look(outcome.kept_store)
+        click.echo(f"fscoord: the store of round {failure.round} is kept until you remove it{look}", err=True)

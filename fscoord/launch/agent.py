@@ -107,6 +107,10 @@ class RoundStore:
             self._below = store.below(f"round-{name}")
             self.address = self._below.address
 
+    def has_content(self) -> bool:
+        """Return whether there is something in the store: a worker of this round has opened it."""
+        return self._below is not None or system.os.path.exists(system.os.path.join(self._directory, "store"))
+
     def address_of(self, rank: int) -> str:
         """Return the address with which the worker `rank` opens the store, so that its session shows the rank."""
         return self.address and f"{self.address}{'&' if '?' in self.address else '?'}rank={rank}"
@@ -278,7 +282,8 @@ class Agent:
                 self._tell_broken()
                 return False
             has_ended = self._run_workers(info, crews, round_store)
-            round_store.is_kept = has_ended and len(self._failures()) > self._job.max_restarts
+            is_lost = has_ended and len(self._failures()) > self._job.max_restarts
+            round_store.is_kept = is_lost and bool(round_store.address) and round_store.has_content()
             self._kept_store = round_store.address if round_store.is_kept else ""
         return has_ended
 

@@ -83,7 +83,9 @@ class Announcer:
 
     def stopping(self, number: int, grace: float) -> None:
         """Tell that a signal ends this node, and how long its workers have to end."""
-        self.say(f"{_signal_name(number)}: the workers of this node have {grace:g} s to end; Ctrl-C kills them at once")
+        self.say(
+            f"{_signal_name(number)}: the workers of this node have {grace:g} s to end; a second signal kills them"
+        )
 
 
 def describe_failure(failure: Failure) -> str:

@@ -369,7 +369,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 raise RendezvousGracefulExit(f"the rendezvous {self.get_run_id()!r} closed without needing this node")
             if deadlines.is_over(state, self._node):
                 raise RendezvousTimeoutError(self._too_few(state, backoff.tries))
-            slow_wait.warn_if_due(lambda: self._needs(state))  # noqa: B023 - it is called at once
+            slow_wait.warn_if_due(lambda: self._waits_for(state))  # noqa: B023 - it is called at once
             if self.on_wait is not None:
                 self.on_wait(deadlines.progress(state))
             self._wait(state, deadlines)
@@ -418,20 +418,24 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _too_few(self, state: State, refused: int = 0) -> str:
         limit = to_seconds(self._settings.timeout.join)
         hint = f". The backend {self.get_backend()!r} refused the last {refused} writes of the state" if refused else ""
-        return f"no round within {limit:g} s of {self._needs(state)}{hint}{closer_look(self._store)}"
+        return (
+            f"no round of the rendezvous {self.get_run_id()!r} within {limit:g} s: {self._needs(state)}; start the"
+            f" others with the same endpoint and id{hint}{closer_look(self._store)}"
+        )
 
     def _needs_now(self) -> str:
-        return self._needs(self._shared.read()[0])
+        return self._waits_for(self._shared.read()[0])
+
+    def _waits_for(self, state: State) -> str:
+        return f"the rendezvous {self.get_run_id()!r}: {self._needs(state)}"
 
     def _needs(self, state: State) -> str:
         least, most = self._limits.min_nodes, self._limits.max_nodes
-        others = sorted(state.present - {self._node})
-        names = f"these others: {short_names(others[:16])}" if others else "no other"
         count = f"{least}" if least == most else f"{least} to {most}"
-        return (
-            f"the rendezvous {self.get_run_id()!r}: it needs {count} nodes, and has this one"
-            f" ({short_names([self._node])}) and {names}"
-        )
+        others = sorted(state.present - {self._node})
+        own = short_names([self._node])
+        found = f"this one ({own}) and {short_names(others[:16])}" if others else f"only this one ({own})"
+        return f"it needs {count} nodes, and has {found}"
 
     def _prepare(self, state: State, deadlines: RoundDeadlines, slow_wait: SlowWaitLogger) -> RendezvousInfo | None:
         """Return the outcome of the round for this node, or None if the round was broken meanwhile."""

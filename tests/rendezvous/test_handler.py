@@ -262,7 +262,7 @@ def test_node_in_an_older_state_does_not_count_as_just_come(node):
 
 def test_rendezvous_with_too_few_nodes_names_them_and_forgets_the_node(node):
     handler = node(2, 3, join=0.01)
-    with pytest.raises(RendezvousTimeoutError, match=r"2 to 3 nodes.*no other"):
+    with pytest.raises(RendezvousTimeoutError, match=r"2 to 3 nodes.*only this one"):
         handler.next_rendezvous()
     assert handler._shared.read()[0].present == frozenset()
 
