@@ -112,7 +112,12 @@ def _address(url: str | system.os.PathLike[str] | None) -> str | system.os.PathL
 
 
 def parse_url(address: str | system.os.PathLike[str]) -> tuple[str, str, str, dict[str, str]]:
-    """Split `address` and return its scheme, host, path and options, percent-decoded."""
+    """Split `address` and return its scheme, host, path and options, percent-decoded.
+
+    `urllib.parse.unquote` decodes, but `urlsplit` and `parse_qsl` do not split: of the 256 characters of one byte,
+    `urlsplit` removes three from a path (tab, newline and carriage return), and `parse_qsl` reads ``a+b`` as ``a b``
+    and drops an option that has no value.
+    """
     if not isinstance(address, str):
         path = system.os.fspath(address)
         if not isinstance(path, str):
