@@ -92,7 +92,7 @@ def _local_ranks(ctx: click.Context, param: click.Parameter, text: str) -> froze
     if not text:
         return None
     if not re.fullmatch(r"[0-9]+(,[0-9]+)*", text):
-        raise click.BadParameter(f"{text!r} is no list of local ranks, such as 0,1.")
+        raise click.BadParameter(f"{text!r} is not a list of local ranks, such as 0,1.")
     return frozenset(map(int, text.split(",")))
 
 
@@ -316,7 +316,7 @@ def _log_dir(given: str | None, run_id: str) -> str:
 
 
 def _endpoint(text: str, config: dict[str, str]) -> str:
-    """Return `text` so that a bare file name is a path, as for --store: the rendezvous takes one for a host's name."""
+    """Return `text`, a bare file name as a path: the rendezvous would take the name for that of a host."""
     is_name = text and not re.search("[/:]", text) and text != "localhost" and not network.is_ip_address(text)
     return f"./{text}" if is_name and "store_type" not in config else text
 

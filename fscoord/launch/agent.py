@@ -28,7 +28,7 @@ __all__ = ["Access", "Agent", "Crew", "Job", "Outcome", "RoundStore", "file_name
 class Access:
     """The group and the permissions of the rendezvous's file, which the files and directories beside it get as well.
 
-    A file that is for its owner alone, or a store that is no file, gives them nothing: the umask decides.
+    If the store is not a file, or the file is for its owner alone, the umask decides, as it does for other programs.
 
     Args:
         store: the store of the rendezvous.
@@ -155,7 +155,7 @@ def _url(path: str, mode: int | None, store: Store) -> str:
 
 
 ROUND_CHECK_S = 1.0
-"""The seconds between two checks, by an agent that waits for other nodes, that its round is not broken."""
+"""How often an agent that waits for other nodes checks that its round is not broken, in seconds."""
 
 
 FILE_NAME_MAX = 100
@@ -224,8 +224,9 @@ class Crew(NamedTuple):
 class Agent:
     """Runs one node's share of a job.
 
-    The nodes record failures in the store of the rendezvous, one key for each round. Only the first report of a round
-    is written to its key. So all nodes count the same failures, and show the same first failure of a round.
+    The nodes record failures in the store of the rendezvous, under one key for each round. The first failure of a round
+    takes the key, and later ones are not recorded. So all nodes count the same failures, and show the same one for a
+    round.
 
     Args:
         job: the job.
@@ -319,7 +320,7 @@ class Agent:
         return has_ended
 
     def _crews(self, info: RendezvousInfo) -> list[Crew] | None:
-        """Return the crew of each node, or None if the round was broken before all nodes published theirs.
+        """Return the crew of each node, or None if the round was broken before all nodes had published a crew.
 
         Raises:
             RendezvousTimeoutError: a node did not publish its crew within the store's timeout, in an unbroken round.
@@ -432,6 +433,6 @@ def file_name(run_id: str) -> str:
 
 def _foreign(what: str, error: Exception) -> errors.RendezvousStateError:
     return errors.RendezvousStateError(
-        f"the store holds something else in the place of a round's {what} ({type(error).__name__}: {error}): use"
-        " another id, or another store"
+        f"the keys for a round's {what} hold something else ({type(error).__name__}: {error}): another program wrote"
+        " it, so use another id or another store"
     )

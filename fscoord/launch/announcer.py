@@ -106,10 +106,10 @@ def _wait_text(progress: Progress) -> str:
     until = "without limit" if progress.left > ENDLESS_S else f"until {_clock(progress.left)}"
     if progress.nodes >= progress.min_nodes:
         return (
-            f"waiting for more nodes: {progress.nodes} of at most {progress.max_nodes} are here, since {since}; the"
+            f"waiting for more nodes: {progress.nodes} of at most {progress.max_nodes} here, since {since}; the"
             f" round begins with these at {_clock(progress.left)} at the latest"
         )
-    return f"waiting for nodes: {progress.nodes} of {progress.min_nodes} are here, since {since}, {until}"
+    return f"waiting for nodes: {progress.nodes} of {progress.min_nodes} here, since {since}, {until}"
 
 
 def _clock(seconds: float) -> str:

@@ -147,7 +147,9 @@ class WorkerGroup:
             worker.kill()
         while self.running:
             if self.next_end(OUTPUT_END_S) is None:
-                logger(__name__).warning("%d workers can't be killed: they hang in the kernel", self.running)
+                logger(__name__).warning(
+                    "%d workers were killed and have not ended: they are blocked in the kernel", self.running
+                )
                 return
 
 
@@ -234,7 +236,7 @@ class _Worker:
             thread.join(OUTPUT_END_S)
         message = str(facts.get("error") or b"".join(self._tails[STDERR]).decode("utf-8", "replace"))
         if "status" not in facts:
-            message += "its warden was killed"
+            message += "the warden of this worker was killed"
         status, pid = facts.get("status", -signal.SIGKILL), facts.get("pid", 0)
         assert isinstance(status, int)
         assert isinstance(pid, int)
@@ -257,8 +259,8 @@ LINE_MAX = 65536
 def parse_streams(text: str) -> Mapping[int | None, int]:
     """Return the streams that `text` names for each local rank, in the syntax of torchrun.
 
-    ``0`` is no stream, ``1`` standard output, ``2`` standard error and ``3`` both, for all local ranks. ``0:3,1:1``
-    names the streams for single local ranks, and no stream for the others. The key None stands for all others.
+    For all local ranks, ``0`` is no stream, ``1`` standard output, ``2`` standard error and ``3`` both. ``0:3,1:1``
+    names the streams of single local ranks; the other local ranks, for which the key None stands, have no stream.
 
     Raises:
         ValueError: `text` has another form.
@@ -315,8 +317,8 @@ print("\\n", "none" if device is None else device.type, torch.accelerator.device
 def find_accelerators() -> tuple[str, int]:
     """Return the type of this node's accelerators, such as ``cuda``, and their number, as torch counts them.
 
-    The type is ``none`` if there is no accelerator, and ``""`` if torch is not there to count. torch is imported in
-    another process, which ends at once: in this process it would occupy memory as long as the job runs.
+    The type is ``none`` if there is no accelerator, and ``""`` if torch can't be imported. Another process imports it,
+    and ends at once: in this process torch would occupy memory as long as the job runs.
     """
     command = [sys.executable, "-c", _ASK_TORCH]
     done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)  # noqa: S603 - our own

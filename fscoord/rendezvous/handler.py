@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import re
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -34,7 +33,7 @@ from fscoord.rendezvous.backend import (
     store_errors_as_rendezvous,
 )
 from fscoord.rendezvous.base import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
+from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event, shorten_names
 from fscoord.rendezvous.keep_alive import KeepAliveThread
 from fscoord.rendezvous.parameters import RendezvousSettings, RendezvousTimeout
 from fscoord.rendezvous.state import Decision, Limits, Observed, State, Verdict, close, decide, evict
@@ -60,8 +59,6 @@ SPREAD = 2.0
 
 _local_ids = itertools.count()
 
-_NODE = re.compile(r"(.+)_([0-9]+)_[0-9]+_[0-9a-f]{12}(_s[0-9]+)?")
-
 
 class Progress(NamedTuple):
     """The state of a round that forms, as one of its waiting nodes sees it.
@@ -85,12 +82,12 @@ class Progress(NamedTuple):
 
 
 def short_names(nodes: Iterable[str]) -> str:
-    """Return the names of `nodes` for people: each is ``host:pid``, without the numbers that distinguish handlers."""
-    return ", ".join(_NODE.sub(r"\1:\2", node) for node in nodes)
+    """Return the names of `nodes` for people; see `shorten_names`."""
+    return ", ".join(map(shorten_names, nodes))
 
 
 class DynamicRendezvousHandler(RendezvousHandler):
-    """A rendezvous of between ``min_nodes`` and ``max_nodes`` nodes, which may come and go.
+    """A rendezvous of ``min_nodes`` to ``max_nodes`` nodes, which may come and go.
 
     A handler is one node. Each call of `next_rendezvous` waits for one round. Waiting nodes sleep until the store
     wakes them. From the first call on, a thread sends a keep-alive every ``keep_alive_interval``.
@@ -305,14 +302,15 @@ class DynamicRendezvousHandler(RendezvousHandler):
         try:
             step()
         except FscoordError as error:
-            logger(__name__).warning("the rendezvous %r did not end in good order: %s", self.get_run_id(), error)
+            logger(__name__).warning("the rendezvous %r did not end cleanly: %s", self.get_run_id(), error)
             return False
         return True
 
     def _next(self) -> RendezvousInfo:
         if self._is_shut_down:
             raise RendezvousClosedError(
-                f"this handler of the rendezvous {self.get_run_id()!r} was shut down; make another to take part again"
+                f"this handler of the rendezvous {self.get_run_id()!r} was shut down; create another one to take part"
+                " again"
             )
         self._keep_alive.start()
         deadlines = RoundDeadlines(self._limits, self._settings.timeout)
@@ -363,7 +361,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 return state
             if decision.verdict is Verdict.CLOSED:
                 raise RendezvousClosedError(
-                    f"the rendezvous {self.get_run_id()!r} has been closed; it begins anew when its nodes have ended"
+                    f"the rendezvous {self.get_run_id()!r} has been closed; when its nodes have ended, another one"
+                    " under this name can begin"
                 )
             if decision.verdict is Verdict.SPARE:
                 raise RendezvousGracefulExit(f"the rendezvous {self.get_run_id()!r} closed without needing this node")
@@ -380,10 +379,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _read_apart(
         self, state: State, token: Token | None, took: float, deadlines: RoundDeadlines
     ) -> tuple[State, Token | None]:
-        """Pause at random after a write that was refused, and read the state again, before the next write.
+        """Pause for a random time after a write that was refused, and read the state again.
 
-        The longer the write `took`, in seconds, the more nodes wait for the store's lock to write. If they all repeated
-        their writes at once, one of them would succeed, and the others would have waited in vain.
+        `took` is the duration of the write, in seconds. The longer it is, the more nodes wait for the store's lock. If
+        all of them repeated their writes at once, one write would succeed, and the others would be refused again.
         """
         if took < SLOW_WRITE_S:
             return state, token
@@ -393,9 +392,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _wait(self, state: State, deadlines: RoundDeadlines) -> None:
         """Wait for a change of `state` after which this node may have something to do, or until the next poll.
 
-        Each node that joins changes the state. Only the first participant follows these changes: if all participants
-        read the state after each change, their requests would grow with the square of their number. For the same reason
-        the others poll the more rarely, the more they are.
+        Each node that joins changes the state. Only the first participant reads the state after each of these changes:
+        if all participants did, the number of their requests would grow with the square of the number of nodes. For the
+        same reason the interval of the other participants' polls grows with their number.
         """
         if self._node in state.participants[1:] and not (state.complete or state.closed):
             pause = POLL_INTERVAL_S * len(state.participants) / POLLS_PER_S
@@ -405,10 +404,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
             self._shared.wait(state, deadlines.left())
 
     def _must_know_all(self, decision: Decision, state: State, observed: Observed, waited_for: State | None) -> bool:
-        """Return whether this node must find out about every node, because that may change its `decision`.
+        """Return whether this node must probe every node, because the result may change its `decision`.
 
-        The first participant has seen the others join, so it usually completes the round, and the others ask only if
-        the state has stayed the same for a wait. Otherwise all nodes would probe all others.
+        The first participant has seen the others join, so it usually completes the round. Another node probes only if
+        the state was the same before and after a wait. Otherwise all nodes would probe all others.
         """
         is_first = state.participants[:1] == (self._node,)
         return (is_first or state == waited_for) and decision != decide(
@@ -456,7 +455,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 raise RendezvousClosedError(f"the rendezvous {self.get_run_id()!r} has been closed by rank 0 ({first})")
             if deadlines.is_over(now, self._node):
                 raise RendezvousTimeoutError(
-                    f"rank 0 ({first}) of the rendezvous {self.get_run_id()!r} published no address; look at that node"
+                    f"rank 0 ({first}) of the rendezvous {self.get_run_id()!r} has not published its address; look at"
+                    " that node"
                 )
             slow_wait.warn_if_due(lambda: f"the address of rank 0 ({first}) of rendezvous {self.get_run_id()!r}")
 

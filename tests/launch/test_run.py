@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 
 import pytest
 from launch.conftest import is_there, wait_until_gone
@@ -307,7 +308,7 @@ def test_worker_whose_warden_is_killed_ends_and_counts_as_failed(launch, script)
     os.kill(warden, signal.SIGKILL)
     code, _, err = run.end()
     assert code == 1
-    assert "its warden was killed" in err
+    assert "the warden of this worker was killed" in err
     wait_until_gone([worker])
 
 
@@ -316,7 +317,7 @@ def test_worker_whose_warden_is_killed_leaves_no_process(launch, script):
     daemon = number(run.line())
     code, _, err = run.end()
     assert code == 1
-    assert "its warden was killed" in err
+    assert "the warden of this worker was killed" in err
     assert not is_there(daemon)
 
 
@@ -450,7 +451,7 @@ def test_node_that_waits_for_others_tells_how_many_are_here_and_until_when(launc
     run = launch("--nnodes", "2:4", "--rdzv-endpoint", "job", script(""))
     line = run.process.stderr.readline()
     clock = "[0-9]{2}:[0-9]{2}:[0-9]{2}"
-    assert re.fullmatch(f"fscoord: waiting for nodes: 1 of 2 are here, since {clock}, until {clock}\n", line)
+    assert re.fullmatch(f"fscoord: waiting for nodes: 1 of 2 here, since {clock}, until {clock}\n", line)
     run.process.send_signal(signal.SIGINT)
     assert run.end() == (130, "", "\n")  # so that a shell's prompt does not follow ^C
 
@@ -487,7 +488,8 @@ def test_rounds_and_lost_nodes_are_told(launch, script, tmp_path):
 
 
 def test_verbose_node_speaks_to_people_and_not_in_json(launch, script):
-    code, _, err = launch("-v", script("")).end()
+    run = launch("-v", script(""))
+    code, _, err = run.end()
     assert code == 0
-    assert "comes to the rendezvous" in err
+    assert f"fscoord: the node {socket.gethostname()}:{run.process.pid} comes to the rendezvous\n" in err
     assert "{" not in err

@@ -317,7 +317,7 @@ def test_shutdown_returns_whether_all_went_well(place, caplog):
     handler.next_rendezvous()
     store.close()
     assert handler.shutdown() is False
-    assert any("did not end in good order" in record.message for record in caplog.records)
+    assert any("did not end cleanly" in record.message for record in caplog.records)
 
 
 def test_store_that_fails_is_a_lost_connection(place):
@@ -360,7 +360,7 @@ def test_dead_node_of_any_name_can_be_logged(caplog):
         with suppress(RendezvousConnectionError):  # such a name is none of a key: it has no counter to forget
             thread.tick(float(now))
     assert shared.read()[0].participants == ()
-    assert [record.message for record in caplog.records] == ["dead: \\ud800"]
+    assert [record.message for record in caplog.records] == ["nodes found dead: \\ud800"]
 
 
 def test_rendezvous_of_two_names_in_one_store_do_not_touch_each_other(node):
