@@ -15,6 +15,7 @@ from fscoord._runtime.escaping import closer_look
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import verbose
+from fscoord.cli.output import printable
 from fscoord.launch import Agent, Announcer, Console, Job, Outcome, Streams, parse_streams
 from fscoord.launch.agent import file_name
 from fscoord.launch.announcer import describe_failure, last_lines
@@ -83,7 +84,8 @@ def _worker_count(ctx: click.Context, param: click.Parameter, text: str) -> int:
         has_mask = hasattr(system.os, "sched_getaffinity")
         return len(system.os.sched_getaffinity(0)) if has_mask else system.os.cpu_count() or 1
     if kind != {"gpu": "cuda"}.get(text, text) or count == 0:
-        found = "this Python has no torch that could count them" if not kind else f"torch finds {count} of type {kind}"
+        found = f"torch finds {count} of type {kind}" if count else "torch finds no accelerator"
+        found = found if kind else "this Python has no torch that could count them"
         raise click.BadParameter(f"{text}: {found}. Give the number of workers.")
     return count
 
@@ -334,9 +336,9 @@ def _show(outcome: Outcome) -> None:
     failure = outcome.failures[-1]
     restarts = len(outcome.failures) - 1
     times = "1 restart" if restarts == 1 else f"{restarts} restarts"
-    click.echo(f"fscoord: the job failed after {times}, because {describe_failure(failure)}", err=True)
+    click.echo(f"fscoord: the job failed after {times}, because {printable(describe_failure(failure))}", err=True)
     for line in last_lines(failure):
-        click.echo(f"fscoord:   | {line}", err=True)
+        click.echo(f"fscoord:   | {printable(line)}", err=True)
     if failure.error_file:
         click.echo(f"fscoord: the traceback is in {failure.error_file} on {failure.host}", err=True)
     if outcome.kept_store:

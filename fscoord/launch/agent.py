@@ -407,7 +407,7 @@ class Agent:
         """Tell that the round is over because nodes have come or gone."""
         lost = self._handler.lost_nodes()
         self._reason = " without the lost nodes" if lost else " with more nodes"
-        self._announcer.round_broken(self._handler.round, lost)
+        self._announcer.round_broken(self._handler.round, self._handler.node, lost)
 
     def _failures(self) -> list[Failure]:
         view = self._view()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from fscoord._runtime import system
 from fscoord.launch.worker import STDERR, Console, Failure
@@ -69,9 +69,15 @@ class Announcer:
         whole = f"{_count(len(sizes), 'node')}, {_count(sum(sizes), 'worker')}"
         self.say(f"round {number} begins{reason}: {whole}; this node is number {rank} and starts {own}, {ranks}")
 
-    def round_broken(self, number: int, lost: Iterable[str]) -> None:
-        """Tell that a round is over because the nodes `lost` have died or left or, without any, because nodes came."""
-        cause = f"lost {names}, which died or left" if (names := short_names(lost)) else "more nodes have come"
+    def round_broken(self, number: int, own: str, lost: Collection[str]) -> None:
+        """Tell that a round is over, because the nodes `lost` have died or left or, without any, because nodes came.
+
+        If the node `own` is one of them, this node lives, but the others did not see that it lives.
+        """
+        if own in lost:
+            cause = "the other nodes took this node for dead"
+        else:
+            cause = f"lost {short_names(lost)}, which died or left" if lost else "more nodes have come"
         self.say(f"round {number} is over: {cause}; the workers stop, and the next round forms")
 
     def worker_failed(self, failure: Failure, restart: int, max_restarts: int) -> None:

@@ -112,7 +112,9 @@ def test_workers_may_be_one_for_each_accelerator_that_torch_finds(parsed, monkey
 )
 def test_workers_for_accelerators_that_are_not_there_are_refused(refused, monkeypatch, word, counted):
     monkeypatch.setattr(verb, "find_accelerators", lambda: counted)
-    found = f"torch finds {counted[1]} of type {counted[0]}" if counted[0] else "this Python has no torch"
+    kind, count = counted
+    found = f"torch finds {count} of type {kind}" if count else "torch finds no accelerator"
+    found = found if kind else "this Python has no torch"
     assert f"'--nproc-per-node': {word}: {found}" in refused("--nproc-per-node", word, "x")
 
 

@@ -83,7 +83,7 @@ store.barrier("all", 2)
 
 
 def test_worker_that_fails_ends_the_job_and_is_named_with_its_last_output(launch, script, tmp_path):
-    worker = script("if rank == 1: raise ValueError('no way')\ntime.sleep(600)\n")
+    worker = script("if rank == 1: raise ValueError('no way\\x1b[2J')\ntime.sleep(600)\n")
     code, _, err = launch("--nproc-per-node", 3, worker).end()
     assert code == 1
     said = announced(err)
@@ -92,7 +92,7 @@ def test_worker_that_fails_ends_the_job_and_is_named_with_its_last_output(launch
         r" \(local rank 1, process [0-9]+ on .+\)",
         said[0],
     )
-    assert "  | ValueError: no way" in said
+    assert "  | ValueError: no way\\x1b[2J" in said
 
 
 def test_store_of_the_round_that_failed_last_is_kept_and_named(launch, script, tmp_path):
