@@ -323,7 +323,8 @@ def find_accelerators() -> tuple[str, int]:
     command = [sys.executable, "-c", _ASK_TORCH]
     done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)  # noqa: S603 - our own
     if done.returncode:
-        logger(__name__).info("torch can't count the accelerators: %s", done.stderr.decode(errors="replace").strip())
+        reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        logger(__name__).info("torch can't count the accelerators: %s", reason)
         return "", 0
     kind, count = done.stdout.decode().split()[-2:]
     return kind, int(count)
