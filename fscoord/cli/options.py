@@ -12,6 +12,7 @@ import click
 
 from fscoord._arguments import VALUE_MAX, to_seconds
 from fscoord._runtime import system
+from fscoord.rendezvous.events import FOR_PEOPLE
 from fscoord.store import Store
 from fscoord.stores import url as urls
 from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store
@@ -78,8 +79,16 @@ def _log_to_stderr(root: logging.Logger) -> None:
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.name = "fscoord.cli"
-    handler.setFormatter(logging.Formatter("fscoord: %(message)s"))  # in the shape of the command's own messages
+    handler.setFormatter(_Formatter("fscoord: %(message)s"))  # in the shape of the command's own messages
     root.addHandler(handler)
+
+
+class _Formatter(logging.Formatter):
+    """Formats the log for people: of an event of a rendezvous, which is JSON, it shows the message."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is that of the base class
+        record.message = getattr(record, FOR_PEOPLE, record.message)
+        return super().formatMessage(record)
 
 
 store_option = click.option(

@@ -1,10 +1,8 @@
-"""The verb run: arguments to a job, signals to an end in good order, the first failure to words."""
+"""The verb run: it turns the options into a job, runs the agent of this node, and reports how the job ended."""
 
 from __future__ import annotations
 
-import json
 import re
-import signal
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,10 +11,15 @@ import click
 
 from fscoord import environment, rendezvous
 from fscoord._runtime import network, system, tracing
+from fscoord._runtime.escaping import closer_look
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import verbose
-from fscoord.launch import Agent, Console, Failure, Job, Outcome, Streams, parse_streams
+from fscoord.cli.output import printable
+from fscoord.launch import Agent, Announcer, Console, Job, Outcome, Streams, parse_streams
+from fscoord.launch.agent import file_name
+from fscoord.launch.announcer import describe_failure, last_lines
+from fscoord.launch.worker import find_accelerators
 
 __all__ = ["run"]
 
@@ -44,59 +47,192 @@ def _parsed_by(parse: Callable[[str], T]) -> Callable[[click.Context, click.Para
 
 
 _streams = _parsed_by(parse_streams)
-_config = _parsed_by(rendezvous.parse_rendezvous_config)
+
+BACKENDS = ("c10d", "etcd", "etcd-v2", "fscoord")
+"""torchrun's names of a rendezvous through a store; the endpoint names the store."""
+
+_INSTEAD = "the nodes number themselves: leave it out, and give --rdzv-endpoint a path that all nodes can reach"
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def _backend(ctx: click.Context, param: click.Parameter, name: str) -> str:
+    if name == "static":
+        raise click.BadParameter(f"there is no rendezvous 'static', because {_INSTEAD}.")
+    if name not in BACKENDS:
+        raise click.BadParameter(f"{name!r} is not one of {', '.join(map(repr, BACKENDS))}.")
+    return name
+
+
+def _config(ctx: click.Context, param: click.Parameter, text: str) -> dict[str, str]:
+    try:
+        config = rendezvous.parse_rendezvous_config(text)
+        rendezvous.check_options(config)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+    return config
+
+
+def _worker_count(ctx: click.Context, param: click.Parameter, text: str) -> int:
+    """Return a number, or count the processors or accelerators of this node, as torchrun does."""
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    if text not in {"auto", "cpu", "gpu", "xpu"}:
+        raise click.BadParameter(f"{text!r} is neither a number above 0 nor auto, cpu, gpu or xpu.")
+    kind, count = ("cpu", 0) if text == "cpu" else find_accelerators()
+    if text == "auto" and kind not in {"", "none", "cpu"}:
+        return count
+    if text in {"auto", "cpu"}:
+        has_mask = hasattr(system.os, "sched_getaffinity")
+        return len(system.os.sched_getaffinity(0)) if has_mask else system.os.cpu_count() or 1
+    if kind != {"gpu": "cuda"}.get(text, text) or count == 0:
+        found = f"torch finds {count} of type {kind}" if count else "torch finds no accelerator"
+        found = found if kind else "this Python has no torch that could count them"
+        raise click.BadParameter(f"{text}: {found}. Give the number of workers.")
+    return count
+
+
+def _local_ranks(ctx: click.Context, param: click.Parameter, text: str) -> frozenset[int] | None:
+    if not text:
+        return None
+    if not re.fullmatch(r"[0-9]+(,[0-9]+)*", text):
+        raise click.BadParameter(f"{text!r} is not a list of local ranks, such as 0,1.")
+    return frozenset(map(int, text.split(",")))
+
+
+def _refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise click.UsageError(f"there is no {param.opts[0]}, because {_INSTEAD}", ctx)
+
+
+def _static_options(function: Callable[..., int]) -> Callable[..., int]:
+    """Add torchrun's options for nodes that are numbered by hand, each of which is refused with an explanation."""
+    for name in ("--node-rank", "--master-addr", "--master-port"):
+        function = click.option(name, hidden=True, expose_value=False, callback=_refuse)(function)
+    return function
+
+
+_SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
+"""What follows the program belongs to the program. As with torchrun, underscores may separate the words of a name."""
+
+
+@click.command(context_settings=_SETTINGS)
 @click.option(
-    "--nnodes", metavar="MIN[:MAX]", callback=_nodes, help="How many nodes. [default: those of the Slurm step, else 1]"
+    "--nnodes",
+    metavar="MIN[:MAX]",
+    callback=_nodes,
+    help="The number of nodes. [default: those of the Slurm step, else 1]",
 )
-@click.option("--nproc-per-node", type=click.IntRange(min=1), default=1, show_default=True, help="Workers on each.")
 @click.option(
-    "--rdzv-endpoint", metavar="PATH", default="", help="Where the nodes meet: a path that all can reach, or HOST:PORT."
+    "--nproc-per-node",
+    metavar="N",
+    callback=_worker_count,
+    default="1",
+    show_default=True,
+    help="The number of workers on this node, or cpu, gpu, xpu: one for each; auto: accelerators, else CPUs.",
 )
-@click.option("--rdzv-id", metavar="ID", help="Names the job. [default: that of Slurm or another launcher, else none]")
-@click.option("--rdzv-conf", metavar="K=V,...", callback=_config, default="", help="Options of the rendezvous.")
-@click.option("--local-addr", metavar="ADDRESS", help="How others reach this node. [default: its host name]")
-@click.option("--standalone", is_flag=True, help="One node, whatever the environment says.")
-@click.option("--max-restarts", type=click.IntRange(min=0), default=0, show_default=True, help="Failures to survive.")
+@click.option(
+    "--rdzv-backend",
+    metavar="NAME",
+    callback=_backend,
+    default="c10d",
+    show_default=True,
+    help="c10d, fscoord: the endpoint names the store; etcd: it is that of etcd.",
+)
+@click.option(
+    "--rdzv-endpoint",
+    metavar="PATH",
+    default="",
+    help="Where the nodes meet: a path that all of them can reach, or HOST:PORT.",
+)
+@click.option(
+    "--rdzv-id",
+    metavar="ID",
+    help="The name of the job. [default: the id that Slurm or another launcher gives, else none]",
+)
+@click.option(
+    "--rdzv-conf",
+    metavar="K=V,...",
+    callback=_config,
+    default="",
+    help="Settings of the rendezvous, such as join_timeout=60.",
+)
+@click.option(
+    "--local-addr", metavar="ADDRESS", help="The address by which other nodes reach this one. [default: its host name]"
+)
+@click.option("--standalone", is_flag=True, help="One node, whatever the other options and the environment say.")
+@click.option(
+    "--max-restarts",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="The number of failures that the job survives.",
+)
 @click.option(
     "--monitor-interval",
+    metavar="SECONDS",
     type=click.FloatRange(min=0.001),
     default=0.1,
     show_default=True,
-    help="Seconds between looks at the other nodes.",
+    help="The time between two looks at the other nodes.",
 )
 @click.option(
     "--grace",
+    "--shutdown-timeout",
+    "grace",
+    metavar="SECONDS",
     type=click.FloatRange(min=0),
     default=30,
     show_default=True,
-    help="Seconds that workers have from SIGTERM to SIGKILL.",
+    help="The time that workers have from SIGTERM to SIGKILL.",
 )
-@click.option("-r", "--redirects", metavar="STREAMS", callback=_streams, default="0", help="Streams to files only.")
-@click.option("-t", "--tee", metavar="STREAMS", callback=_streams, default="0", help="Streams to files as well.")
-@click.option("--log-dir", metavar="DIR", type=click.Path(file_okay=False), help="Where files go. [default: temporary]")
 @click.option(
-    "--trace", metavar="DIR", type=click.Path(file_okay=False), help="Where this node and its workers record a trace."
+    "-r", "--redirects", metavar="STREAMS", callback=_streams, default="0", help="The streams that go to files only."
+)
+@click.option(
+    "-t", "--tee", metavar="STREAMS", callback=_streams, default="0", help="The streams that go to files as well."
+)
+@click.option(
+    "--local-ranks-filter",
+    metavar="R,...",
+    callback=_local_ranks,
+    default="",
+    help="The local ranks that are shown. [default: all]",
+)
+@click.option("--role", metavar="NAME", default="default", show_default=True, help="The role of this node's workers.")
+@click.option(
+    "--log-dir",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="The directory of these files. [default: a temporary one]",
+)
+@click.option(
+    "--trace",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help='The directory in which this node and its workers record a trace; see "fscoord trace".',
 )
 @click.option("-m", "--module", is_flag=True, help="The program is a Python module.")
+@click.option("--no-python", is_flag=True, help="Execute the program by itself, even if its name ends in .py.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("-q", "--quiet", is_flag=True, help="Say only why the job failed, and not what happens.")
+@_static_options
 @verbose
 def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
     """Run a job's workers on one node or on several.
 
-    They start again when one fails, or a node comes or goes. Each node runs this command. They find each other in the
-    file --rdzv-endpoint, and nothing else; there is no port and no head node. PROGRAM is a Python script if its name
-    ends in .py, a module with -m, and any executable otherwise. Each worker gets RANK, WORLD_SIZE, LOCAL_RANK,
-    MASTER_ADDR and the others of torchrun, and in FSCOORD_STORE a fresh store that all workers share. Their output
-    comes with the rank before each line. When a worker fails, all are stopped, and begin again together up to
-    --max-restarts times. STREAMS are 1 for standard output, 2 for standard error, 3 for both, or such as 0:3,1:1 for
-    local ranks. "fscoord trace" shows what --trace records.
+    Give this command on each node. The nodes find each other through the file that --rdzv-endpoint names; there is no
+    port and no head node. PROGRAM is a Python script if its name ends in .py, a module with -m, and any executable
+    otherwise. Each worker finds in its environment RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and the other variables of
+    torchrun, and in FSCOORD_STORE a new store that all workers share. Each line that a worker prints has its rank
+    before it.
 
-    Exits with 1 if the job failed, after naming the worker that failed first. Ctrl-C and SIGTERM stop the workers of
-    this node, with everything that they have started; other nodes go on if they are enough.
+    When a worker fails, all workers stop, and start again up to --max-restarts times. They also start again when a node
+    comes or goes. STREAMS are 1 for standard output, 2 for standard error, 3 for both, or 0:3,1:1 for each local rank.
+    Names of options may have underscores, as with torchrun.
+
+    Exits with 1 if the job failed, after it has named the worker that failed first. Ctrl-C and SIGTERM stop the workers
+    of this node; the other nodes go on if they are enough.
 
     \b
     Examples:
@@ -105,67 +241,84 @@ def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
       fscoord run --nproc-per-node 2 -- sh -c 'echo worker $RANK of $WORLD_SIZE'
       fscoord run --nproc-per-node 4 --trace traces train.py      # then: fscoord trace html traces
     """
+    if options["rdzv_backend"].startswith("etcd") and options["rdzv_conf"].setdefault("store_type", "etcd") != "etcd":
+        raise click.UsageError("--rdzv-backend etcd and a store_type in --rdzv-conf name two kinds of store: give one")
     with raise_on_termination():
-        outcome = _run(_command(program, arguments, is_module=options["module"]), options)
+        outcome = _run(_command([program, *arguments], options), options)
     if not outcome.is_success:
         _show(outcome)
     return 0 if outcome.is_success else FALSE
 
 
-def _command(program: str, arguments: tuple[str, ...], *, is_module: bool) -> list[str]:
-    if is_module:
-        return [sys.executable, "-u", "-m", program, *arguments]
-    if program.endswith(".py"):
-        return [sys.executable, "-u", program, *arguments]
-    return [program, *arguments]
+def _command(words: list[str], options: dict[str, Any]) -> list[str]:
+    if options["module"] and options["no_python"]:
+        raise click.UsageError("Python runs the module of -m: leave out --no-python")
+    if options["module"]:
+        return [sys.executable, "-u", "-m", *words]
+    if words[0].endswith(".py") and not options["no_python"]:
+        return [sys.executable, "-u", *words]
+    return words
 
 
 def _run(command: list[str], options: dict[str, Any]) -> Outcome:
     trace = system.os.path.abspath(options["trace"]) if options["trace"] else ""
     if trace:
         tracing.start(trace)
-    found = environment.detect()
-    least, most = options["nnodes"] or _slurm_nodes() or (1, 1)
-    if options["standalone"]:
-        least = most = 1
-    elif not options["rdzv_endpoint"] and least > 1:
-        raise click.UsageError("several nodes need --rdzv-endpoint, a path that all of them can reach")
-    endpoint = "" if options["standalone"] else _endpoint(options["rdzv_endpoint"], options["rdzv_conf"])
-    run_id = options["rdzv_id"] or _text(found.run_id) or "none"
-    address, config = options["local_addr"], options["rdzv_conf"]
-    params = rendezvous.RendezvousParameters("c10d", endpoint, run_id, least, most, address, **config)
+    params = _parameters(options)
     settings = rendezvous.RendezvousSettings.from_parameters(params)
+    console = Console()
+    announcer = Announcer(console, quiet=options["quiet"])
     backend, store = rendezvous.create_backend(params)
-    temporary = "" if options["log_dir"] else system.make_private_directory()
-    job = Job(
-        command,
-        options["nproc_per_node"],
-        system.os.path.abspath(options["log_dir"] or temporary),
-        options["max_restarts"],
-        options["monitor_interval"],
-        options["grace"],
-        Streams(options["redirects"], options["tee"]),
-        trace,
-    )
+    log_dir = _log_dir(options["log_dir"], params.run_id)
     handler = rendezvous.DynamicRendezvousHandler(settings, backend, store, params.local_addr, owns_store=True)
-    kept = ""
+    has_files = any({**options["redirects"], **options["tee"]}.values())
     try:
-        outcome = Agent(job, handler, store, Console()).run()
-        if any(failure.error_file.startswith(job.log_dir) for failure in outcome.failures[-1:]):
-            kept = temporary
+        job = Job(
+            command,
+            options["nproc_per_node"],
+            log_dir,
+            options["max_restarts"],
+            options["monitor_interval"],
+            options["grace"],
+            Streams(options["redirects"], options["tee"], options["local_ranks_filter"]),
+            trace,
+            options["role"],
+        )
+        outcome = Agent(job, handler, store, console, announcer).run()
+        has_files |= any(failure.error_file.startswith(log_dir) for failure in outcome.failures[-1:])
         return outcome
     finally:
         handler.depart()
-        if any({**options["redirects"], **options["tee"]}.values()):
-            kept = temporary
-        if kept:
-            click.echo(f"fscoord: the files of the workers are in {kept}", err=True)
-        elif temporary:
-            system.remove_tree(temporary)
+        if has_files:
+            announcer.say(f"the files of this node's workers are in {log_dir}")
+        elif not options["log_dir"]:
+            system.remove_tree(log_dir)
+
+
+def _parameters(options: dict[str, Any]) -> rendezvous.RendezvousParameters:
+    least, most = options["nnodes"] or _slurm_nodes() or (1, 1)
+    endpoint, config = options["rdzv_endpoint"], options["rdzv_conf"]
+    run_id = options["rdzv_id"] or _text(environment.detect().run_id) or "none"
+    if options["standalone"]:  # as with torchrun, the other options of the rendezvous do not count then
+        endpoint, run_id, least, most = "", system.random_bytes(8).hex(), 1, 1
+        config = {name: value for name, value in config.items() if name not in {"store_type", "is_host"}}
+    elif not endpoint and least > 1:
+        raise click.UsageError("several nodes need --rdzv-endpoint, a path that all of them can reach")
+    return rendezvous.RendezvousParameters(
+        "c10d", _endpoint(endpoint, config), run_id, least, most, options["local_addr"], **config
+    )
+
+
+def _log_dir(given: str | None, run_id: str) -> str:
+    """Return the path of a directory for the files of this node alone: nodes may share the directory `given`."""
+    if not given:
+        return system.make_private_directory()
+    own = f"{file_name(run_id)}_{system.random_bytes(4).hex()}"
+    return system.os.path.join(system.os.path.abspath(given), own)
 
 
 def _endpoint(text: str, config: dict[str, str]) -> str:
-    """Return `text` so that a bare file name is a path, as for --store: the rendezvous takes one for a host's name."""
+    """Return `text`, a bare file name as a path: the rendezvous would take the name for that of a host."""
     is_name = text and not re.search("[/:]", text) and text != "localhost" and not network.is_ip_address(text)
     return f"./{text}" if is_name and "store_type" not in config else text
 
@@ -181,33 +334,13 @@ def _text(run_id: environment.RunId | None) -> str:
 
 def _show(outcome: Outcome) -> None:
     failure = outcome.failures[-1]
-    click.echo(f"fscoord: the job failed, after {len(outcome.failures) - 1} restarts. First to fail:", err=True)
-    click.echo(
-        f"  rank {failure.rank} (local rank {failure.local_rank}), process {failure.pid} on {failure.host},"
-        f" in round {failure.round}: {_ending(failure.status)}",
-        err=True,
-    )
-    text = _traceback(failure) or failure.message
-    for line in text.rstrip().splitlines():
-        click.echo(f"  | {line}", err=True)
+    restarts = len(outcome.failures) - 1
+    times = "1 restart" if restarts == 1 else f"{restarts} restarts"
+    click.echo(f"fscoord: the job failed after {times}, because {printable(describe_failure(failure))}", err=True)
+    for line in last_lines(failure):
+        click.echo(f"fscoord:   | {printable(line)}", err=True)
     if failure.error_file:
-        click.echo(f"  traceback file: {failure.error_file} on {failure.host}", err=True)
-
-
-def _ending(status: int) -> str:
-    if status >= 0:
-        return f"exit code {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
-
-
-def _traceback(failure: Failure) -> str:
-    """Return the traceback in the error file, if it is on this host and in torch's form."""
-    try:
-        descriptor = system.os.open(failure.error_file, system.os.O_RDONLY | system.O_CLOEXEC)
-        with system.os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
-            return str(json.load(file)["message"]["extraInfo"]["py_callstack"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+        click.echo(f"fscoord: the traceback is in {failure.error_file} on {failure.host}", err=True)
+    if outcome.kept_store:
+        look = closer_look(outcome.kept_store)
+        click.echo(f"fscoord: the store of round {failure.round} is kept until you remove it{look}", err=True)

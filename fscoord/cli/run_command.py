@@ -1,4 +1,4 @@
-"""Run a command while holding something: the options of such verbs, the wait, the command's environment."""
+"""What the verbs share that run a command while they hold something: options, the wait, the command's environment."""
 
 from __future__ import annotations
 
@@ -91,9 +91,11 @@ def command_options(function: Callable[P, R]) -> Callable[P, R]:
             type=time_limit,
             default="5",
             show_default=True,
-            help="What COMMAND has from SIGTERM to SIGKILL when the hold is lost.",
+            help="The time that COMMAND has from SIGTERM to SIGKILL when the hold is lost.",
         ),
-        click.option("-o", "--close", is_flag=True, help="What COMMAND leaves behind goes on, without the hold."),
+        click.option(
+            "-o", "--close", is_flag=True, help="Let processes that COMMAND leaves behind go on without the hold."
+        ),
         click.option("-c", "--command", "shell", metavar="TEXT", help="Have the shell run TEXT, instead of COMMAND."),
     ):
         function = add(function)
@@ -107,7 +109,7 @@ def wait_options(function: Callable[P, R]) -> Callable[P, R]:
             "--ttl",
             metavar="SECONDS",
             type=time_limit,
-            help="Others may have it after so long without a sign of life, as of one that is stopped. [default: never]",
+            help="Others may have it after so long without a sign of life from this process. [default: never]",
         ),
         click.option(
             "-E",
@@ -115,9 +117,11 @@ def wait_options(function: Callable[P, R]) -> Callable[P, R]:
             "conflict_exit_code",
             metavar="NUMBER",
             type=click.IntRange(0, 255),
-            help="Exit code if it is not to be had in time. [default: 1 with -n and -w, else 75]",
+            help="The exit code if it was not acquired in time. [default: 1 with -n and -w, else 75]",
         ),
-        click.option("-w", "--wait", metavar="SECONDS", type=time_limit, help="Wait so long. [default: --timeout]"),
+        click.option(
+            "-w", "--wait", metavar="SECONDS", type=time_limit, help="Wait at most so long. [default: --timeout]"
+        ),
         click.option("-n", "--nonblock", is_flag=True, help="Do not wait."),
     ):
         function = add(function)

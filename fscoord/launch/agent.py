@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,45 +13,107 @@ from fscoord import errors
 from fscoord._arguments import MalformedText, parse_uint63, to_seconds
 from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
+from fscoord._runtime.signals import Terminated
 from fscoord._waiting.timing import SlowWaitLogger
-from fscoord.launch.worker import Console, Streams, WorkerGroup
+from fscoord.launch.announcer import Announcer, describe_failure
+from fscoord.launch.worker import Console, Failure, Streams, WorkerGroup
 from fscoord.rendezvous.base import RendezvousInfo
 from fscoord.rendezvous.handler import DynamicRendezvousHandler
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
-__all__ = ["Agent", "Failure", "Job", "Outcome", "RoundStore"]
+__all__ = ["Access", "Agent", "Crew", "Job", "Outcome", "RoundStore", "file_name"]
+
+
+class Access:
+    """The group and the permissions of the rendezvous's file, which the files and directories beside it get as well.
+
+    If the store is not a file, or the file is for its owner alone, the umask decides, as it does for other programs.
+
+    Args:
+        store: the store of the rendezvous.
+    """
+
+    def __init__(self, store: Store) -> None:
+        path = getattr(store, "path", None)
+        found = system.os.stat(path) if isinstance(path, str) else None
+        mode = 0 if found is None else system.stat.S_IMODE(found.st_mode) & 0o666
+        self._group = -1 if found is None else found.st_gid
+        self.file_mode = mode if mode & 0o077 else None
+
+    def make_directory(self, path: str, mode: int = 0o777) -> None:
+        """Create the directory `path`, which other users may then enter as far as they may use the file.
+
+        Args:
+            path: the path. Its parent exists.
+            mode: the permissions, before the umask, if the file is for its owner alone.
+
+        Raises:
+            FileExistsError: there is something at `path`.
+        """
+        system.os.mkdir(path, mode if self.file_mode is None else 0o700)
+        if self.file_mode is None:
+            return
+        if system.os.stat(path).st_gid != self._group:
+            try:
+                system.os.chown(path, -1, self._group)
+            except OSError as error:
+                text = "%s can't have the group %d of the rendezvous's file (%s): other users' workers can't enter it"
+                logger(__name__).warning(text, path, self._group, error.strerror)
+        # Users who may read or write the file may enter the directory. Files in it inherit its group (the setgid bit).
+        enter = (self.file_mode | self.file_mode >> 1 | self.file_mode >> 2) & 0o111
+        system.os.chmod(path, system.stat.S_ISGID | 0o700 | self.file_mode | enter)
+
+    def make_directories(self, path: str) -> None:
+        """Create the directory `path` and its missing parents, each as `make_directory` does."""
+        parent = system.os.path.dirname(path)
+        if parent and not system.os.path.isdir(parent):
+            self.make_directories(parent)
+        try:
+            self.make_directory(path)
+        except FileExistsError:  # of another node, or of an earlier round
+            if not system.os.path.isdir(path):
+                raise
 
 
 class RoundStore:
     """A store that only the workers of one round use, so that it is empty when they start.
 
-    If the store of the rendezvous is a file, this one is a file in a new directory next to it. The directory and the
-    file have the group and the permissions of the rendezvous's file, so that the same users can use them.
+    If the store of the rendezvous is the file JOB, this one is the file ``JOB.round-{name}/store``, with the same
+    options. The directory and the file have the group and the permissions of JOB, so that the same users can use them.
 
     Args:
         store: the store of the rendezvous. If it is not a file and can't have stores below it, the round has no store.
-        name: distinguishes this round from all others in that store.
+        name: distinguishes this round from all others in that store; a part of a file's name.
         is_first: whether this node creates the store at the beginning of the ``with``, before the others use it, and
             removes it at the end.
 
     Attributes:
         address: the address of the store, for `~fscoord.open_store`; empty if the round has none.
+        is_kept: whether the end of the ``with`` leaves the store for people to look at.
     """
 
     def __init__(self, store: Store, name: str, *, is_first: bool) -> None:
+        self.is_kept = False
         self._is_first = is_first
+        self._access = Access(store)
         self._below: Any = None
         self._directory = self.address = ""
         path = getattr(store, "path", None)
         if isinstance(path, str):
             self._directory = system.os.path.abspath(f"{path}.round-{name}")
-            found = system.os.stat(path)
-            self._group, self._mode = found.st_gid, system.stat.S_IMODE(found.st_mode) & 0o666
-            self.address = _url(system.os.path.join(self._directory, "store"), self._mode, store)
+            self.address = _url(system.os.path.join(self._directory, "store"), self._access.file_mode, store)
         if hasattr(store, "below"):
             self._below = store.below(f"round-{name}")
             self.address = self._below.address
+
+    def has_content(self) -> bool:
+        """Return whether there is something in the store: a worker of this round has opened it."""
+        return self._below is not None or system.os.path.exists(system.os.path.join(self._directory, "store"))
+
+    def address_of(self, rank: int) -> str:
+        """Return the address with which the worker `rank` opens the store, so that its session shows the rank."""
+        return self.address and f"{self.address}{'&' if '?' in self.address else '?'}rank={rank}"
 
     def __enter__(self) -> RoundStore:
         if self._directory and self._is_first:
@@ -58,48 +121,45 @@ class RoundStore:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._directory and self._is_first:
+        is_over = self._is_first and not self.is_kept
+        if self._directory and is_over:
             self._remove()
         if self._below is not None:
-            if self._is_first:
+            if is_over:
                 with suppress(errors.FscoordError):  # the store is left, like a directory that can't be removed
                     self._below.erase()
             self._below.close()
 
     def _make(self) -> None:
         try:
-            system.os.mkdir(self._directory, 0o700)
+            self._access.make_directory(self._directory, 0o700)
         except FileExistsError:  # it was left by a node that was killed
             self._remove()
-            system.os.mkdir(self._directory, 0o700)
-        if not self._mode & 0o077:
-            return
-        if system.os.stat(self._directory).st_gid != self._group:
-            try:
-                system.os.chown(self._directory, -1, self._group)
-            except OSError as error:
-                text = "%s can't have the group %d of the rendezvous's file (%s): other users' workers can't enter it"
-                logger(__name__).warning(text, self._directory, self._group, error.strerror)
-        # Users who may read or write the file may enter the directory. Files in it inherit its group (the setgid bit).
-        enter = (self._mode | self._mode >> 1 | self._mode >> 2) & 0o111
-        system.os.chmod(self._directory, system.stat.S_ISGID | 0o700 | self._mode | enter)
+            self._access.make_directory(self._directory, 0o700)
 
     def _remove(self) -> None:
         system.remove_directory(self._directory, system.os, system.os.getpid())
 
 
-def _url(path: str, mode: int, store: Store) -> str:
+def _url(path: str, mode: int | None, store: Store) -> str:
     from urllib.parse import quote
 
-    options = {name: str(value) for name, value in getattr(store, "place_options", {}).items()}
-    if mode & 0o077:
+    options = {
+        name: str(int(value) if isinstance(value, bool) else value)
+        for name, value in getattr(store, "shared_options", {}).items()
+    }
+    if mode is not None:
         options["mode"] = f"{mode:o}"
     query = "&".join(f"{name}={quote(value)}" for name, value in options.items())
     return "file://" + quote(path, errors="surrogateescape") + ("?" + query if query else "")
 
 
 ROUND_CHECK_S = 1.0
-"""The seconds between two checks, by an agent that waits for other nodes, that its round is not broken."""
+"""How often an agent that waits for other nodes checks that its round is not broken, in seconds."""
+
+
+FILE_NAME_MAX = 100
+"""The longest run id that is a part of a file's name as it is. Most file systems allow 255 bytes for the whole name."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +173,10 @@ class Job:
         monitor_interval: the time between two checks of the other nodes, in seconds.
         grace: the time from SIGTERM to SIGKILL for the workers, in seconds.
         streams: the streams of the workers that go to files, and those that go to the console.
-        log_dir: the directory of the workers' files. Each round has a directory in it.
+        log_dir: the directory of the workers' files: ``round-{N}/{local rank}/stdout.log``, ``stderr.log`` and
+            ``error.json``. It is for this node alone.
         trace: the directory in which the workers record their traces, or ``""`` for what the environment says.
+        role: the role of this node's workers. ``ROLE_RANK`` and ``ROLE_WORLD_SIZE`` count the workers of one role.
     """
 
     command: Sequence[str]
@@ -125,57 +187,70 @@ class Job:
     grace: float = 30.0
     streams: Streams = field(default_factory=Streams)
     trace: str = ""
-
-
-class Failure(NamedTuple):
-    """The first worker that failed in a round.
-
-    Attributes:
-        rank: the worker's rank.
-        local_rank: the worker's rank on its node.
-        host: the address of the node.
-        pid: the worker's process id.
-        status: the exit code, or the negative number of the signal that killed the worker.
-        message: the last lines of the worker's standard error.
-        error_file: the path of the worker's traceback on its host, or ``""``.
-        round: the number of the round.
-    """
-
-    rank: int
-    local_rank: int
-    host: str
-    pid: int
-    status: int
-    message: str
-    error_file: str
-    round: int
+    role: str = "default"
 
 
 class Outcome(NamedTuple):
-    """How a job ended: whether it succeeded, and the failures of its rounds. If it failed, the last one ended it."""
+    """How a job ended.
+
+    Attributes:
+        is_success: whether it succeeded.
+        failures: the failures of its rounds. If the job failed, the last one ended it.
+        kept_store: the address of the store of the round that failed last, which is kept; ``""`` if there is none.
+    """
 
     is_success: bool
     failures: list[Failure]
+    kept_store: str = ""
+
+
+class Crew(NamedTuple):
+    """The workers of one node in a round: their number and their role. Each node publishes its own."""
+
+    workers: int
+    role: str
+
+    def encode(self) -> bytes:
+        """Return the crew as text: the number, a space, and the role."""
+        return f"{self.workers} {self.role}".encode("utf-8", "surrogateescape")
+
+    @classmethod
+    def parse(cls, data: bytes) -> Crew:
+        """Return the crew in `data`, which `encode` has written."""
+        number, _, role = data.partition(b" ")
+        return cls(parse_uint63(number), role.decode("utf-8", "surrogateescape"))
 
 
 class Agent:
     """Runs one node's share of a job.
 
-    The nodes record failures in the store of the rendezvous, one key for each round. Only the first report of a round
-    is written to its key. So all nodes count the same failures, and show the same first failure of a round.
+    The nodes record failures in the store of the rendezvous, under one key for each round. The first failure of a round
+    takes the key, and later ones are not recorded. So all nodes count the same failures, and show the same one for a
+    round.
 
     Args:
         job: the job.
         handler: this node's part in the rendezvous. It is shut down when the job has ended.
         store: the store of the rendezvous.
         console: the console to which the workers' output is copied.
+        announcer: tells people what happens; None: they are told nothing.
     """
 
-    def __init__(self, job: Job, handler: DynamicRendezvousHandler, store: Store, console: Console) -> None:
+    def __init__(
+        self,
+        job: Job,
+        handler: DynamicRendezvousHandler,
+        store: Store,
+        console: Console,
+        announcer: Announcer | None = None,
+    ) -> None:
         self._job = job
         self._handler = handler
         self._store = store
         self._console = console
+        self._announcer = announcer or Announcer(console, quiet=True)
+        self._reason = ""  # of the next round, for people; "" for the first one
+        self._kept_store = ""
 
     def run(self) -> Outcome:
         """Run until the job has ended.
@@ -184,49 +259,73 @@ class Agent:
             RendezvousError: the nodes could not agree on a round.
             OSError: a file could not be created.
         """
+        self._handler.on_wait = self._announcer.waiting
         while True:
             try:
                 info = self._handler.next_rendezvous()
             except errors.RendezvousClosedError:
                 failures = self._failures()
                 if len(failures) > self._job.max_restarts:
-                    return Outcome(False, failures)
+                    return Outcome(False, failures, self._kept_store)
                 raise
             if self._round(info):
                 failures = self._failures()
                 self._handler.shutdown()
-                return Outcome(len(failures) <= self._job.max_restarts, failures)
+                return Outcome(len(failures) <= self._job.max_restarts, failures, self._kept_store)
 
     def _round(self, info: RendezvousInfo) -> bool:
         """Run the workers once; return whether the job has ended."""
         # The first node creates the store before it publishes its number of workers, for which all others wait.
-        name = f"{self._handler.life}-{self._handler.round}"
+        name = f"{file_name(self._handler.get_run_id())}-{self._handler.life}-{self._handler.round}"
         with RoundStore(self._store, name, is_first=info.rank == 0) as round_store:
-            sizes = self._sizes(info)
-            return False if sizes is None else self._run_workers(info, sizes, round_store)
+            crews = self._crews(info)
+            if crews is None:
+                self._tell_broken()
+                return False
+            has_ended = self._run_workers(info, crews, round_store)
+            is_lost = has_ended and len(self._failures()) > self._job.max_restarts
+            round_store.is_kept = is_lost and bool(round_store.address) and round_store.has_content()
+            self._kept_store = round_store.address if round_store.is_kept else ""
+        return has_ended
 
-    def _run_workers(self, info: RendezvousInfo, sizes: list[int], round_store: RoundStore) -> bool:
+    def _run_workers(self, info: RendezvousInfo, crews: list[Crew], round_store: RoundStore) -> bool:
+        sizes = [crew.workers for crew in crews]
+        if self._reason or info.world_size > 1:
+            self._announcer.round_begins(self._handler.round, sizes, info.rank, self._reason)
+        access = Access(self._store)
         directory = system.os.path.join(self._job.log_dir, f"round-{self._handler.round}")
-        with WorkerGroup(self._job.command, self._console, self._job.streams) as workers:
-            common = self._environment(info, sizes, round_store.address)
+        with WorkerGroup(self._job.command, self._console, self._job.streams, access.file_mode) as workers:
+            common = self._environment(info, sizes)
             first = sum(sizes[: info.rank])
+            role_first = sum(crew.workers for crew in crews[: info.rank] if crew.role == self._job.role)
+            role_size = sum(crew.workers for crew in crews if crew.role == self._job.role)
             for local_rank in range(self._job.workers):
                 rank = first + local_rank
                 own = system.os.path.join(directory, str(local_rank))
-                system.os.makedirs(own, exist_ok=True)
-                numbers = {"RANK": str(rank), "ROLE_RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-                workers.start(rank, local_rank, {**common, **numbers}, own)
-            has_ended = self._follow(workers, info)
-            workers.stop(self._job.grace)
+                access.make_directories(own)
+                numbers = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+                role = {"ROLE_RANK": str(role_first + local_rank), "ROLE_WORLD_SIZE": str(role_size)}
+                if round_store.address:
+                    role["FSCOORD_STORE"] = round_store.address_of(rank)
+                workers.start(rank, local_rank, {**common, **numbers, **role}, own)
+            number = int(signal.SIGTERM)
+            try:
+                has_ended = self._follow(workers, info)
+            except (KeyboardInterrupt, Terminated) as error:
+                number = error.number if isinstance(error, Terminated) else signal.SIGINT
+                self._announcer.stopping(number, self._job.grace)
+                raise
+            finally:
+                workers.stop(self._job.grace, number)
         return has_ended
 
-    def _sizes(self, info: RendezvousInfo) -> list[int] | None:
-        """Return how many workers each node runs, or None if the round was broken before all nodes published that.
+    def _crews(self, info: RendezvousInfo) -> list[Crew] | None:
+        """Return the crew of each node, or None if the round was broken before all nodes had published a crew.
 
         Raises:
-            RendezvousTimeoutError: a node did not publish its number within the store's timeout, in an unbroken round.
+            RendezvousTimeoutError: a node did not publish its crew within the store's timeout, in an unbroken round.
         """
-        info.store.set(f"workers/{info.rank}", str(self._job.workers))
+        info.store.set(f"workers/{info.rank}", Crew(self._job.workers, self._job.role).encode())
         keys = [f"workers/{rank}" for rank in range(info.world_size)]
         limit = to_seconds(info.store.timeout)
         end = system.time.monotonic() + limit
@@ -248,16 +347,15 @@ class Agent:
                 slow_wait.warn_if_due(lambda: words)  # noqa: B023 - it is called at once
                 continue
             try:
-                return [parse_uint63(value) for value in values]
-            except MalformedText as error:
+                return [Crew.parse(value) for value in values]
+            except (MalformedText, UnicodeDecodeError) as error:
                 raise _foreign("numbers of workers", error) from error
 
-    def _environment(self, info: RendezvousInfo, sizes: list[int], address: str) -> dict[str, str]:
-        world, restarts = str(sum(sizes)), str(len(self._failures()))
+    def _environment(self, info: RendezvousInfo, sizes: list[int]) -> dict[str, str]:
+        restarts = str(len(self._failures()))
         values = {
-            "WORLD_SIZE": world,
-            "ROLE_WORLD_SIZE": world,
-            "ROLE_NAME": "default",
+            "WORLD_SIZE": str(sum(sizes)),
+            "ROLE_NAME": self._job.role,
             "LOCAL_WORLD_SIZE": str(self._job.workers),
             "GROUP_RANK": str(info.rank),
             "GROUP_WORLD_SIZE": str(info.world_size),
@@ -270,8 +368,6 @@ class Agent:
             "FSCOORD_RESTART_COUNT": restarts,
             "FSCOORD_RUN_ID": self._handler.get_run_id(),
         }
-        if address:
-            values["FSCOORD_STORE"] = address
         if self._job.trace:
             values[tracing.ENVIRONMENT_VARIABLE] = self._job.trace
         return values
@@ -290,14 +386,28 @@ class Agent:
                 info.store.set(f"done/{info.rank}", b"1")
                 is_done = True
             if self._view().check([failed]):
-                failures = self._failures()
-                logger(__name__).info("round %s failed: %s", self._handler.round, failures[-1])
-                return len(failures) > self._job.max_restarts
+                return self._has_failed()
             if is_done and info.store.check(everybody):
                 return True
             if not self._handler.is_current() or (not is_done and self._handler.num_nodes_waiting() > 0):
-                logger(__name__).info("round %s is over: nodes have come or gone", self._handler.round)
+                self._tell_broken()
                 return False
+
+    def _has_failed(self) -> bool:
+        """Tell about the failure of the round, and return whether it ends the job."""
+        failures = self._failures()
+        failure, count, limit = failures[-1], len(failures), self._job.max_restarts
+        logger(__name__).info("%s", describe_failure(failure))
+        self._reason = f" (restart {count} of {limit}, after the failure of rank {failure.rank})"
+        if count <= limit:
+            self._announcer.worker_failed(failure, count, limit)
+        return count > limit
+
+    def _tell_broken(self) -> None:
+        """Tell that the round is over because nodes have come or gone."""
+        lost = self._handler.lost_nodes()
+        self._reason = " without the lost nodes" if lost else " with more nodes"
+        self._announcer.round_broken(self._handler.round, self._handler.node, lost)
 
     def _failures(self) -> list[Failure]:
         view = self._view()
@@ -312,8 +422,17 @@ class Agent:
         return PrefixStore(f"fscoord.run.{self._handler.get_run_id()}.{self._handler.life}", self._store)
 
 
+def file_name(run_id: str) -> str:
+    """Return a part of a file's name for a run id of any characters and length. Each id has a name of its own."""
+    from hashlib import sha256
+    from urllib.parse import quote
+
+    name = quote(run_id, safe="")
+    return name if len(name) <= FILE_NAME_MAX else f"{name[:FILE_NAME_MAX]}-{sha256(name.encode()).hexdigest()[:16]}"
+
+
 def _foreign(what: str, error: Exception) -> errors.RendezvousStateError:
     return errors.RendezvousStateError(
-        f"the store holds something else in the place of a round's {what} ({type(error).__name__}: {error}): use"
-        " another id, or another store"
+        f"the keys for a round's {what} hold something else ({type(error).__name__}: {error}): another program wrote"
+        " it, so use another id or another store"
     )

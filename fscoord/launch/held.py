@@ -88,8 +88,8 @@ def run_held(
         check: raises `~fscoord.LockLostError` when the hold is lost; called in a thread, once a second.
         grace: the time from SIGTERM to SIGKILL for all processes when the hold is lost, in seconds.
         patience: the length of the hold's lease in seconds, after which other processes may acquire it; None if it
-            has no lease. If `check` does not return in that time, or this process is stopped, the processes of the
-            command get SIGTERM after half of the time, and SIGKILL after three quarters.
+            has no lease. If `check` does not return for half of that time, or this process is stopped for so long, the
+            processes of the command get SIGTERM, and after three quarters of the time SIGKILL.
         leaves_rest: whether to return when the command has ended, although its descendants still run. Otherwise this
             function waits for them as well.
         output_max: return standard output, at most this many bytes; None leaves it on the terminal.
@@ -193,8 +193,8 @@ class _HeldCommand:
         if "pid" not in facts and -status in self._passed:
             return status  # a signal for the whole group came before the warden had set its handlers
         raise errors.FscoordError(
-            f"the child of process {self._process.pid} that watched over the command was killed, and the command with"
-            " all that it had started"
+            f"the warden of the command, a child of process {self._process.pid}, was killed, and with it the command"
+            " and all processes that it had started"
         )
 
 
@@ -256,7 +256,7 @@ class _HoldMonitor:
                 _order(self._orders, warden.ALIVE)
             except errors.FscoordError as error:
                 if not is_told:
-                    logger(__name__).warning("does the hold last? %s", error)
+                    logger(__name__).warning("the check that the hold lasts failed: %s", error)
                 is_told = True
                 if isinstance(error, _LOST):
                     self._end(error)

@@ -19,7 +19,7 @@ from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
 from fscoord.launch import warden
 
-__all__ = ["Console", "Streams", "WorkerExit", "WorkerGroup", "parse_streams"]
+__all__ = ["Console", "Failure", "Streams", "WorkerExit", "WorkerGroup", "find_accelerators", "parse_streams"]
 
 OUTPUT_END_S = 5.0
 """How long to wait for the last output of a worker after its end, in seconds."""
@@ -48,6 +48,30 @@ class WorkerExit(NamedTuple):
     error_file: str
 
 
+class Failure(NamedTuple):
+    """The first worker that failed in a round.
+
+    Attributes:
+        rank: the worker's rank.
+        local_rank: the worker's rank on its node.
+        host: the address of the node.
+        pid: the worker's process id.
+        status: the exit code, or the negative number of the signal that killed the worker.
+        message: the last lines of the worker's standard error.
+        error_file: the path of the worker's traceback on its host, or ``""``.
+        round: the number of the round.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    status: int
+    message: str
+    error_file: str
+    round: int
+
+
 class WorkerGroup:
     """The workers of one node. The end of the ``with`` kills the workers that still run, with all their descendants.
 
@@ -55,12 +79,16 @@ class WorkerGroup:
         command: the program and its arguments.
         console: the console to which their output is copied.
         streams: which streams go to files, and which to the console.
+        file_mode: the permissions of the files; None: those that the umask leaves of 0644.
     """
 
-    def __init__(self, command: Sequence[str], console: Console, streams: Streams) -> None:
+    def __init__(
+        self, command: Sequence[str], console: Console, streams: Streams, file_mode: int | None = None
+    ) -> None:
         self._command = list(command)
         self._console = console
         self._streams = streams
+        self._file_mode = file_mode
         self._workers: list[_Worker] = []
         self._ends: queue.SimpleQueue[WorkerExit] = queue.SimpleQueue()
         self._ended = 0
@@ -96,7 +124,8 @@ class WorkerGroup:
         for stream, name in ((STDOUT, "stdout.log"), (STDERR, "stderr.log")):
             is_shown, is_file = (each(local_rank, stream) for each in (self._streams.is_shown, self._streams.is_file))
             path = system.os.path.join(directory, name) if is_file else None
-            worker.follow(self._console, stream, f"[{rank}] ".encode() if is_shown else b"", path)
+            file = None if path is None else _create(path, self._file_mode)
+            worker.follow(self._console, stream, f"[{rank}] ".encode() if is_shown else b"", file)
 
     def next_end(self, seconds: float) -> WorkerExit | None:
         """Wait for the end of a worker, and return it; None if none ends within `seconds`."""
@@ -107,10 +136,10 @@ class WorkerGroup:
         self._ended += 1
         return end
 
-    def stop(self, grace: float) -> None:
-        """Send SIGTERM to all workers, and SIGKILL after `grace` seconds; return when all have ended."""
+    def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
+        """Send the signal `number` to all workers, and SIGKILL after `grace` seconds; return when all have ended."""
         for worker in self._workers:
-            worker.order(signal.SIGTERM)
+            worker.order(number)
         deadline = system.time.monotonic() + grace
         while self.running and (left := deadline - system.time.monotonic()) > 0:
             self.next_end(left)
@@ -118,7 +147,9 @@ class WorkerGroup:
             worker.kill()
         while self.running:
             if self.next_end(OUTPUT_END_S) is None:
-                logger(__name__).warning("%d workers can't be killed: they hang in the kernel", self.running)
+                logger(__name__).warning(
+                    "%d workers were killed and have not ended: they are blocked in the kernel", self.running
+                )
                 return
 
 
@@ -154,11 +185,11 @@ class _Worker:
         finally:
             system.os.close(writer)
 
-    def follow(self, console: Console, stream: int, prefix: bytes, path: str | None) -> None:
+    def follow(self, console: Console, stream: int, prefix: bytes, file: IO[bytes] | None) -> None:
         """Start a thread that copies the output `stream`; for the second stream, also one that reads the report."""
         assert self._process is not None
         pipe = self._process.stdout if stream == STDOUT else self._process.stderr
-        self._spawn(console.follow, pipe, stream, prefix, path, self._tails[stream])
+        self._spawn(console.follow, pipe, stream, prefix, file, self._tails[stream])
         if stream == STDERR:
             self._spawn(self._listen, list(self._threads))
 
@@ -205,7 +236,7 @@ class _Worker:
             thread.join(OUTPUT_END_S)
         message = str(facts.get("error") or b"".join(self._tails[STDERR]).decode("utf-8", "replace"))
         if "status" not in facts:
-            message += "its warden was killed"
+            message += "the warden of this worker was killed"
         status, pid = facts.get("status", -signal.SIGKILL), facts.get("pid", 0)
         assert isinstance(status, int)
         assert isinstance(pid, int)
@@ -220,6 +251,7 @@ class _Worker:
 
 
 STDOUT, STDERR = 1, 2
+_MODES = ("0", "1", "2", "3")
 TAIL = 20
 LINE_MAX = 65536
 
@@ -227,21 +259,22 @@ LINE_MAX = 65536
 def parse_streams(text: str) -> Mapping[int | None, int]:
     """Return the streams that `text` names for each local rank, in the syntax of torchrun.
 
-    ``0`` is no stream, ``1`` standard output, ``2`` standard error and ``3`` both, for all local ranks. ``0:3,1:1``
-    names the streams for single local ranks, and no stream for the others. The key None stands for all others.
+    For all local ranks, ``0`` is no stream, ``1`` standard output, ``2`` standard error and ``3`` both. ``0:3,1:1``
+    names the streams of single local ranks; the other local ranks, for which the key None stands, have no stream.
 
     Raises:
         ValueError: `text` has another form.
     """
+    if text.strip() in _MODES:
+        return {None: int(text)}
     streams: dict[int | None, int] = {None: 0}
     for item in text.split(","):
-        rank, colon, mode = item.strip().rpartition(":")
-        if mode not in {"0", "1", "2", "3"} or (colon and not rank.isascii()) or bool(colon) != rank.isdigit():
+        rank, _, mode = item.strip().partition(":")
+        if mode not in _MODES or not rank.isascii() or not rank.isdigit():
             raise ValueError(f"{text!r}: streams are 0, 1, 2 or 3 for all, or 0:3,1:1 for each local rank")
-        key = int(rank) if colon else None
-        if key in streams and key is not None:
+        if int(rank) in streams:
             raise ValueError(f"{text!r} names the local rank {rank} twice")
-        streams[key] = int(mode)
+        streams[int(rank)] = int(mode)
     return streams
 
 
@@ -252,10 +285,12 @@ class Streams:
     Attributes:
         redirects: the streams that go to files only, as `parse_streams` returns them.
         tee: the streams that go to files as well as to the console.
+        shown_ranks: the local ranks whose streams go to the console at all; None: all of them.
     """
 
     redirects: Mapping[int | None, int] = field(default_factory=dict)
     tee: Mapping[int | None, int] = field(default_factory=dict)
+    shown_ranks: frozenset[int] | None = None
 
     def is_file(self, local_rank: int, stream: int) -> bool:
         """Return whether the stream, 1 or 2, of that worker goes to a file."""
@@ -263,11 +298,36 @@ class Streams:
 
     def is_shown(self, local_rank: int, stream: int) -> bool:
         """Return whether the stream, 1 or 2, of that worker goes to the console."""
+        if self.shown_ranks is not None and local_rank not in self.shown_ranks:
+            return False
         return not _mode(self.redirects, local_rank) & stream or bool(_mode(self.tee, local_rank) & stream)
 
 
 def _mode(streams: Mapping[int | None, int], local_rank: int) -> int:
     return streams.get(local_rank, streams.get(None, 0))
+
+
+_ASK_TORCH = """
+import torch
+device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+print("\\n", "none" if device is None else device.type, torch.accelerator.device_count())
+"""
+
+
+def find_accelerators() -> tuple[str, int]:
+    """Return the type of this node's accelerators, such as ``cuda``, and their number, as torch counts them.
+
+    The type is ``none`` if there is no accelerator, and ``""`` if torch can't be imported. Another process imports it,
+    and ends at once: in this process torch would occupy memory as long as the job runs.
+    """
+    command = [sys.executable, "-c", _ASK_TORCH]
+    done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)  # noqa: S603 - our own
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        logger(__name__).info("torch can't count the accelerators: %s", reason)
+        return "", 0
+    kind, count = done.stdout.decode().split()[-2:]
+    return kind, int(count)
 
 
 class Console:
@@ -289,13 +349,12 @@ class Console:
             except (OSError, ValueError):
                 self._sinks[stream] = None
 
-    def follow(self, pipe: IO[bytes], stream: int, prefix: bytes, path: str | None, tail: list[bytes]) -> None:
+    def follow(self, pipe: IO[bytes], stream: int, prefix: bytes, file: IO[bytes] | None, tail: list[bytes]) -> None:
         """Copy `pipe` line by line, up to its end, and keep the last lines in `tail`.
 
-        The console gets each line with `prefix` before it, or no line if `prefix` is empty. The file `path` gets the
-        lines as they are, unless it is None.
+        The console gets each line with `prefix` before it, or no line if `prefix` is empty. `file` gets the lines as
+        they are, unless it is None. At the end, both the pipe and the file are closed.
         """
-        file = None if path is None else _create(path)
         try:
             for line in iter(lambda: pipe.readline(LINE_MAX), b""):
                 whole = line if line.endswith(b"\n") else line + b"\n"
@@ -316,6 +375,10 @@ def _binary(text: IO[str] | None) -> IO[bytes] | None:
     return getattr(text, "buffer", None)
 
 
-def _create(path: str) -> IO[bytes]:
+def _create(path: str, mode: int | None) -> IO[bytes]:
+    """Create the file `path`, empty, with the permissions `mode`; None: those that the umask leaves of 0644."""
     flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_TRUNC | system.O_CLOEXEC
-    return system.os.fdopen(system.os.open(path, flags, 0o644), "wb")
+    file = system.os.fdopen(system.os.open(path, flags, 0o644 if mode is None else 0o600), "wb")
+    if mode is not None:
+        system.os.fchmod(file.fileno(), mode)
+    return file

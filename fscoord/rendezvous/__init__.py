@@ -16,6 +16,7 @@ from fscoord.rendezvous.base import RendezvousHandler, RendezvousInfo, Rendezvou
 from fscoord.rendezvous.creation import (
     DEFAULT_PORT,
     RendezvousHandlerRegistry,
+    check_options,
     create_backend,
     create_handler,
     get_rendezvous_handler,
@@ -53,6 +54,7 @@ __all__ = [
     "RendezvousTimeout",
     "RendezvousTimeoutError",
     "Token",
+    "check_options",
     "construct_and_record_rdzv_event",
     "create_backend",
     "create_handler",

@@ -153,8 +153,8 @@ class C10dRendezvousBackend(RendezvousBackend):
 
     def _damaged(self, reason: str) -> errors.RendezvousStateError:
         return errors.RendezvousStateError(
-            f"the key {self._key!r} holds no state of a rendezvous ({reason}):"
-            " something else wrote it, so use another id or another store"
+            f"the key {self._key!r} does not hold the state of a rendezvous ({reason}):"
+            " another program wrote it, so use another id or another store"
         )
 
 
@@ -247,7 +247,8 @@ class SharedState:
             if not backoff.pause():
                 raise errors.RendezvousTimeoutError(
                     f"the state of the rendezvous could not be changed within {backoff.waited():.3g} s: the backend"
-                    f" {self._backend.name!r} refused each of {backoff.tries} writes; look at what the other nodes do"
+                    f" {self._backend.name!r} refused each of {backoff.tries} writes, because other"
+                    " nodes kept changing it; look at what these nodes do"
                 )
         return state
 

@@ -47,7 +47,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """Return how many of the waiting nodes would take part in another round."""
+        """Return how many nodes wait that would take part in the next round."""
 
     @abstractmethod
     def get_run_id(self) -> str:
@@ -106,8 +106,8 @@ class RendezvousStoreInfo:
             return cls(found.decode("utf-8", "surrogateescape"), int(port_text))
         except ValueError as error:
             raise RendezvousStateError(
-                f"the keys {_ADDRESS} and {_PORT} hold {found[:40]!r} and {port_text[:40]!r}, which is no address:"
-                " something else wrote them, so use another store"
+                f"the keys {_ADDRESS} and {_PORT} hold {found[:40]!r} and {port_text[:40]!r}, which is not an address:"
+                " another program wrote them, so use another store"
             ) from error
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fscoord._runtime import network, system
@@ -13,9 +13,9 @@ from fscoord.rendezvous.backend import C10dRendezvousBackend
 from fscoord.rendezvous.base import RendezvousHandler
 from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
 from fscoord.rendezvous.handler import DynamicRendezvousHandler
-from fscoord.rendezvous.parameters import RendezvousParameters, RendezvousSettings
+from fscoord.rendezvous.parameters import SETTINGS, RendezvousParameters, RendezvousSettings
 from fscoord.store import Store
-from fscoord.stores.url import open_store
+from fscoord.stores.url import open_store, parse_url
 
 __all__ = [
     "DEFAULT_PORT",
@@ -23,6 +23,7 @@ __all__ = [
     "STORE_TYPES",
     "RendezvousHandlerCreator",
     "RendezvousHandlerRegistry",
+    "check_options",
     "create_backend",
     "create_handler",
     "get_rendezvous_handler",
@@ -34,8 +35,23 @@ __all__ = [
 STORE_TYPES = ("etcd", "file", "hash", "tcp")
 READ_TIMEOUT_S = 60
 
+OPTIONS = frozenset({"store_type", "read_timeout", "is_host", *SETTINGS})
+"""The options of `create_handler`."""
+
 # An endpoint with a scheme is a URL. ``node1:29400`` is a host and its port, although it looks like one.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|(file|mem):(?![0-9]+$)", re.IGNORECASE)
+
+
+def check_options(names: Iterable[str]) -> None:
+    """Refuse names that are no options of `create_handler`, which would have no effect.
+
+    Raises:
+        ValueError: some are unknown. The message lists the known ones.
+    """
+    unknown = sorted(set(names) - OPTIONS)
+    if unknown:
+        words = f"unknown rendezvous option {', '.join(map(repr, unknown))}"
+        raise ValueError(f"{words}; known are {', '.join(sorted(OPTIONS))}")
 
 
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
@@ -49,7 +65,8 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     - A text that begins with ``file:`` or contains a slash is a file. ``scheme://...`` is a store of that scheme.
     - ``host[:port]`` is a TCP store on that host, never a file of that name.
 
-    The option ``read_timeout`` is the number of seconds that operations of the store wait (60). The option ``is_host``,
+    The option ``read_timeout`` is the number of seconds that operations of the store wait (60, or the ``timeout`` in
+    the address). The option ``is_host``,
     for ``tcp``, is whether this process hosts the store (by default, whether the endpoint names this host). The caller
     closes the store. The id of the rendezvous is a part of its key, and never the store's own run id.
 
@@ -74,7 +91,7 @@ def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
     """Open the store that `params` name, and return a handler on it, whose `shutdown` closes the store.
 
     `get_rendezvous_handler` calls this for the backend ``c10d``. The options are those of `create_backend` and of
-    `RendezvousSettings.from_parameters`.
+    `RendezvousSettings.from_parameters`. Other options have no effect; `check_options` refuses them.
 
     Raises:
         ValueError: an option, the endpoint or the run id is invalid.
@@ -90,7 +107,7 @@ def _store_type(params: RendezvousParameters) -> str:
     if given is not None:
         store_type = str(given).strip().lower()
         if store_type not in STORE_TYPES:
-            raise ValueError(f"unknown store_type {given!r}; there are {', '.join(STORE_TYPES)}")
+            raise ValueError(f"unknown store_type {given!r}; known are {', '.join(STORE_TYPES)}")
         return store_type
     endpoint = _endpoint(params)
     if not endpoint:
@@ -107,7 +124,7 @@ def _endpoint(params: RendezvousParameters) -> str:
 def _read_timeout(params: RendezvousParameters) -> int:
     timeout = params.get_as_int("read_timeout", READ_TIMEOUT_S)
     if timeout is None or timeout <= 0:
-        raise ValueError(f"the rendezvous option read_timeout={timeout} is no positive number of seconds")
+        raise ValueError(f"the rendezvous option read_timeout={timeout} is not a positive number of seconds")
     return timeout
 
 
@@ -125,7 +142,8 @@ def _open(params: RendezvousParameters, store_type: str, timeout: int) -> Store:
         address = f"etcd://{endpoint}" if "/" in endpoint else f"etcd://{endpoint}/{_prefix_of(params.run_id)}"
     else:
         address = endpoint
-    return _connect(address, timeout=timeout)
+    has_own = "timeout" in parse_url(address)[3] and params.get("read_timeout") is None
+    return _connect(address) if has_own else _connect(address, timeout=timeout)
 
 
 def _prefix_of(run_id: str) -> str:
@@ -157,8 +175,8 @@ def _open_temporary(params: RendezvousParameters, timeout: int) -> Store:
     construct_and_record_rdzv_event(params.run_id, message, NodeState.INIT)
     if params.min_nodes > 1:
         text = (
-            "rendezvous %r has no endpoint, so that other nodes can find it only if they are told of %s;"
-            " pass a path that all of them can reach"
+            "the rendezvous %r has no endpoint, so other nodes can find it only if they are told of %s;"
+            " pass a path that all of them can reach as the endpoint"
         )
         logger(__name__).warning(text, params.run_id, store.path)
     return store
@@ -174,7 +192,7 @@ def _open_tcp(params: RendezvousParameters, timeout: int) -> Store:
     except RendezvousConnectionError:
         if not is_host or told is not None:
             raise
-        # Of several processes of this rendezvous on the host only one hosts the store.
+        # Another process of this rendezvous on this host may host the store already.
         return _connect(address, timeout=timeout, is_master=False, multi_tenant=True)
     if is_host:
         message = f"Process {system.os.getpid()} hosts the TCP store for the C10d rendezvous backend."
@@ -195,7 +213,7 @@ class RendezvousHandlerRegistry:
         self._creators: dict[str, RendezvousHandlerCreator] = {}
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
-        """Let `create_handler` use `creator` for `backend`. Registering the same pair twice is a no-op.
+        """Let `create_handler` use `creator` for `backend`. A second call with the same pair does nothing.
 
         Raises:
             ValueError: the name is empty, or another creator is registered for `backend`.
@@ -203,7 +221,7 @@ class RendezvousHandlerRegistry:
         if not backend:
             raise ValueError("the rendezvous backend needs a name")
         if self._creators.setdefault(backend, creator) != creator:  # each access to a method makes an object of its own
-            raise ValueError(f"the rendezvous backend {backend!r} is registered already, with another maker")
+            raise ValueError(f"the rendezvous backend {backend!r} is registered already, with another creator")
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
         """Return the handler that the creator registered for ``params.backend`` makes from `params`.
@@ -215,11 +233,12 @@ class RendezvousHandlerRegistry:
         creator = self._creators.get(params.backend)
         if creator is None:
             known = ", ".join(sorted(self._creators)) or "none"
-            raise ValueError(f"unknown rendezvous backend {params.backend!r}; there are: {known}")
+            raise ValueError(f"unknown rendezvous backend {params.backend!r}; known are: {known}")
         handler = creator(params)
         if handler.get_backend() != params.backend:
             raise RuntimeError(
-                f"the maker of the rendezvous backend {params.backend!r} made a handler of {handler.get_backend()!r}"
+                f"the creator of the rendezvous backend {params.backend!r} returned a handler of"
+                f" {handler.get_backend()!r}"
             )
         return handler
 
@@ -270,11 +289,13 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or not network.is_ip_address(host) or (rest and rest[0] != ":"):
-            raise ValueError(f"the rendezvous endpoint {text!r} is no [IPv6 address]:port")
+            raise ValueError(f"the rendezvous endpoint {text!r} is not of the form [IPv6 address]:port")
     elif text.count(":") > 1:
         host, rest = text, ""
         if not network.is_ip_address(host):
-            raise ValueError(f"the rendezvous endpoint {text!r} is no IPv6 address; with a port it is [address]:port")
+            raise ValueError(
+                f"the rendezvous endpoint {text!r} is not an IPv6 address; with a port, write [address]:port"
+            )
     else:
         host, colon, port = text.partition(":")
         rest = colon + port
@@ -293,5 +314,5 @@ def matches_machine_hostname(host: str) -> bool:
 
 def _port(text: str, endpoint: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65535:
-        raise ValueError(f"the port in the rendezvous endpoint {endpoint!r} is no integer from 0 to 65535")
+        raise ValueError(f"the port in the rendezvous endpoint {endpoint!r} is not an integer from 0 to 65535")
     return int(text)

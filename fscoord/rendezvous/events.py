@@ -1,8 +1,12 @@
-"""The events of a rendezvous, as lines of JSON for the logger ``fscoord.rendezvous.events``."""
+"""The events of a rendezvous, as lines of JSON for the logger ``fscoord.rendezvous.events``.
+
+Each log record also has the event's message alone, as an attribute: the command shows that to people.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -11,10 +15,21 @@ from typing import Final
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 
-__all__ = ["NodeState", "RdzvEvent", "construct_and_record_rdzv_event"]
+__all__ = ["FOR_PEOPLE", "NodeState", "RdzvEvent", "construct_and_record_rdzv_event", "shorten_names"]
+
+FOR_PEOPLE: Final = "fscoord_for_people"
+"""The attribute of a log record of an event that has the event's message, for programs that show the log to people."""
 
 NUMBERS: Final = frozenset({"pid", "rank", "local_id"})
 """The fields of an event that are numbers. The others are text."""
+
+
+_NODE = re.compile(r"(\S+)_([0-9]+)_[0-9]+_[0-9a-f]{12}(_s[0-9]+)?\b")
+
+
+def shorten_names(text: str) -> str:
+    """Return `text` with each name of a node as ``host:pid``, without the numbers that distinguish handlers."""
+    return _NODE.sub(r"\1:\2", text)
 
 
 class NodeState(str, Enum):
@@ -77,7 +92,7 @@ class RdzvEvent:
                 if not isinstance(value, (int, type(None)) if name in NUMBERS else str):
                     raise TypeError(f"{name}={value!r}")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{data[:80]!r} is no event of a rendezvous ({type(error).__name__})") from error
+            raise ValueError(f"{data[:80]!r} is not an event of a rendezvous ({type(error).__name__})") from error
         return event
 
     def __str__(self) -> str:
@@ -122,7 +137,7 @@ def construct_and_record_rdzv_event(
         _traceback() if is_failure else "",
     )
     log = logger(__name__)
-    (log.error if is_failure else log.info)("%s", event)
+    (log.error if is_failure else log.info)("%s", event, extra={FOR_PEOPLE: shorten_names(message)})
     return event
 
 

@@ -6,8 +6,9 @@ import itertools
 import math
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 from fscoord._arguments import Timeout, to_seconds, to_timedelta
 from fscoord._runtime import system, tracing
@@ -32,14 +33,14 @@ from fscoord.rendezvous.backend import (
     store_errors_as_rendezvous,
 )
 from fscoord.rendezvous.base import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
+from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event, shorten_names
 from fscoord.rendezvous.keep_alive import KeepAliveThread
 from fscoord.rendezvous.parameters import RendezvousSettings, RendezvousTimeout
 from fscoord.rendezvous.state import Decision, Limits, Observed, State, Verdict, close, decide, evict
 from fscoord.store import Store, closer_look
 from fscoord.stores.prefix import PrefixStore
 
-__all__ = ["ADDRESS_POLL_S", "DynamicRendezvousHandler", "RoundDeadlines"]
+__all__ = ["ADDRESS_POLL_S", "DynamicRendezvousHandler", "Progress", "RoundDeadlines", "short_names"]
 
 ADDRESS_POLL_S = POLL_INTERVAL_S
 """The seconds between two checks, by a node that waits for the address of rank 0, that the round is not broken."""
@@ -59,8 +60,34 @@ SPREAD = 2.0
 _local_ids = itertools.count()
 
 
+class Progress(NamedTuple):
+    """The state of a round that forms, as one of its waiting nodes sees it.
+
+    Attributes:
+        nodes: the number of nodes that have joined the round.
+        min_nodes: the least number of nodes in a round.
+        max_nodes: the greatest number of nodes in a round.
+        waited: how long this node has waited, in seconds.
+        left: how long the wait may last, in seconds. If there are enough nodes, it is the time for which the round
+            still waits for more.
+        is_running: whether the present round is complete without this node, which therefore waits for the next round.
+    """
+
+    nodes: int
+    min_nodes: int
+    max_nodes: int
+    waited: float
+    left: float
+    is_running: bool
+
+
+def short_names(nodes: Iterable[str]) -> str:
+    """Return the names of `nodes` for people; see `shorten_names`."""
+    return ", ".join(map(shorten_names, nodes))
+
+
 class DynamicRendezvousHandler(RendezvousHandler):
-    """A rendezvous of between ``min_nodes`` and ``max_nodes`` nodes, which may come and go.
+    """A rendezvous of ``min_nodes`` to ``max_nodes`` nodes, which may come and go.
 
     A handler is one node. Each call of `next_rendezvous` waits for one round. Waiting nodes sleep until the store
     wakes them. From the first call on, a thread sends a keep-alive every ``keep_alive_interval``.
@@ -73,7 +100,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
         store: the store that the nodes share; each round gets a view of it. It stays open, unless `owns_store`.
         local_addr: the address by which others reach this node; its host name by default.
         owns_store: whether `shutdown` closes the store, too.
+
+    Attributes:
+        on_wait: called with the progress of the round before each step of a wait in `next_rendezvous`; None: not.
     """
+
+    on_wait: Callable[[Progress], object] | None = None
 
     def __init__(
         self,
@@ -98,6 +130,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._node = self._keep_alive.node
         self._life: int | None = None
         self._returned: int | None = None
+        self._participants: tuple[str, ...] = ()  # of the round `_returned`
         self._is_shut_down = False
         weakref.finalize(self, self._keep_alive.stop_soon)
 
@@ -143,6 +176,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def round(self) -> int:
         """The number of the round that `next_rendezvous` returned last, over all lives; -1 before the first."""
         return -1 if self._returned is None else self._returned
+
+    @property
+    def participants(self) -> tuple[str, ...]:
+        """The names of the nodes in the round that `next_rendezvous` returned last, in the order of their ranks."""
+        return self._participants
 
     def get_backend(self) -> str:
         """Return the name of the backend."""
@@ -209,6 +247,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """Return whether the round that `next_rendezvous` returned last is still complete, with all its nodes."""
         return self._is_current(self._shared.read()[0])
 
+    def lost_nodes(self) -> list[str]:
+        """Return the participants of this node's round that have died or left since."""
+        present = self._shared.read()[0].present
+        return [node for node in self._participants if node not in present]
+
     def leave(self) -> None:
         """Remove this node. The others continue without it in another round, and the rendezvous stays open."""
         self._shared.change(lambda state: evict(state, [self._node]))
@@ -259,14 +302,15 @@ class DynamicRendezvousHandler(RendezvousHandler):
         try:
             step()
         except FscoordError as error:
-            logger(__name__).warning("the rendezvous %r did not end in good order: %s", self.get_run_id(), error)
+            logger(__name__).warning("the rendezvous %r did not end cleanly: %s", self.get_run_id(), error)
             return False
         return True
 
     def _next(self) -> RendezvousInfo:
         if self._is_shut_down:
             raise RendezvousClosedError(
-                f"this handler of the rendezvous {self.get_run_id()!r} was shut down; make another to take part again"
+                f"this handler of the rendezvous {self.get_run_id()!r} was shut down; create another one to take part"
+                " again"
             )
         self._keep_alive.start()
         deadlines = RoundDeadlines(self._limits, self._settings.timeout)
@@ -278,7 +322,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 state = self._agree(deadlines, slow_wait)
                 info = self._prepare(state, deadlines, slow_wait)
                 if info is not None:
-                    self._returned = state.round
+                    self._returned, self._participants = state.round, state.participants
                     return info
                 if deadlines.is_over(state, self._node):
                     raise RendezvousTimeoutError(self._too_few(state))
@@ -317,13 +361,16 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 return state
             if decision.verdict is Verdict.CLOSED:
                 raise RendezvousClosedError(
-                    f"the rendezvous {self.get_run_id()!r} has been closed; it begins anew when its nodes have ended"
+                    f"the rendezvous {self.get_run_id()!r} has been closed; when its nodes have ended, another one"
+                    " under this name can begin"
                 )
             if decision.verdict is Verdict.SPARE:
                 raise RendezvousGracefulExit(f"the rendezvous {self.get_run_id()!r} closed without needing this node")
             if deadlines.is_over(state, self._node):
                 raise RendezvousTimeoutError(self._too_few(state, backoff.tries))
-            slow_wait.warn_if_due(lambda: self._needs(state))  # noqa: B023 - it is called at once
+            slow_wait.warn_if_due(lambda: self._waits_for(state))  # noqa: B023 - it is called at once
+            if self.on_wait is not None:
+                self.on_wait(deadlines.progress(state))
             self._wait(state, deadlines)
             waited_for = state
             state, token = self._shared.read()
@@ -332,10 +379,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _read_apart(
         self, state: State, token: Token | None, took: float, deadlines: RoundDeadlines
     ) -> tuple[State, Token | None]:
-        """Pause at random after a write that was refused, and read the state again, before the next write.
+        """Pause for a random time after a write that was refused, and read the state again.
 
-        The longer the write `took`, in seconds, the more nodes wait for the store's lock to write. If they all repeated
-        their writes at once, one of them would succeed, and the others would have waited in vain.
+        `took` is the duration of the write, in seconds. The longer it is, the more nodes wait for the store's lock. If
+        all of them repeated their writes at once, one write would succeed, and the others would be refused again.
         """
         if took < SLOW_WRITE_S:
             return state, token
@@ -345,9 +392,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _wait(self, state: State, deadlines: RoundDeadlines) -> None:
         """Wait for a change of `state` after which this node may have something to do, or until the next poll.
 
-        Each node that joins changes the state. Only the first participant follows these changes: if all participants
-        read the state after each change, their requests would grow with the square of their number. For the same reason
-        the others poll the more rarely, the more they are.
+        Each node that joins changes the state. Only the first participant reads the state after each of these changes:
+        if all participants did, the number of their requests would grow with the square of the number of nodes. For the
+        same reason the interval of the other participants' polls grows with their number.
         """
         if self._node in state.participants[1:] and not (state.complete or state.closed):
             pause = POLL_INTERVAL_S * len(state.participants) / POLLS_PER_S
@@ -357,10 +404,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
             self._shared.wait(state, deadlines.left())
 
     def _must_know_all(self, decision: Decision, state: State, observed: Observed, waited_for: State | None) -> bool:
-        """Return whether this node must find out about every node, because that may change its `decision`.
+        """Return whether this node must probe every node, because the result may change its `decision`.
 
-        The first participant has seen the others join, so it usually completes the round, and the others ask only if
-        the state has stayed the same for a wait. Otherwise all nodes would probe all others.
+        The first participant has seen the others join, so it usually completes the round. Another node probes only if
+        the state was the same before and after a wait. Otherwise all nodes would probe all others.
         """
         is_first = state.participants[:1] == (self._node,)
         return (is_first or state == waited_for) and decision != decide(
@@ -370,17 +417,24 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _too_few(self, state: State, refused: int = 0) -> str:
         limit = to_seconds(self._settings.timeout.join)
         hint = f". The backend {self.get_backend()!r} refused the last {refused} writes of the state" if refused else ""
-        return f"no round within {limit:g} s of {self._needs(state)}{hint}{closer_look(self._store)}"
+        return (
+            f"no round of the rendezvous {self.get_run_id()!r} within {limit:g} s: {self._needs(state)}; start the"
+            f" others with the same endpoint and id{hint}{closer_look(self._store)}"
+        )
 
     def _needs_now(self) -> str:
-        return self._needs(self._shared.read()[0])
+        return self._waits_for(self._shared.read()[0])
+
+    def _waits_for(self, state: State) -> str:
+        return f"the rendezvous {self.get_run_id()!r}: {self._needs(state)}"
 
     def _needs(self, state: State) -> str:
-        others = ", ".join(sorted(state.present - {self._node})[:16]) or "nobody"
-        return (
-            f"rendezvous {self.get_run_id()!r}: it takes {self._limits.min_nodes} to {self._limits.max_nodes} nodes,"
-            f" and besides this one ({self._node}) there are: {others}"
-        )
+        least, most = self._limits.min_nodes, self._limits.max_nodes
+        count = f"{least}" if least == most else f"{least} to {most}"
+        others = sorted(state.present - {self._node})
+        own = short_names([self._node])
+        found = f"this one ({own}) and {short_names(others[:16])}" if others else f"only this one ({own})"
+        return f"it needs {count} nodes, and has {found}"
 
     def _prepare(self, state: State, deadlines: RoundDeadlines, slow_wait: SlowWaitLogger) -> RendezvousInfo | None:
         """Return the outcome of the round for this node, or None if the round was broken meanwhile."""
@@ -401,7 +455,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 raise RendezvousClosedError(f"the rendezvous {self.get_run_id()!r} has been closed by rank 0 ({first})")
             if deadlines.is_over(now, self._node):
                 raise RendezvousTimeoutError(
-                    f"rank 0 ({first}) of the rendezvous {self.get_run_id()!r} published no address; look at that node"
+                    f"rank 0 ({first}) of the rendezvous {self.get_run_id()!r} has not published its address; look at"
+                    " that node"
                 )
             slow_wait.warn_if_due(lambda: f"the address of rank 0 ({first}) of rendezvous {self.get_run_id()!r}")
 
@@ -414,13 +469,14 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
 
 class RoundDeadlines:
-    """The deadlines of one call of `next_rendezvous`, on this node's own clock."""
+    """The deadlines of one call of `next_rendezvous`, by this node's own clock."""
 
     def __init__(self, limits: Limits, timeout: RendezvousTimeout) -> None:
         self._limits = limits
         self._join = to_seconds(timeout.join)
         self._last_call = to_seconds(timeout.last_call)
-        self._deadline = system.time.monotonic() + self._join
+        self._started = system.time.monotonic()
+        self._deadline = self._started + self._join
         self._forming: tuple[int, float] | None = None
         self._enough: tuple[int, float] | None = None
 
@@ -445,6 +501,14 @@ class RoundDeadlines:
         marks = [mark[1] + self._last_call for mark in (self._forming, self._enough) if mark is not None]
         ends = [end - now for end in (*marks, self._deadline) if end > now]
         return max(0.0, min([longest, *ends]))
+
+    def progress(self, state: State) -> Progress:
+        """Return how far the round of `state` has come."""
+        now = system.time.monotonic()
+        end = self._deadline if self._enough is None else min(self._deadline, self._enough[1] + self._last_call)
+        least, most = self._limits.min_nodes, self._limits.max_nodes
+        left = max(0.0, end - now)
+        return Progress(len(state.participants), least, most, now - self._started, left, state.complete)
 
     def _is_past(self, mark: tuple[int, float] | None, now: float) -> bool:
         return mark is not None and now >= mark[1] + self._last_call

@@ -7,10 +7,10 @@ ends in the session's number. Nothing has to be written then. Elsewhere each nod
 **The ring.** With sessions, a node does not probe all others, because the probes of all nodes together would grow with
 the square of their number. The names of the nodes, in their order, form a ring, and each node watches its next
 `NEIGHBOURS` living successors, as in the failure detectors of Chord and of SWIM's successors. At each tick a node
-probes its successors one after another, and goes on past each dead one, until it has found `NEIGHBOURS` living ones or
-has come round. So however many nodes die at once, each dead node is probed by the nearest living node before it in the
-ring, at that node's next tick, which is at most one keep-alive interval later. Every node has more than one watcher,
-so that a watcher that is stopped (SIGSTOP), and therefore lives and does not tick, leaves no node unwatched.
+probes its successors one after another. It passes over dead ones, and ends when it has found `NEIGHBOURS` living ones
+or has reached itself. So, however many nodes die at once, each dead node is probed by the nearest living node before it
+in the ring, at that node's next tick, which is at most one keep-alive interval later. A watcher that is stopped
+(SIGSTOP) lives, but does not tick. Every node has several watchers, so that it is watched even then.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class KeepAliveThread:
             dead &= state.present
         if dead:
             names = ", ".join(sorted(dead))  # other programs may have written names that can't be encoded
-            logger(__name__).warning("dead: %s", names.encode("utf-8", "backslashreplace").decode())
+            logger(__name__).warning("nodes found dead: %s", names.encode("utf-8", "backslashreplace").decode())
             self._shared.change(lambda found: evict(found, dead & found.present), self._limit)
             self._forget(dead)
 
@@ -248,8 +248,8 @@ class FailureDetector:
     """Decides which nodes are alive by whether their keep-alive counters change. It does no I/O.
 
     Clocks of other hosts are not used. A node is alive because its counter was seen to change. It is dead when a number
-    of checks, an interval apart, found the counter unchanged. Checks are counted rather than time alone: a process that
-    was stopped and continues later would otherwise take every other node for dead.
+    of checks, an interval apart, found the counter unchanged. Checks are counted, and not only the time that has
+    passed: a process that was stopped and continues later would otherwise take every other node for dead.
 
     Args:
         interval: the time between checks that count, in seconds.
@@ -276,7 +276,7 @@ class FailureDetector:
         self._known = present
 
     def mark_alive(self, nodes: Iterable[str]) -> None:
-        """Record that `nodes` are alive according to another source of information."""
+        """Record that `nodes` are alive, which the caller knows from elsewhere."""
         self._alive.update(nodes)
 
     def check(self, now: float, nodes: Iterable[str], beats: Mapping[str, object]) -> frozenset[str]:

@@ -8,7 +8,11 @@ from typing import Any
 
 from fscoord._arguments import Timeout, check_positive, to_seconds, to_timedelta
 
-__all__ = ["RendezvousParameters", "RendezvousSettings", "RendezvousTimeout", "parse_rendezvous_config"]
+__all__ = ["SETTINGS", "RendezvousParameters", "RendezvousSettings", "RendezvousTimeout", "parse_rendezvous_config"]
+
+_LIMITS = ("join", "last_call", "close", "heartbeat")
+SETTINGS = (*(f"{name}_timeout" for name in _LIMITS), "keep_alive_interval", "keep_alive_max_attempt")
+"""The options of `RendezvousSettings.from_parameters`."""
 
 _TRUE = {"1", "true", "t", "yes", "y", "on"}
 _FALSE = {"0", "false", "f", "no", "n", "off"}
@@ -88,7 +92,7 @@ class RendezvousParameters:
                 raise ValueError("it has a fraction")
             return int(value)
         except (ValueError, TypeError, OverflowError) as error:
-            raise ValueError(f"the rendezvous option {key}={value!r} is no integer") from error
+            raise ValueError(f"the rendezvous option {key}={value!r} is not an integer") from error
 
     def __repr__(self) -> str:
         return f"RendezvousParameters({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
@@ -104,11 +108,11 @@ def parse_rendezvous_config(text: str) -> dict[str, str]:
     for item in text.split(",") if text.strip() else []:
         key, _, value = (part.strip() for part in item.partition("="))
         if not key:
-            raise ValueError(f"rendezvous options are key=value,key=value; there is no key in {item!r}")
+            raise ValueError(f"rendezvous options have the form key=value,key=value; {item!r} has no key")
         if not value:
             raise ValueError(f"the rendezvous option {key!r} has no value; write {key}=...")
         if key in config:
-            raise ValueError(f"the rendezvous option {key!r} is there twice")
+            raise ValueError(f"the rendezvous option {key!r} is given twice")
         config[key] = value
     return config
 
@@ -181,8 +185,7 @@ class RendezvousSettings:
         Raises:
             ValueError: one of the options is not a valid number.
         """
-        names = ("join", "last_call", "close", "heartbeat")
-        given = {name: value for name in names if (value := _seconds(params, f"{name}_timeout")) is not None}
+        given = {name: value for name in _LIMITS if (value := _seconds(params, f"{name}_timeout")) is not None}
         interval = _seconds(params, "keep_alive_interval")
         return cls(
             params.run_id,
@@ -201,4 +204,4 @@ def _seconds(params: RendezvousParameters, key: str) -> float | None:
     try:
         return to_seconds(float(value) if isinstance(value, str) else value)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"the rendezvous option {key}={value!r} is no number of seconds") from error
+        raise ValueError(f"the rendezvous option {key}={value!r} is not a number of seconds") from error

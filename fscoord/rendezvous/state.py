@@ -83,7 +83,7 @@ class State:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RendezvousStateError(
                 f"the state of the rendezvous can't be read ({type(error).__name__}: {error});"
-                " something else wrote it, so use another id or another store"
+                " another program wrote it, so use another id or another store"
             ) from error
         if version != FORMAT or found:
             raise RendezvousStateError(
@@ -97,12 +97,12 @@ def _checked(value: object, example: object) -> object:
     """Return `value`, read from JSON, if it has the type of `example`; otherwise raise an error."""
     if isinstance(example, tuple):
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise TypeError(f"{value!r} is no list of nodes")
+            raise TypeError(f"{value!r} is not a list of nodes")
         return tuple(value)
     if type(value) is not type(example):
-        raise TypeError(f"{value!r} is no {type(example).__name__}")
+        raise TypeError(f"{value!r} is not of type {type(example).__name__}")
     if isinstance(value, int) and not 0 <= value < 1 << 63:
-        raise ValueError("a number below 0, or of more than 63 bits")
+        raise ValueError("a number is below 0, or has more than 63 bits")
     return value
 
 
@@ -141,8 +141,8 @@ class Verdict(Enum):
     WRITE = "write the new state, and decide again"
     WAIT = "wait for a change"
     JOINED = "go to work"
-    CLOSED = "leave: it is closed"
-    SPARE = "leave: it is closed, and this node was never needed"
+    CLOSED = "leave: the rendezvous is closed"
+    SPARE = "leave: the rendezvous is closed, and this node was never needed"
 
 
 @dataclass(frozen=True)

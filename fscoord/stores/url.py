@@ -54,10 +54,10 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
             ``lock``, ``watch``, ``durable``, ``read_only``, ``mode``, ``coherence``, ``compact_bytes``, ``run_id``,
             ``spill_bytes`` and ``trace``; for ``mem:`` ``timeout``; for ``tcp:`` ``timeout``, ``world_size``,
             ``is_master``, ``wait_for_workers``, ``multi_tenant`` and ``use_libuv``; for ``etcd:`` ``timeout``,
-            ``user``, ``password``, ``tls``, ``cacert``, ``cert``, ``key`` and ``session_ttl``. They can also be given
-            in the URL's query, as text: times in seconds, ``mode`` in octal, booleans as ``1`` and ``0``. An argument
-            overrides the query, except ``timeout=None``. In the query ``run_id`` is an id without order,
-            or, together with a number ``restart``, a job and its restart count.
+            ``user``, ``password``, ``tls``, ``cacert``, ``cert``, ``key``, ``session_ttl`` and ``rank``. They can also
+            be given in the URL's query, as text: times in seconds, ``mode`` in octal, booleans as ``1`` and ``0``. An
+            argument overrides the query, except ``timeout=None``. In the query ``run_id`` is an id without order, or,
+            together with a number ``restart``, a job and its restart count.
 
     Raises:
         ValueError: there is no address, or its scheme or an option is unknown or invalid. Other packages may add
@@ -112,7 +112,12 @@ def _address(url: str | system.os.PathLike[str] | None) -> str | system.os.PathL
 
 
 def parse_url(address: str | system.os.PathLike[str]) -> tuple[str, str, str, dict[str, str]]:
-    """Split `address` and return its scheme, host, path and options, percent-decoded."""
+    """Split `address` and return its scheme, host, path and options, percent-decoded.
+
+    `urllib.parse.unquote` decodes, but `urlsplit` and `parse_qsl` do not split: of the 256 characters of one byte,
+    `urlsplit` removes three from a path (tab, newline and carriage return), and `parse_qsl` reads ``a+b`` as ``a b``
+    and drops an option that has no value.
+    """
     if not isinstance(address, str):
         path = system.os.fspath(address)
         if not isinstance(path, str):
@@ -234,13 +239,20 @@ def _open_tcp(host: str, path: str, **options: Any) -> Store:
     return TCPStore(name.removeprefix("[").removesuffix("]"), int(port), **options)
 
 
-def _open_etcd(host: str, path: str, **options: Any) -> Store:
+def _open_etcd(host: str, path: str, *, rank: int | None = None, **options: Any) -> Store:
     prefix = path.removeprefix("/")
     if not host or not prefix:
         raise ValueError(f"etcd://{host}{path} is not of the form etcd://host:port,host:port/prefix")
     from fscoord.stores.etcd import EtcdStore
 
-    return EtcdStore(host, prefix, **options)
+    store = EtcdStore(host, prefix, **options)
+    if rank is not None:
+        try:
+            store.announce_rank(rank)
+        except BaseException:
+            store.close()
+            raise
+    return store
 
 
 register_scheme(
@@ -269,7 +281,7 @@ register_scheme(
     _open_etcd,
     {
         "timeout": float,
-        "session_ttl": int,
+        **dict.fromkeys(("session_ttl", "rank"), int),
         "tls": _yes,
         **dict.fromkeys(("user", "password", "cacert", "cert", "key"), str),
     },

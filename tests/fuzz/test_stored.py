@@ -267,4 +267,4 @@ def test_agent_reads_or_refuses_any_content_stored_for_its_nodes(text: bytes) ->
         agent._failures()
     store.set("workers/1", text)
     with pytest.raises(RendezvousStateError, match="numbers of workers"):
-        agent._sizes(SimpleNamespace(store=store, rank=0, world_size=2))  # type: ignore[arg-type]
+        agent._crews(SimpleNamespace(store=store, rank=0, world_size=2))  # type: ignore[arg-type]

@@ -159,7 +159,7 @@ def test_rendezvous_event_is_read_or_refused(line: str) -> None:
     try:
         event = RdzvEvent.deserialize(line)
     except ValueError as error:
-        assert "is no event" in str(error)
+        assert "is not an event" in str(error)
         return
     assert RdzvEvent.deserialize(event.serialize()) == event
 

@@ -13,9 +13,9 @@ from fscoord import HashStore, RendezvousTimeoutError
 from fscoord.launch import Agent, Console, Job, agent, worker
 
 
-def sizes_of(handler, store):
+def crews_of(handler, store):
     info = SimpleNamespace(store=store, rank=0, world_size=3)
-    return Agent(Job(["true"], 2, ""), handler, store, Console())._sizes(info)
+    return Agent(Job(["true"], 2, ""), handler, store, Console())._crews(info)
 
 
 def test_node_that_joined_and_says_nothing_is_named_after_the_stores_timeout(monkeypatch):
@@ -25,7 +25,7 @@ def test_node_that_joined_and_says_nothing_is_named_after_the_stores_timeout(mon
 
     def run():
         with pytest.raises(RendezvousTimeoutError, match=r"group rank 2 in round 5 did not come within 0\.05 s"):
-            sizes_of(SimpleNamespace(is_current=lambda: True, round=5), store)
+            crews_of(SimpleNamespace(is_current=lambda: True, round=5), store)
 
     start_thread(run).join()
 
@@ -35,13 +35,13 @@ def test_wait_for_a_node_that_says_nothing_is_logged(monkeypatch, caplog):
     monkeypatch.setattr("fscoord._waiting.timing.FIRST_S", 0.0)
     caplog.set_level(logging.WARNING, "fscoord")
     stands = iter([True, False])
-    assert sizes_of(SimpleNamespace(is_current=lambda: next(stands), round=5), HashStore()) is None
+    assert crews_of(SimpleNamespace(is_current=lambda: next(stands), round=5), HashStore()) is None
     assert "still waiting for the number of workers of group rank 1, 2 in round 5" in caplog.text
 
 
 def test_node_that_says_nothing_because_the_round_is_over_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(agent, "ROUND_CHECK_S", 0.01)
-    assert sizes_of(SimpleNamespace(is_current=lambda: False, round=5), HashStore()) is None
+    assert crews_of(SimpleNamespace(is_current=lambda: False, round=5), HashStore()) is None
 
 
 def test_worker_that_the_kernel_keeps_is_left_to_it_with_a_warning(monkeypatch, caplog):

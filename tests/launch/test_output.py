@@ -41,14 +41,12 @@ def test_lines_are_whole_long_ones_cut_and_the_last_kept(tmp_path):
     out = io.BytesIO()
     tail: list[bytes] = []
     text = b"".join(b"%d\n" % n for n in range(30)) + b"x" * 70_000
-    path = str(tmp_path / "file")
-    Console(out, out).follow(io.BytesIO(text), 1, b"[0] ", path, tail)
+    Console(out, out).follow(io.BytesIO(text), 1, b"[0] ", (tmp_path / "file").open("wb"), tail)
     lines = out.getvalue().splitlines()
     assert lines[:2] == [b"[0] 0", b"[0] 1"]
     assert [len(line) for line in lines[-2:]] == [65536 + 4, 70_000 - 65536 + 4]
     assert len(tail) == 20
     assert (tmp_path / "file").read_bytes() == text
-    assert os.stat(path).st_mode & 0o777 == 0o644 & ~os.umask(os.umask(0))
 
 
 def test_console_that_nobody_reads_any_more_is_given_up():
@@ -59,3 +57,16 @@ def test_console_that_nobody_reads_any_more_is_given_up():
         console.write(1, b"x\n")
         console.write(1, b"x\n")
     console.write(2, b"x\n")
+
+
+def test_streams_for_all_ranks_are_not_mixed_with_those_of_single_ranks():
+    for text in ("1,2", "0:1,3", "3,0:1"):
+        with pytest.raises(ValueError, match="0, 1, 2 or 3 for all, or 0:3,1:1"):
+            parse_streams(text)
+
+
+def test_console_shows_only_the_local_ranks_of_the_filter():
+    streams = Streams(parse_streams("0:1"), parse_streams("1:1"), frozenset({0}))
+    shown = [(rank, stream) for rank in range(2) for stream in (1, 2) if streams.is_shown(rank, stream)]
+    assert shown == [(0, 2)]
+    assert streams.is_file(1, 1)

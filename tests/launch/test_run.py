@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 
 import pytest
 from launch.conftest import is_there, wait_until_gone
 
+import fscoord
 from fscoord.cli.run import _endpoint
+from fscoord.rendezvous import RendezvousParameters, create_backend
 
 SAY = "os.write(1, b'%d\\n' % os.getpid())\n"
 """Says the process's number in one piece: several of them share a pipe."""
@@ -35,6 +39,8 @@ def by_rank(out):
     """The lines of output of each rank, without what stands before them."""
     found = {}
     for line in out.splitlines():
+        if line.startswith("fscoord: "):
+            continue
         match = re.fullmatch(r"\[(\d+)\] (.*)", line)
         found.setdefault(int(match[1]), []).append(match[2])
     return found
@@ -42,6 +48,11 @@ def by_rank(out):
 
 def number(line):
     return int(line.partition("] ")[2])
+
+
+def announced(err):
+    """The lines for people, without those of the workers."""
+    return [line.removeprefix("fscoord: ") for line in err.splitlines() if line.startswith("fscoord: ")]
 
 
 def test_workers_get_their_ranks_and_share_a_fresh_store(launch, script, tmp_path):
@@ -72,13 +83,120 @@ store.barrier("all", 2)
 
 
 def test_worker_that_fails_ends_the_job_and_is_named_with_its_last_output(launch, script, tmp_path):
-    worker = script("if rank == 1: raise ValueError('no way')\ntime.sleep(600)\n")
+    worker = script("if rank == 1: raise ValueError('no way\\x1b[2J')\ntime.sleep(600)\n")
     code, _, err = launch("--nproc-per-node", 3, worker).end()
     assert code == 1
-    assert "First to fail:\n  rank 1 (local rank 1), process " in err
-    assert "exit code 1" in err
-    assert "  | ValueError: no way" in err
+    said = announced(err)
+    assert re.fullmatch(
+        r"the job failed after 0 restarts, because rank 1 failed in round 0: exit code 1"
+        r" \(local rank 1, process [0-9]+ on .+\)",
+        said[0],
+    )
+    assert "  | ValueError: no way\\x1b[2J" in said
+
+
+def test_store_of_the_round_that_failed_last_is_kept_and_named(launch, script, tmp_path):
+    worker = script("import fscoord\nfscoord.open_store().set('why', str(rank))\nsys.exit(1)\n")
+    words = ("--max-restarts", 1, "--rdzv-endpoint", "job", "--rdzv-id", "a/b", worker)
+    code, _, err = launch(*words).end()
+    assert code == 1
+    (room,) = tmp_path.glob("job.round-*")
+    assert room.name == "job.round-a%2Fb-0-1"
+    said = announced(err)[-1]
+    assert said.startswith("the store of round 1 is kept until you remove it; to look closer, run fscoord ps file:")
+    address = said.rpartition(" ")[2].strip("'")
+    with fscoord.open_store(address, read_only=True, timeout=0) as store:
+        assert (store.get("why"), [member.rank for member in store.members()]) == (b"0", [0])
+    assert launch(*words[:-1], script("")).end()[0] == 0
+    assert [path.name for path in tmp_path.glob("job.round-*")] == [room.name]  # of another life
+
+
+def test_temporary_store_of_a_job_that_failed_is_kept_if_it_was_used(launch, script, tmp_path):
+    code, _, err = launch(script("import fscoord\nfscoord.open_store().set('k', 'v')\nsys.exit(1)")).end()
+    assert code == 1
+    assert os.path.exists(announced(err)[-1].rpartition(" file://")[2])
+    for path in (tmp_path / "tmp").iterdir():
+        shutil.rmtree(path)
+    code, _, err = launch(script("sys.exit(1)")).end()
+    assert code == 1
+    assert "is kept" not in err
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_workers_show_their_ranks_in_their_store(launch, script):
+    worker = script("""
+import fscoord
+with fscoord.open_store() as store:
+    store.barrier("all", 2)
+    print(sorted(member.rank for member in store.members()))
+    store.barrier("end", 2)
+""")
+    code, out, _ = launch("--nproc-per-node", 2, worker).end()
+    assert (code, by_rank(out)) == (0, {0: ["[0, 1]"], 1: ["[0, 1]"]})
+
+
+def test_jobs_of_two_names_in_one_file_have_stores_of_their_own(launch, script, tmp_path):
+    worker = script("""
+import fscoord
+store = fscoord.open_store()
+print(store.add("came", 1), flush=True)
+while not os.path.exists("over"): time.sleep(0.02)
+store.add("came", 1)
+print(store.get("came").decode())
+""")
+    runs = [launch("--rdzv-endpoint", tmp_path / "job", "--rdzv-id", name, worker) for name in "ab"]
+    assert [run.line() for run in runs] == ["[0] 1", "[0] 1"]
+    (tmp_path / "over").touch()
+    assert [run.end()[:2] for run in runs] == [(0, "[0] 2\n")] * 2
+
+
+def test_options_of_the_endpoint_are_those_of_all_that_the_launcher_makes(launch, script, tmp_path):
+    worker = script("""
+import fscoord
+store = fscoord.open_store()
+room = os.path.dirname(store.path)
+for path in (room, store.path): print(oct(os.stat(path).st_mode))
+print(os.environ["FSCOORD_STORE"].partition("?")[2])
+""")
+    endpoint = "file:job?mode=0660&durable=1&lock=flock&compact_bytes=1000000&timeout=50"
+    code, out, _ = launch("--rdzv-endpoint", endpoint, "--log-dir", "logs", "-t", 1, worker).end()
+    options = "lock=flock&durable=1&compact_bytes=1000000&mode=660&rank=0"
+    assert (code, by_rank(out)) == (0, {0: ["0o42770", "0o100660", options]})
+    found = {path.name: oct(path.stat().st_mode) for path in [tmp_path / "logs", *(tmp_path / "logs").rglob("*")]}
+    (run,) = (tmp_path / "logs").iterdir()
+    assert found == {
+        **dict.fromkeys(("logs", run.name, "round-0", "0"), "0o42770"),
+        "stdout.log": "0o100660",
+    }
+
+
+def test_timeout_of_the_endpoint_is_that_of_the_rendezvous(tmp_path):
+    for text, options, found in (("?timeout=7", {}, 7), ("", {}, 60), ("?timeout=7", {"read_timeout": "9"}, 9)):
+        params = RendezvousParameters("c10d", f"file:{tmp_path}/job{text}", "id", 1, 1, **options)
+        _, store = create_backend(params)
+        with store:
+            assert store.timeout.total_seconds() == found
+
+
+def test_roles_are_counted_apart_on_all_nodes(launch, script, tmp_path):
+    names = ("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE")
+    worker = script(f"print(*[os.environ[name] for name in {names}], flush=True)\n")
+    common = ("--nnodes", 3, "--rdzv-endpoint", tmp_path / "job")
+    sorts = (("trainer", 2), ("a reader", 1), ("trainer", 1))
+    runs = [launch(*common, "--role", role, "--nproc-per-node", count, worker) for role, count in sorts]
+    ends = [run.end() for run in runs]
+    assert [code for code, _, _ in ends] == [0, 0, 0]
+    lines = sorted(line for _, out, _ in ends for each in by_rank(out).values() for line in each)
+    assert lines == ["a reader 0 1 4", "trainer 0 3 4", "trainer 1 3 4", "trainer 2 3 4"]
+
+
+def test_nodes_that_share_a_log_directory_write_to_directories_of_their_own(launch, script, tmp_path):
+    worker = script("print(rank)\n")
+    common = ("--nnodes", 2, "--rdzv-endpoint", tmp_path / "job", "--rdzv-id", "a/b", "--log-dir", "logs", "-r", "1")
+    runs = [launch(*common, worker) for _ in range(2)]
+    assert [run.end()[0] for run in runs] == [0, 0]
+    files = sorted((tmp_path / "logs").glob("a%2Fb_*/round-0/0/stdout.log"))
+    assert sorted(path.read_text() for path in files) == ["0\n", "1\n"]
 
 
 def test_workers_are_restarted_together_until_the_limit(launch, script):
@@ -92,7 +210,9 @@ sys.exit(3 if rank == 0 and int(count) < int(sys.argv[1]) else 0)
     assert by_rank(out)[0] == ["attempt 0", "attempt 1", "attempt 2"]
     code, _, err = launch("--nproc-per-node", 1, "--max-restarts", 1, worker, 2).end()
     assert code == 1
-    assert "after 1 restarts" in err
+    assert "the job failed after 1 restart, because rank 0 failed in round 1: exit code 3" in err
+    assert re.search(r"fscoord: rank 0 failed in round 0: exit code 3 .*; all workers stop, and start again", err)
+    assert re.search(r"fscoord: round 1 begins \(restart 1 of 1, after the failure of rank 0\): 1 node, 1 worker", err)
     assert "exit code 3" in err
 
 
@@ -107,8 +227,7 @@ while True: time.sleep(600)
 """)
     code, out, err = launch("--nproc-per-node", 2, "--grace", 0.3, worker).end()
     assert code == 1
-    assert "rank 0 (local rank 0)" in err
-    assert "killed by SIGKILL" in err
+    assert "rank 0 failed in round 0: killed by SIGKILL (local rank 0," in err
     assert by_rank(out) == {1: ["heard"]}
 
 
@@ -142,9 +261,38 @@ def test_signal_ends_all_workers_in_good_order(launch, script, tmp_path, order, 
     pids = [number(run.line()) for _ in range(4)]
     run.process.send_signal(order)
     found, _, err = run.end()
-    assert (found, "Traceback" in err) == (code, False)
+    assert found == code
+    assert announced(err) == [f"{order.name}: the workers of this node have 30 s to end; a second signal kills them"]
+    assert not re.search("^Traceback", err, re.MULTILINE)
     assert not [pid for pid in pids if is_there(pid)]
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_signal_is_passed_on_to_the_workers_which_have_the_grace_to_end(launch, script, tmp_path):
+    worker = script("""
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved", flush=True)))
+print("ready", flush=True)
+time.sleep(600)
+""")
+    run = launch(worker)
+    assert run.line() == "[0] ready"
+    run.process.send_signal(signal.SIGTERM)
+    assert run.line() == "[0] saved"
+    assert run.end()[0] == 143
+
+
+def test_second_signal_kills_workers_that_take_their_time(launch, script):
+    run = launch(
+        script(
+            f"signal.signal(signal.SIGINT, lambda *_: print('heard', flush=True))\n{SAY}while True: time.sleep(600)\n"
+        )
+    )
+    pid = number(run.line())
+    run.process.send_signal(signal.SIGINT)
+    assert run.line() == "[0] heard"
+    run.process.send_signal(signal.SIGINT)
+    assert run.end()[0] == 130
+    assert not is_there(pid)
 
 
 def test_agent_that_is_killed_leaves_no_process(launch, script):
@@ -160,7 +308,7 @@ def test_worker_whose_warden_is_killed_ends_and_counts_as_failed(launch, script)
     os.kill(warden, signal.SIGKILL)
     code, _, err = run.end()
     assert code == 1
-    assert "its warden was killed" in err
+    assert "the warden of this worker was killed" in err
     wait_until_gone([worker])
 
 
@@ -169,18 +317,23 @@ def test_worker_whose_warden_is_killed_leaves_no_process(launch, script):
     daemon = number(run.line())
     code, _, err = run.end()
     assert code == 1
-    assert "its warden was killed" in err
+    assert "the warden of this worker was killed" in err
     assert not is_there(daemon)
 
 
 def test_streams_go_to_files_to_the_console_or_to_both(launch, script, tmp_path):
     worker = script("print('out', rank)\nprint('err', rank, file=sys.stderr)\nsys.stdout.write('no newline')\n")
-    run = launch("--nproc-per-node", 2, "--log-dir", "logs", "-r", "0:1", "-t", "1:3", worker)
+    run = launch("--nproc-per-node", 2, "--rdzv-id", 7, "--log-dir", "logs", "-r", "0:1", "-t", "1:3", worker)
     code, out, err = run.end()
     assert code == 0
     assert by_rank(out) == {1: ["out 1", "no newline"]}
     assert by_rank(err) == {0: ["err 0"], 1: ["err 1"]}
-    files = {str(path.relative_to(tmp_path / "logs")): path.read_text() for path in (tmp_path / "logs").rglob("*.log")}
+    (logs,) = (tmp_path / "logs").iterdir()
+    assert logs.name.startswith("7_")
+    assert announced(err) == [f"the files of this node's workers are in {logs}"]
+    files = {str(path.relative_to(logs)): path.read_text() for path in logs.rglob("*.log")}
+    modes = {path.stat().st_mode & 0o777 for path in logs.rglob("*.log")}
+    assert modes == {0o644 & ~os.umask(os.umask(0))}
     assert files == {
         "round-0/0/stdout.log": "out 0\nno newline",
         "round-0/1/stdout.log": "out 1\nno newline",
@@ -195,10 +348,10 @@ with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
     json.dump({"message": {"message": "m", "extraInfo": {"py_callstack": "the traceback", "timestamp": "1"}}}, file)
 sys.exit(1)
 """)
-    code, _, err = launch("--log-dir", "logs", worker).end()
+    code, _, err = launch("--log-dir", "logs", "--rdzv-id", 7, worker).end()
     assert code == 1
     assert "  | the traceback" in err
-    assert re.search(r"traceback file: \S+logs/round-0/0/error.json on ", err)
+    assert re.search(r"the traceback is in \S+logs/7_\w+/round-0/0/error.json on ", err)
 
 
 def test_program_may_be_a_module_or_any_executable(launch):
@@ -242,7 +395,7 @@ def test_worker_that_fails_on_one_node_fails_all_nodes_with_the_same_report(laun
     runs = [launch("--nnodes", 2, "--rdzv-endpoint", tmp_path / "job", worker) for _ in range(2)]
     ends = [run.end() for run in runs]
     assert [code for code, _, _ in ends] == [1, 1]
-    shown = [re.findall(r"rank 1 .*exit code 9", err) for _, _, err in ends]
+    shown = [re.findall(r"because rank 1 .*exit code 9.*", err) for _, _, err in ends]
     assert shown[0] == shown[1] != []
 
 
@@ -292,3 +445,51 @@ def test_nodes_of_a_slurm_step_need_not_be_counted(launch, script):
     assert code == 69  # two nodes, and no directory to meet in
     code, out, _ = launch("--rdzv-endpoint", "./x", worker, **slurm, SLURM_STEP_NUM_NODES="1").end()
     assert (code, out) == (0, "[0] 77-0\n")
+
+
+def test_node_that_waits_for_others_tells_how_many_are_here_and_until_when(launch, script):
+    run = launch("--nnodes", "2:4", "--rdzv-endpoint", "job", script(""))
+    line = run.process.stderr.readline()
+    clock = "[0-9]{2}:[0-9]{2}:[0-9]{2}"
+    assert re.fullmatch(f"fscoord: waiting for nodes: 1 of 2 here, since {clock}, until {clock}\n", line)
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == (130, "", "\n")  # so that a shell's prompt does not follow ^C
+
+
+def test_quiet_node_tells_only_why_the_job_failed(launch, script):
+    code, _, err = launch("--quiet", "--max-restarts", 1, "-r", 3, script("sys.exit(1)")).end()
+    assert code == 1
+    (line,) = announced(err)
+    assert line.startswith("the job failed after 1 restart, because rank 0 failed in round 1: exit code 1")
+
+
+def test_rounds_and_lost_nodes_are_told(launch, script, tmp_path):
+    worker = script("print(os.environ['WORLD_SIZE'], flush=True)\nwhile not os.path.exists('over'): time.sleep(0.02)\n")
+    conf = "last_call_timeout=0.2,keep_alive_interval=0.2"
+    words = ("--nnodes", "1:2", "--rdzv-endpoint", tmp_path / "job", "--rdzv-conf", conf, "--grace", 1, worker)
+    first, second = launch(*words), launch(*words)
+    while not first.line().endswith(" 2"):
+        pass
+    while not second.line().endswith(" 2"):
+        pass
+    second.process.kill()
+    while not first.line().endswith(" 1"):
+        pass
+    (tmp_path / "over").touch()
+    code, _, err = first.end()
+    assert code == 0
+    told = announced(err)
+    lost = rf"round \d+ is over: lost \S+:{second.process.pid}, which died or left; the workers stop, and the next .*"
+    assert any(re.fullmatch(lost, line) for line in told), told
+    begins = (
+        r"round \d+ begins without the lost nodes: 1 node, 1 worker; this node is number 0 and starts 1 worker, rank 0"
+    )
+    assert re.fullmatch(begins, told[-1])
+
+
+def test_verbose_node_speaks_to_people_and_not_in_json(launch, script):
+    run = launch("-v", script(""))
+    code, _, err = run.end()
+    assert code == 0
+    assert f"fscoord: the node {socket.gethostname()}:{run.process.pid} comes to the rendezvous\n" in err
+    assert "{" not in err

@@ -55,5 +55,5 @@ def test_line_that_is_no_event_is_refused():
     changes = ({"node_state": "DANCING"}, {"pid": "7"}, {"message": None}, {"more": "field"})
     lines = [json.dumps({**event, **change}) for change in changes]
     for line in ("", "[]", "null", "{}", '{"node_state": "RUNNING"}', "[" * 100_000, *lines):
-        with pytest.raises(ValueError, match="is no event"):
+        with pytest.raises(ValueError, match="is not an event"):
             RdzvEvent.deserialize(line)

@@ -263,7 +263,7 @@ def test_node_in_an_older_state_does_not_count_as_just_come(node):
 
 def test_rendezvous_with_too_few_nodes_names_them_and_forgets_the_node(node):
     handler = node(2, 3, join=0.01)
-    with pytest.raises(RendezvousTimeoutError, match=r"2 to 3 nodes.*nobody"):
+    with pytest.raises(RendezvousTimeoutError, match=r"2 to 3 nodes.*only this one"):
         handler.next_rendezvous()
     assert handler._shared.read()[0].present == frozenset()
 
@@ -318,7 +318,7 @@ def test_shutdown_returns_whether_all_went_well(place, caplog):
     handler.next_rendezvous()
     store.close()
     assert handler.shutdown() is False
-    assert any("did not end in good order" in record.message for record in caplog.records)
+    assert any("did not end cleanly" in record.message for record in caplog.records)
 
 
 def test_store_that_fails_is_a_lost_connection(place):
@@ -361,7 +361,7 @@ def test_dead_node_of_any_name_can_be_logged(caplog):
         with suppress(RendezvousConnectionError):  # such a name is none of a key: it has no counter to forget
             thread.tick(float(now))
     assert shared.read()[0].participants == ()
-    assert [record.message for record in caplog.records] == ["dead: \\ud800"]
+    assert [record.message for record in caplog.records] == ["nodes found dead: \\ud800"]
 
 
 def test_node_registers_with_the_time_limit_of_the_store_not_of_a_keep_alive(tmp_path, monkeypatch):

@@ -195,7 +195,7 @@ def test_wait_of_the_rendezvous_is_logged(monkeypatch, caplog):
     store = HashStore(timeout=HANG_S)
     handler = handler_on(C10dRendezvousBackend(store, "id"), store, join=HANG_S, most=2)
     thread = start_thread(error_of, handler.next_rendezvous, RendezvousClosedError)
-    words = "still waiting for rendezvous 'id': it takes 2 to 2 nodes, and besides this one"
+    words = "still waiting for the rendezvous 'id': it needs 2 nodes, and has only this one"
     until(lambda: words in caplog.text or not thread.is_alive())
     handler.set_closed()
     assert "has been closed" in thread.join()

@@ -63,7 +63,7 @@ def test_registered_maker_makes_the_handler(registry):
 
 def test_backend_that_is_unknown_is_refused_with_the_names_of_all(registry):
     registry.register("mine", Handler)
-    with pytest.raises(ValueError, match="'other'; there are: mine"):
+    with pytest.raises(ValueError, match="'other'; known are: mine"):
         registry.create_handler(parameters("other"))
 
 

@@ -327,3 +327,22 @@ def test_invalid_scheme_name_is_refused(scheme: str) -> None:
 def test_argument_that_is_no_url_or_path_is_a_type_error(address: Any) -> None:
     with pytest.raises(TypeError):
         open_store(address)
+
+
+@pytest.mark.parametrize("sign", [chr(code) for code in range(1, 256) if chr(code) not in "#%&/?"])
+def test_address_keeps_every_character_that_has_no_meaning_in_it(sign: str) -> None:
+    found = url.parse_url(f"file:///a{sign}b?label=a{sign}b")
+    assert found == ("file", "", f"/a{sign}b", {"label": f"a{sign}b"})
+
+
+def test_etcd_store_announces_the_rank_of_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Store:
+        def __init__(self, host: str, prefix: str, **options: Any) -> None:
+            self.seen: list[Any] = [host, prefix, options]
+
+        def announce_rank(self, rank: int) -> None:
+            self.seen.append(rank)
+
+    monkeypatch.setattr("fscoord.stores.etcd.EtcdStore", Store)
+    opened: Any = open_store("etcd://h:2379/p?rank=3&session_ttl=9")
+    assert opened.seen == ["h:2379", "p", {"session_ttl": 9}, 3]

@@ -161,6 +161,17 @@ class FileStore(Sessions):
         given = {name: self._options[name] for name in ("lock", "coherence")}
         return {name: value for name, value in given.items() if value not in (None, "ofd")}
 
+    @property
+    def shared_options(self) -> dict[str, Any]:
+        """The options that also fit another store for the users of this one, without those that have their default.
+
+        They are those of `place_options` and the ones that say how to write and to wait: not those of this handle, such
+        as its rank, and not ``mode``, because the file itself says it.
+        """
+        usual = {"watch": "auto", "durable": False, "compact_bytes": COMPACT_BYTES, "spill_bytes": SPILL_BYTES}
+        given = {name: value for name in usual if (value := self._options[name]) not in (usual[name], None)}
+        return {**self.place_options, **given}
+
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def set(self, key: Key, value: Value) -> None:

@@ -1,0 +1,149 @@
+"""`Announcer`: tells people what an agent does, with one line on standard error for each event."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Collection
+
+from fscoord._runtime import system
+from fscoord.launch.worker import STDERR, Console, Failure
+from fscoord.rendezvous.handler import Progress, short_names
+
+__all__ = ["Announcer", "describe_failure", "last_lines"]
+
+FIRST_WAIT_S = 1.0
+"""How long a wait for other nodes lasts before its first line, in seconds. A shorter wait has no line."""
+
+CHANGE_S = 5.0
+"""The shortest time, in seconds, from one line of a wait to the next one, which tells of nodes that have come."""
+
+REPEAT_S = 60.0
+"""The time from one line of a wait to the next one, in seconds, if nothing has changed."""
+
+ENDLESS_S = 10 * 366 * 86400.0
+"""A limit of more seconds than these is none to people."""
+
+LINES_MAX = 20
+"""How many lines of a worker's last output a line of an event is followed by."""
+
+
+class Announcer:
+    """Writes lines for people to the console.
+
+    Args:
+        console: the console, which keeps these lines and those of the workers apart.
+        quiet: whether nothing is written.
+    """
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self._console = console
+        self._is_quiet = quiet
+        self._told: Progress | None = None  # at the last line of the present wait
+
+    def say(self, text: str) -> None:
+        """Write one line."""
+        if not self._is_quiet:
+            words = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+            self._console.write(STDERR, f"fscoord: {words}\n".encode("utf-8", "backslashreplace"))
+
+    def waiting(self, progress: Progress) -> None:
+        """Tell about a wait for other nodes: once it is long, when nodes come, and again from time to time."""
+        told = self._told
+        if told is not None and told.waited > progress.waited:  # another wait has begun
+            told = self._told = None
+        if told is None:
+            is_due = progress.waited >= FIRST_WAIT_S
+        else:
+            has_changed = told[:3] != progress[:3] or told.is_running != progress.is_running
+            is_due = progress.waited >= told.waited + (CHANGE_S if has_changed else REPEAT_S)
+        if is_due:
+            self._told = progress
+            self.say(_wait_text(progress))
+
+    def round_begins(self, number: int, sizes: list[int], rank: int, reason: str) -> None:
+        """Tell that the workers of a round start: `sizes` of them on each node, and `rank` is that of this node."""
+        first = sum(sizes[:rank])
+        own = _count(sizes[rank], "worker")
+        ranks = f"rank {first}" if sizes[rank] == 1 else f"ranks {first} to {first + sizes[rank] - 1}"
+        whole = f"{_count(len(sizes), 'node')}, {_count(sum(sizes), 'worker')}"
+        self.say(f"round {number} begins{reason}: {whole}; this node is number {rank} and starts {own}, {ranks}")
+
+    def round_broken(self, number: int, own: str, lost: Collection[str]) -> None:
+        """Tell that a round is over, because the nodes `lost` have died or left or, without any, because nodes came.
+
+        If the node `own` is one of them, this node lives, but the others did not see that it lives.
+        """
+        if own in lost:
+            cause = "the other nodes took this node for dead"
+        else:
+            cause = f"lost {short_names(lost)}, which died or left" if lost else "more nodes have come"
+        self.say(f"round {number} is over: {cause}; the workers stop, and the next round forms")
+
+    def worker_failed(self, failure: Failure, restart: int, max_restarts: int) -> None:
+        """Tell that a worker has failed, with its last lines, and that all workers start again."""
+        what = f"all workers stop, and start again (restart {restart} of {max_restarts})"
+        self.say(f"{describe_failure(failure)}; {what}")
+        for line in last_lines(failure):
+            self.say(f"  | {line}")
+
+    def stopping(self, number: int, grace: float) -> None:
+        """Tell that a signal ends this node, and how long its workers have to end."""
+        self.say(
+            f"{_signal_name(number)}: the workers of this node have {grace:g} s to end; a second signal kills them"
+        )
+
+
+def describe_failure(failure: Failure) -> str:
+    """Return one line about a `Failure`: the rank, how the worker ended, and where."""
+    place = f"local rank {failure.local_rank}, process {failure.pid} on {failure.host}"
+    return f"rank {failure.rank} failed in round {failure.round}: {_ending(failure.status)} ({place})"
+
+
+def last_lines(failure: Failure) -> list[str]:
+    """Return the traceback of a failed worker or, if its file is not on this host, its last lines of standard error."""
+    return (_traceback(failure) or str(failure.message)).rstrip().splitlines()[-LINES_MAX:]
+
+
+def _wait_text(progress: Progress) -> str:
+    since = _clock(-progress.waited)
+    if progress.is_running:
+        return f"waiting for a place since {since}: the present round runs with {_count(progress.nodes, 'node')}"
+    until = "without limit" if progress.left > ENDLESS_S else f"until {_clock(progress.left)}"
+    if progress.nodes >= progress.min_nodes:
+        return (
+            f"waiting for more nodes: {progress.nodes} of at most {progress.max_nodes} here, since {since}; the"
+            f" round begins with these at {_clock(progress.left)} at the latest"
+        )
+    return f"waiting for nodes: {progress.nodes} of {progress.min_nodes} here, since {since}, {until}"
+
+
+def _clock(seconds: float) -> str:
+    """Return the time of day, by the local clock, `seconds` from now."""
+    then = system.time.localtime(system.time.time() + seconds)
+    return system.time.strftime("%H:%M:%S" if abs(seconds) < 43200 else "%Y-%m-%d %H:%M:%S", then)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _ending(status: int) -> str:
+    return f"exit code {status}" if status >= 0 else f"killed by {_signal_name(-status)}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _traceback(failure: Failure) -> str:
+    """Return the traceback in the error file, if it is on this host and in torch's form."""
+    try:
+        descriptor = system.os.open(failure.error_file, system.os.O_RDONLY | system.O_CLOEXEC)
+        with system.os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
+            return str(json.load(file)["message"]["extraInfo"]["py_callstack"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
