@@ -30,7 +30,7 @@ __all__ = ["cli", "run"]
 @click.group(
     invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.version_option(fscoord.__version__, message="%(prog)s %(version)s")
+@click.version_option(fscoord.__version__, "-V", "--version", message="%(prog)s %(version)s")
 @common
 @click.pass_context
 def cli(ctx: click.Context) -> int:

@@ -256,7 +256,8 @@ def _repair_lines(found: inspect.Repair) -> list[str]:
 @lock_option
 @as_json
 @verbose
-def cp(old: str, new: str, timeout: float, as_json: bool) -> int:
+@click.pass_context
+def cp(ctx: click.Context, old: str, new: str, timeout: float, as_json: bool) -> int:
     """Copy the file store at OLD to NEW, where nothing may be.
 
     The log of a store may have several files, and cp(1) of the first one alone gives a second name to the others. This
@@ -273,7 +274,7 @@ def cp(old: str, new: str, timeout: float, as_json: bool) -> int:
       fscoord cp /shared/job/store /backup/store
     """
     with Progress("copying") as progress:
-        made = inspect.copy(old, new, timeout=timeout, on_progress=progress.report)
+        made = inspect.copy(log_path(ctx, old), log_path(ctx, new), timeout=timeout, on_progress=progress.report)
     source, output, kept = plain(made.source), plain(made.output), made.kept
     document = {"path": plain(made.path), "output": output, "records": kept}
     show(as_json, document, [f"{output}: {kept} records of {source}"])

@@ -129,14 +129,14 @@ def absolute_url(ctx: click.Context) -> str:
     """Return the address of the store that the user means, so that it means the same in other directories."""
     url = store_url(ctx)
     path = file_path(url)
-    if path is None or path.startswith("/"):
+    address, mark, query = url.partition("?")
+    if path is None or (path.startswith("/") and address.endswith(path)):
         return url
     whole = system.os.path.abspath(path)
     if url == path and "?" not in whole:
         return whole
     from urllib.parse import quote
 
-    _, mark, query = url.partition("?")
     return f"file:{quote(whole, errors='surrogateescape')}{mark}{query}"
 
 

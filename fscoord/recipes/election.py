@@ -153,9 +153,10 @@ class Election(Exclusive):
                 return found
             left = limit - (system.time.monotonic() - start)
             if left <= 0:
+                term = f" in a later term than {after}" if after else ""
+                waited = f", and none was elected within {limit:g} s" if limit else ""
                 raise StoreTimeoutError(
-                    f"nobody led in a later term than {after} of {self.name!r} within {limit:g} s"
-                    + closer_look(self._store),
+                    f"{self.name!r} has no leader{term}{waited}" + closer_look(self._store),
                     keys=[self.name],
                     waited=limit,
                 )

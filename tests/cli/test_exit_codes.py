@@ -165,11 +165,66 @@ def test_directory_that_is_not_there_is_an_input_error(fscoord):
     assert fscoord("get", "--store", "/nowhere/at/all", "k").code == 74
 
 
-def test_file_that_is_no_log_is_damaged(fscoord, tmp_path):
+READERS = (["keys"], ["members"], ["holders", "l"], ["len", "q"], ["dump"], ["verify"], ["ps"], ["compact"])
+WRITERS = (["get", "k"], ["set", "k", "v"], ["lock", "l", "true"], ["take", "q", "true"])
+COPIERS = (["repair", "-o", "new"], ["cp"])
+
+
+def on(words, path):
+    """Return the words of the verb, with `path` as its store."""
+    return [*words, path, "new"] if words == ["cp"] else [words[0], "--store", path, *words[1:]]
+
+
+@pytest.mark.parametrize("words", [*READERS, *WRITERS, *COPIERS], ids=lambda words: words[0])
+def test_file_of_another_kind_is_called_so_by_every_verb_with_the_next_step(fscoord, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
     other = tmp_path / "other"
-    other.write_bytes(b"not a log at all, but long enough to be one" * 10)
+    other.write_bytes(b"somebody's text\n" * 30)
     other.chmod(0o600)
-    assert fscoord("get", "--store", str(other), "k").code == 65
+    done = fscoord(*on(words, str(other)))
+    said = done.err + done.out.decode()
+    assert done.code == 65
+    assert said.count("not a log of fscoord: it begins with b'somebody', not with b'fscoord\\n'") == 1
+    assert "check the path" in said or "repair --salvage" in said
+    assert other.read_bytes() == b"somebody's text\n" * 30
+
+
+@pytest.mark.parametrize("words", [*READERS, *WRITERS, *COPIERS], ids=lambda words: words[0])
+def test_directory_is_called_so_by_every_verb_with_the_next_step(fscoord, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job").mkdir()
+    done = fscoord(*on(words, str(tmp_path / "job")))
+    assert done.code == 77
+    assert (
+        f"{tmp_path}/job is not a regular file, but a directory; name a file in it, such as {tmp_path}/job/store\n"
+        in done.err
+    )
+
+
+@pytest.mark.parametrize("words", [*READERS, *COPIERS], ids=lambda words: words[0])
+def test_store_that_is_not_there_is_called_so_once_and_not_made(fscoord, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    done = fscoord(*on(words, f"{tmp_path}/none"))
+    assert done.code == 74
+    says = f"no store at {tmp_path}/none; check the path (`set` creates one)"
+    assert done.err == f"fscoord: {says}\n"
+    assert os.listdir(tmp_path) == []
+
+
+def test_copy_into_a_directory_that_is_not_there_names_that_directory(fscoord, tmp_path):
+    fscoord("set", "k", "v")
+    done = fscoord("cp", f"{tmp_path}/store", f"{tmp_path}/none/copy")
+    assert done.code == 74
+    assert f"{tmp_path}/none/copy: " in done.err
+    assert f"its directory {tmp_path}/none does not exist: create it first" in done.err
+
+
+def test_tilde_in_the_address_is_the_home_directory_also_for_commands(fscoord, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for address in ("~/mine", "file:~/mine?timeout=9"):
+        done = fscoord("lock", "--store", address, "l", "-c", 'test "${FSCOORD_STORE#*~}" = "$FSCOORD_STORE"')
+        assert (done.code, done.err) == (0, "")
+    assert (tmp_path / "mine").exists()
 
 
 def test_file_of_another_user_is_not_permitted(fscoord, as_nobody, public_dir):

@@ -63,7 +63,8 @@ def test_command_without_a_verb_is_a_usage_error_that_shows_the_help(fscoord):
 
 
 def test_version_is_that_of_the_package(fscoord):
-    assert fscoord("--version") == (0, f"fscoord {package.__version__}\n".encode(), "")
+    for option in ("--version", "-V"):
+        assert fscoord(option) == (0, f"fscoord {package.__version__}\n".encode(), "")
 
 
 def test_script_and_module_are_one_command(process):

@@ -11,7 +11,7 @@ from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.io import safe_files, torn_tail
-from fscoord._log.io.opening import read_header
+from fscoord._log.io.opening import read_header, refused_header
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
@@ -106,7 +106,7 @@ def _open_generation(path: str, file: str, named: GenerationRef | None) -> tuple
         try:
             header, start = Header.decode(read_header(fd))
         except MalformedRecord as error:
-            raise safe_files.damaged(path, file, 0, str(error)) from None
+            raise refused_header(path, file, error) from None
         if named is not None and header.log_id != named.log_id:
             raise safe_files.damaged(path, file, 0, "it is not the generation that was to follow")
     except BaseException:
