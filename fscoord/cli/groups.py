@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import signal
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -14,39 +14,55 @@ from fscoord._arguments import VALUE_MAX, key_text
 from fscoord._runtime import system
 from fscoord._runtime.signals import Terminated, raise_on_termination
 from fscoord.cli.options import as_json, raw, with_existing_store, with_store
-from fscoord.cli.output import field, printable, show, write
+from fscoord.cli.output import field, printable, show, table_lines, write
 from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.launch import run_held
 from fscoord.recipes import Lock, Membership, Participant, once as once_for_all
+from fscoord.status.findings import clock_text
 from fscoord.store import Member, Store
 
 __all__ = ["barrier", "group", "join", "members", "once"]
+
+HEADS: Final = ("RANK", "SESSION", "PROCESS", "STATE", "SINCE", "LABEL")
 
 
 @click.command()
 @as_json
 @with_existing_store
 def members(store: Store, as_json: bool) -> None:
-    """Print who has, or had, the store open.
+    """List the sessions of the store: the handles that have it open, and those that had.
 
-    Each is a line with its number, whether it lives (yes, no, unknown), host:pid, rank, since when (UTC), and label.
-    Changes nothing: a death that no other process has recorded yet is shown as the kernel tells it now.
+    A line for each session, sorted by rank: its rank and number, host:pid, its state, the time (UTC) at which it
+    registered, and its label. The state is one of these:
+
+    \b
+        alive              the process runs and has the store open
+        ended              the process has ended or closed the store, and no other process has recorded that
+        dead, found TIME   another process recorded the death at TIME (UTC); the process may have died earlier
+        unknown            this host can't tell: the session is of another host
+
+    Changes nothing.
 
     \b
     Examples:
       fscoord members
       fscoord members --json | jq -r '.[] | select(.alive == "no") | .rank'
     """
-    found = store.members()
-    show(as_json, [member._asdict() for member in found], map(_member_line, found))
+    found = sorted(store.members(), key=lambda each: (each.rank is None, each.rank or 0, each.number))
+    show(as_json, [member._asdict() for member in found], table_lines(HEADS, map(_row, found), {"RANK", "SESSION"}))
 
 
-def _member_line(member: Member) -> str:
+def _row(member: Member) -> tuple[str, ...]:
     rank = "-" if member.rank is None else str(member.rank)
-    place = printable(f"{member.host}:{member.pid}")
-    since, label = _utc_text(member.since), printable(member.label)
-    return f"{member.number:>5} {member.alive:<7} {place:<24} {rank:>5} {since} {label}".rstrip()
+    place = f"{member.host}:{member.pid}"
+    return rank, str(member.number), place, _state(member), _utc_text(member.since), member.label
+
+
+def _state(member: Member) -> str:
+    if member.alive != "no":
+        return "alive" if member.alive == "yes" else "unknown"
+    return "ended" if member.found_dead is None else f"dead, found {clock_text(member.found_dead)}"
 
 
 def _utc_text(seconds: float) -> str:
@@ -104,8 +120,11 @@ def group(store: Store, name: bytes, as_json: bool) -> None:
       fscoord group --json workers | jq -r '.[].data'
     """
     found = Membership(store, name).members()
-    lines = (f"{each.number:>5} {printable(each.owner):<24} {printable(each.data)}".rstrip() for each in found)
+    rows = [(str(each.number), each.owner, printable(each.data)) for each in found]
+    lines = table_lines(("NUMBER", "PROCESS", "DATA"), rows, {"NUMBER"}) if found else []
     show(as_json, [_participant_document(each) for each in found], lines)
+    if not found:
+        log.info("the group %r has no members", key_text(name))
 
 
 def _participant_document(each: Participant) -> dict[str, Any]:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, content, raw, with_existing_store, with_store
-from fscoord.cli.output import field, printable, show, write
+from fscoord.cli.output import field, printable, show, table_lines, write
 from fscoord.cli.run_command import VERBATIM, command_options, parse_hold_options, run_under, wait_options
 from fscoord.errors import LockLostError
 from fscoord.recipes import Contender, Election, Lock, ReadWriteLock, Semaphore, force_release
 from fscoord.store import Store
 
-__all__ = ["break_lock", "elect", "holders", "leader", "lives_of", "lock", "rwlock", "sem"]
+__all__ = ["STATES", "break_lock", "elect", "holders", "leader", "lives_of", "lock", "rwlock", "sem"]
 
 log = logging.getLogger(__name__)
+
+STATES: Final = {"yes": "alive", "no": "dead", "unknown": "unknown"}
+"""The states of a contender in tables, by the words of `fscoord.Member`."""
 
 name_argument = click.argument("name", type=raw)
 shared = click.option("-s", "--shared", "side", flag_value="reader", help="Share it with others that say so.")
@@ -181,8 +184,9 @@ def lives_of(store: Store) -> Callable[[Contender], str]:
 
 
 def _holder_lines(holders: list[Contender], waiters: list[Contender], lives: Callable[[Contender], str]) -> list[str]:
-    lines = [f"holds {each.token:>5} {lives(each):<7} {printable(each.owner)}" for each in holders]
-    return lines + [f"waits     - {lives(each):<7} {printable(each.owner)}" for each in waiters]
+    rows = [("holds", str(each.token), STATES[lives(each)], each.owner) for each in holders]
+    rows += [("waits", "-", STATES[lives(each)], each.owner) for each in waiters]
+    return table_lines(("TURN", "TOKEN", "STATE", "PROCESS"), rows, {"TOKEN"}) if rows else []
 
 
 PAUSE_S = 1.0

@@ -11,6 +11,7 @@ from fscoord._runtime import system
 from fscoord.cli.exit_codes import DAMAGED, FALSE
 from fscoord.cli.options import as_json, common, file_path, store_option, store_url, time_limit, verbose
 from fscoord.cli.output import Progress, field, plain, printable, show, write, write_json
+from fscoord.cli.records import RecordWords
 from fscoord.stores.file import FileStore
 from fscoord.stores.url import open_store
 
@@ -18,6 +19,8 @@ __all__ = ["compact", "cp", "dump", "log_path", "repair", "verify"]
 
 SHORT = 60
 """How many bytes of a value are shown, unless all are asked for."""
+
+HEADINGS = f"{'OFFSET':>10} {'TIME (UTC)':<24} {'WRITER':>6} {'KIND':<11} KEY VALUE\n"
 
 _JSON_NAMES = {"skipped": "dropped", "skipped_bytes": "dropped_bytes"}
 """Fields of `Repair` whose names in JSON were fixed before."""
@@ -32,10 +35,15 @@ _JSON_NAMES = {"skipped": "dropped", "skipped_bytes": "dropped_bytes"}
 def dump(ctx: click.Context, full: bool, as_json: bool) -> None:
     """Print the records of a file store's log.
 
-    Each is a line with its offset, time (UTC), writer, kind, key and value. Changes nothing, and works on a
-    damaged log too: what stands before the damage is printed, then the error names the offset (exit code 65). With
-    --json every record is one line, and value_size says how long its value is. Of a log that was compacted the
-    oldest file, up to its seal, and the newest are shown.
+    Each record is a line: its offset in bytes, its time, the number of the session that wrote it, its kind, its key
+    and its value. The values that fscoord itself writes are put into words: which session was found dead, which rank
+    arrived, which process holds a lock.
+
+    With --json each record is one line of JSON, which has the bytes of the value, and in value_size their number.
+
+    The verb changes nothing. It also works on a damaged log: it prints the records before the damage, and then the
+    error names the offset (exit code 65). Of a log that was compacted it prints the oldest file, up to its seal, and
+    the newest file.
 
     \b
     Examples:
@@ -45,9 +53,15 @@ def dump(ctx: click.Context, full: bool, as_json: bool) -> None:
     path = file_path(store_url(ctx))
     if path is None:
         raise click.UsageError("only the log of a file store can be dumped", ctx)
+    in_words, is_first = RecordWords(), True
     for entry in inspect.dump(path):
         value = entry.value if full else _beginning(entry.value)
-        if as_json:
+        if not as_json:
+            if is_first:
+                write(HEADINGS.encode())
+            write(_entry_line(entry, value, in_words.words(entry)).encode())
+            is_first = False
+        else:
             write_json(
                 {
                     "generation": entry.generation,
@@ -60,16 +74,14 @@ def dump(ctx: click.Context, full: bool, as_json: bool) -> None:
                     "value_size": len(entry.value),
                 }
             )
-        else:
-            write(_entry_line(entry, value).encode())
 
 
-def _entry_line(entry: inspect.Entry, value: bytes) -> str:
+def _entry_line(entry: inspect.Entry, value: bytes, words: str | None) -> str:
     rest = len(entry.value) - len(value)
     more = f" ... and {rest} bytes more" if rest else ""
     key = printable(entry.key).replace(" ", "\\x20") or "-"  # so that the value begins behind the same space
-    head = f"{entry.offset:>10} {_utc_text(entry.time)} {entry.writer:>4} {entry.kind:<11}"
-    return f"{head} {key} {printable(value)}{more}\n"
+    head = f"{entry.offset:>10} {_utc_text(entry.time)} {entry.writer:>6} {entry.kind:<11}"
+    return f"{head} {key} {printable(value) + more if words is None else words}".rstrip() + "\n"
 
 
 def _utc_text(seconds: float) -> str:

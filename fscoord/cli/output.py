@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from fscoord._runtime import system
@@ -27,6 +27,7 @@ __all__ = [
     "plain",
     "printable",
     "show",
+    "table_lines",
     "write",
     "write_json",
     "write_value",
@@ -105,6 +106,21 @@ def printable(data: bytes | str) -> str:
 def plain(text: str) -> str:
     """Return `text`, which may contain paths, without control characters; see `printable`."""
     return printable(system.os.fsencode(text))
+
+
+def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()) -> list[str]:
+    """Return the lines of a table with headings. The columns whose headings are in `numbers` are flush right.
+
+    Each cell is text that may come from other processes, so it is made `printable`.
+    """
+    table = [tuple(headings), *(tuple(map(printable, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for row in table:
+        cells = zip(headings, row, widths, strict=True)
+        padded = (cell.rjust(width) if heading in numbers else cell.ljust(width) for heading, cell, width in cells)
+        lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 class _RichOutput:

@@ -11,7 +11,7 @@ import click
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, store_option, store_url, time_limit, verbose
-from fscoord.cli.output import flush, is_terminal, plain, printable, write, write_json
+from fscoord.cli.output import flush, is_terminal, plain, printable, table_lines, write, write_json
 from fscoord.status.findings import SLOW_S, StatusFinding, clock_text, duration, find_all, place_in_line, turns_of
 from fscoord.status.picture import Picture, SessionStatus
 from fscoord.status.reading import observe
@@ -121,16 +121,11 @@ def findings_lines(findings: Iterable[StatusFinding]) -> list[str]:
 def _table(picture: Picture, *, is_all: bool) -> list[str]:
     shown = rows(picture, is_all=is_all)
     if not shown:
-        return ["nobody has registered in this store"] if not picture.participants else ["nobody is in this store now"]
-    table = [HEADS, *shown]
-    widths = [max(len(printable(row[column])) for row in table) for column in range(len(HEADS))]
+        came = "registered in this store" if not picture.participants else "this store open now"
+        return [f"no process has {came}"]
     used = [column for column in range(len(HEADS)) if any(row[column] for row in shown) or column in (0, 2, 3, 6)]
-    lines = []
-    for row in table:
-        cells = [printable(row[column]).ljust(widths[column]) for column in used]
-        cells[0] = printable(row[0]).rjust(widths[0])  # the rank
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    heads, *cells = [[row[column] for column in used] for row in (HEADS, *shown)]
+    return table_lines(heads, cells, {"RANK"})
 
 
 def chosen(picture: Picture) -> list[SessionStatus]:
@@ -179,7 +174,7 @@ def row_of(each: SessionStatus, picture: Picture) -> Row:
 
 def _state(each: SessionStatus) -> str:
     if each.alive == "no":
-        return "dead" if each.found_dead is None else f"dead since {clock_text(each.found_dead)}"
+        return "dead" if each.found_dead is None else f"dead, found {clock_text(each.found_dead)}"
     if each.is_stopped:
         return "stopped"
     return "alive" if each.alive == "yes" else "unknown"

@@ -10,9 +10,9 @@ import click
 
 from fscoord._runtime import system
 from fscoord._runtime.signals import raise_on_termination
-from fscoord.cli.locks import lives_of
+from fscoord.cli.locks import STATES, lives_of
 from fscoord.cli.options import as_json, content, raw, with_existing_store, with_store
-from fscoord.cli.output import field, printable, show, write_json, write_value
+from fscoord.cli.output import field, show, table_lines, write_json, write_value
 from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.launch import Ending, run_held
@@ -178,7 +178,9 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
     source = PriorityQueue(store, queue)
     waiting, taken, lives = len(source), source.taken(), lives_of(store)
     takers = [{"owner": each.owner, "session": each.session, "alive": lives(each)} for each in taken]
-    lines = [f"waits {waiting}", *(f"taken {lives(each):<7} {printable(each.owner)}" for each in taken)]
+    lines = [f"{waiting} waiting, {len(taken)} taken"]
+    if taken:
+        lines += table_lines(("STATE", "PROCESS"), [(STATES[lives(each)], each.owner) for each in taken])
     show(as_json, {**field("queue", queue), "waiting": waiting, "taken": takers}, lines)
 
 

@@ -32,7 +32,7 @@ def test_group_is_listed_in_the_order_of_joining(fscoord, store):
     assert fscoord("group", "g") == (0, b"", "")
     with Membership(store, "g", b"a\nb"), Membership(store, "g"):
         lines = fscoord("group", "g").out.decode().splitlines()
-        assert [line.split() for line in lines] == [["1", ME, "a\\nb"], ["2", ME]]
+        assert [line.split() for line in lines] == [["NUMBER", "PROCESS", "DATA"], ["1", ME, "a\\nb"], ["2", ME]]
 
 
 def test_member_that_is_taken_for_dead_has_its_command_stopped(fscoord, store, monkeypatch):

@@ -191,12 +191,13 @@ def test_consumer_that_was_taken_for_dead_has_its_command_stopped(fscoord, store
 
 
 def test_items_shows_the_number_waiting_and_the_owners_of_those_taken(fscoord, store):
-    assert fscoord("items", "q") == (0, b"waits 0\n", "")
+    assert fscoord("items", "q") == (0, b"0 waiting, 0 taken\n", "")
     queue = Queue(store, "q")
     queue.put_all(["a", "b", "c"])
     with queue.take(), queue.take():
         taken = {"owner": ME, "session": store.register(), "alive": "yes"}
-        assert fscoord("items", "q").out.decode() == f"waits 1\ntaken yes     {ME}\n" + f"taken yes     {ME}\n"
+        text = f"1 waiting, 2 taken\nSTATE  PROCESS\nalive  {ME}\nalive  {ME}\n"
+        assert fscoord("items", "q").out.decode() == text
         assert json.loads(fscoord("items", "--json", "q").out) == {
             "queue": "q",
             "waiting": 1,
