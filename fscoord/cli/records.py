@@ -10,8 +10,7 @@ from fscoord._log.format.record import MalformedRecord, decode_pairs
 from fscoord.cli.output import printable
 from fscoord.collectives.rounds import ARRIVALS, COMPLETE
 from fscoord.inspect import Entry
-from fscoord.recipes._entry import parse_line
-from fscoord.recipes.holdings import LINE
+from fscoord.recipes.holdings import LINE, parse_line
 
 __all__ = ["RecordWords"]
 
