@@ -33,34 +33,46 @@ class _Unseen(click.Path):
 @click.command()
 @click.argument("path", type=_Unseen(file_okay=False))
 @click.option(
-    "--lock", type=click.Choice(["ofd", "flock", "soft"]), default="ofd", show_default=True, help="The kind of lock."
+    "--lock",
+    type=click.Choice(["ofd", "flock", "soft"]),
+    default="ofd",
+    show_default=True,
+    help="The kind of lock that the verdict is about.",
 )
 @click.option(
-    "-n", "--instances", type=click.IntRange(1), help="How many are started at once. [default: what the launcher says]"
+    "-n",
+    "--instances",
+    metavar="NUMBER",
+    type=click.IntRange(1),
+    help="How many instances are started at once. [default: what the launcher says]",
 )
 @click.option(
     "--wait",
     type=time_limit,
     metavar="SECONDS",
-    help=f"How long to wait for the others. [default: {EXPECTED_WAIT_S:g} if they are expected, {OPEN_WAIT_S:g} on a"
-    " mount that hosts share, else 0]",
+    help=f"How long to wait for other instances. [default: {EXPECTED_WAIT_S:g} if they are expected, {OPEN_WAIT_S:g} on"
+    " a mount that hosts share, else 0]",
 )
 @as_json
 @verbose
 def doctor(path: str, lock: str, instances: int | None, wait: float | None, as_json: bool) -> int:
-    """Find out whether a directory's file system can carry a store.
+    """Test whether a directory's file system is fit for a store.
 
-    Tries in the directory PATH what a store stands on: locks of each kind, appends, what a look sees, what a death
-    leaves, a real store; first between two processes, then between two hosts if it is started on several at once. The
-    instances find each other through the directory. One of them prints the report, and nothing stays in the directory.
-    Takes about ten seconds, and up to a minute on a slow mount.
+    Tries in the directory PATH what a store needs: locks of each kind, appends, fresh reads, a killed holder, a real
+    store. It first tests between two processes of this host. Start it on two hosts at once, and it also tests between
+    hosts: the instances find each other through the directory, also those of different users, if a group of both may
+    write to it. One instance prints the report.
+
+    It takes about five seconds on a local disk, and up to a minute on a slow mount; with instances on several hosts it
+    first waits for them (--wait). On a terminal it shows each step. It leaves nothing in the directory.
 
     \b
-    Exit codes:
-        0  safe
-        1  not proven: something could not be tried, such as a second host
-       69  not safe: something broke what a store promises, or the directory does not answer
-       74, 77  there is no such directory, or nothing can be written there
+    Verdicts:
+      exit code  verdict     it means
+          0      safe        everything that a store needs was tested, and worked
+          1      not proven  nothing failed, but something was not tested, such as a second host
+         69      not safe    a test failed, or the directory does not answer; the report says what to do
+      74 or 77   none        the directory does not exist or is full, or you may not write to it
 
     \b
     Examples:

@@ -31,10 +31,10 @@ HEADS: Final = ("RANK", "SESSION", "PROCESS", "STATE", "SINCE", "LABEL")
 @as_json
 @with_existing_store
 def members(store: Store, as_json: bool) -> None:
-    """List the sessions of the store: the handles that have it open, and those that had.
+    """List the sessions of the store, sorted by rank.
 
-    A line for each session, sorted by rank: its rank and number, host:pid, its state, the time (UTC) at which it
-    registered, and its label. The state is one of these:
+    A session is a handle that has the store open, or had it open. Each is a line: its rank and number, host:pid, its
+    state, the time (UTC) at which it registered, and its label. The state is one of these:
 
     \b
         alive              the process runs and has the store open
@@ -78,15 +78,16 @@ name_argument = click.argument("name", type=raw)
 
 
 @click.command(context_settings=VERBATIM)
-@click.option("--data", type=raw, default="", help="What others should know of this process.")
+@click.option("--data", type=raw, default="", help='Text that "fscoord group" prints about this process.')
 @name_argument
 @command_options
 @with_store
 def join(store: Store, /, name: bytes, data: bytes, **options: Any) -> int:
-    """Run COMMAND while taking part in the group NAME.
+    """Run COMMAND while this process is a member of the group NAME.
 
-    "fscoord group" tells who takes part. Who dies does so no longer. COMMAND finds the store in FSCOORD_STORE, and the
-    rest is as with "fscoord lock": it ends with this process, and if that was taken for dead.
+    "fscoord group" lists the members. A member that dies is removed from the list. COMMAND finds the store in
+    FSCOORD_STORE. The rest is as with "fscoord lock": COMMAND is stopped if this process is killed, or if another
+    process takes it for dead.
 
     \b
     Examples:
@@ -94,12 +95,14 @@ def join(store: Store, /, name: bytes, data: bytes, **options: Any) -> int:
     """
     command = parse_command(options)
     with raise_on_termination(), Membership(store, name, data) as membership:
-        log.info("takes part in %r", membership.name)
+        log.info("joined the group %r", membership.name)
         own = store.register()
 
         def check() -> None:
             if own and not any(each.session == own for each in membership.members()):
-                raise LockLostError(f"this process takes part in {membership.name!r} no longer: it was taken for dead")
+                raise LockLostError(
+                    f"this process is no longer a member of {membership.name!r}: another process took it for dead"
+                )
 
         ending = run_held(command, environment(None), check, grace=options["grace"], leaves_rest=options["close"])
     return ending.code
@@ -110,9 +113,10 @@ def join(store: Store, /, name: bytes, data: bytes, **options: Any) -> int:
 @as_json
 @with_store
 def group(store: Store, name: bytes, as_json: bool) -> None:
-    """Print who takes part in the group NAME.
+    """List the members of the group NAME, in the order of joining.
 
-    Each is a line, in the order of joining: a number, host:pid, and what it has to say. Who has died is taken out.
+    Each member is a line: its number, host:pid, and its data (see "fscoord join --data"). A member that has died is
+    not listed.
 
     \b
     Examples:
@@ -133,19 +137,27 @@ def _participant_document(each: Participant) -> dict[str, Any]:
 
 @click.command()
 @click.argument("key", type=raw)
-@click.option("-n", "--world-size", type=click.IntRange(min=1), required=True, help="How many must come.")
-@click.option("--rank", type=click.IntRange(min=0), help="Which of them this is, counted from 0.")
-@click.option("--fail-fast", is_flag=True, help="With --rank, end as soon as a rank that is missing is known dead.")
+@click.option(
+    "-n",
+    "--world-size",
+    metavar="NUMBER",
+    type=click.IntRange(min=1),
+    required=True,
+    help="How many processes must arrive.",
+)
+@click.option("--rank", metavar="RANK", type=click.IntRange(min=0), help="The rank of this process, counted from 0.")
+@click.option("--fail-fast", is_flag=True, help="With --rank: fail as soon as a missing rank is known dead.")
 @with_store
 def barrier(store: Store, key: bytes, world_size: int, rank: int | None, fail_fast: bool) -> None:
-    """Wait until all processes have come to the barrier KEY.
+    """Wait at the barrier KEY until all processes have arrived.
 
-    They are as many as --world-size says. A key serves once. Who gives a --rank can come again after a time-out
-    and counts once; and when time runs out (exit code 75), the error names the ranks that are missing, if all give
-    theirs.
+    --world-size is the number of processes. A key can be used once. On a terminal it first says what it waits for.
 
-    --fail-fast is for ranks that keep the store open from the start: a rank whose last process has ended, that of an
-    earlier command, too, counts as dead.
+    A process that gives --rank can arrive again after a time-out, and counts once. If all processes give their rank,
+    the error of a time-out (exit code 75) names the missing ranks.
+
+    --fail-fast is for ranks that keep the store open from the start. A rank counts as dead when the last process that
+    has announced it has ended, which may be an earlier command.
 
     \b
     Examples:
@@ -173,16 +185,18 @@ class _NoResult(BaseException):
 @command_options
 @with_store
 def once(store: Store, /, name: bytes, **options: Any) -> int:
-    """Run COMMAND in one of the processes that call this with NAME.
+    """Run COMMAND once, for all processes that call this with NAME.
 
-    Its standard output and its exit code are kept in the store, under NAME/result, and everybody gets them, now and
-    later; the others wait. If the one that runs it dies, is interrupted, or can't run it, the next one does: so it may
-    be begun more than once. A COMMAND that fails is done, too: to have it done again, delete NAME/result.
+    One of the processes runs it, and the others wait. The standard output and the exit code of COMMAND are kept in the
+    store under NAME/result, and each caller prints and returns them, now and later.
+
+    If the process that runs COMMAND dies, is interrupted or can't run it, the next process runs it. So COMMAND may be
+    started more than once. A COMMAND that fails counts as done: to run it again, delete NAME/result.
 
     \b
     Examples:
       path=$(fscoord once dataset -- ./download.sh)
-      fscoord delete dataset/result                 # the next one does it again
+      fscoord delete dataset/result                 # the next call runs it again
     """
     command = parse_command(options)
 
@@ -200,7 +214,7 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
         raise error.cause from None
     code, _, output = result.partition(b"\n")
     if not re.fullmatch(rb"[0-9]{1,3}", code):
-        raise FscoordError(f"the result of {key_text(name)!r} names no exit code: something else has written it")
+        raise FscoordError(f"the result of {key_text(name)!r} has no exit code: another program has written it")
     write(output)
     return int(code)
 
@@ -212,9 +226,9 @@ def _run_once(store: Store, name: bytes, command: list[str], options: dict[str, 
 
     def check() -> None:
         if token not in {holder.token for holder in turn.holders()}:
-            raise LockLostError(f"the work {turn.name!r} was given to another process: this one was taken for dead")
+            raise LockLostError(f"the work {turn.name!r} was given to another process, which took this one for dead")
 
-    log.info("runs the command of %r for all", turn.name)
+    log.info("running the command of %r for all callers", turn.name)
     ending = run_held(
         command, environment(token), check, grace=options["grace"], leaves_rest=options["close"], output_max=OUTPUT_MAX
     )

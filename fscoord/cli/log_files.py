@@ -27,7 +27,7 @@ _JSON_NAMES = {"skipped": "dropped", "skipped_bytes": "dropped_bytes"}
 
 
 @click.command()
-@click.option("--full", is_flag=True, help=f"Show values whole, not only their first {SHORT} bytes.")
+@click.option("--full", is_flag=True, help=f"Print whole values instead of their first {SHORT} bytes.")
 @as_json
 @store_option
 @verbose
@@ -120,17 +120,18 @@ lock_option = click.option(
 @verbose
 @click.pass_context
 def verify(ctx: click.Context, path: str | None, timeout: float, as_json: bool) -> int:
-    """Tell whether the log of a file store is sound.
+    """Check whether the log of a file store is sound.
 
-    Reads the log at PATH, or of the store that --store names, from end to end with all its later files, and says of
-    everything that is wrong where it is, how much it concerns and what is safe to do. Changes nothing, needs no more
-    than the right to read, and the store may be in use meanwhile.
+    Reads the log at PATH, or that of the store that --store names, from end to end, with all its generations. For each
+    fault it prints the place, the number of bytes concerned, and what is safe to do.
+
+    Changes nothing, and needs only permission to read. The store may be in use.
 
     \b
     Exit codes:
-        0  sound; a last record that was never finished is, too
-       65  damaged
-       75  somebody has kept the log's lock, so that nothing is certain
+        0  sound, also if the last record was never finished
+       65  damaged, or not a log
+       75  another process kept the log's lock, so nothing is certain
 
     \b
     Examples:
@@ -181,7 +182,7 @@ def _report_lines(report: inspect.Report) -> list[str]:
             f"  do: {finding.advice}",
         ]
     if report.more:
-        lines.append(f"... and {report.more} more of the kind")
+        lines.append(f"... and {report.more} more findings")
     return lines
 
 
@@ -193,9 +194,9 @@ class _NewFile(click.Path):
 
 @click.command()
 @click.argument("path", required=False)
-@click.option("-o", "--output", type=_NewFile(), required=True, help="Where the copy goes. Nothing may be there.")
-@click.option("--salvage", is_flag=True, help="Copy what is sound behind the damage, too.")
-@click.option("--yes", is_flag=True, help="Write the copy; without it only say what would be left out.")
+@click.option("-o", "--output", type=_NewFile(), required=True, help="The path of the copy. No file may be there.")
+@click.option("--salvage", is_flag=True, help="Also copy the sound records after the damage.")
+@click.option("--yes", is_flag=True, help="Write the copy. Without it only report what would be left out.")
 @lock_option
 @as_json
 @store_option
@@ -204,17 +205,19 @@ class _NewFile(click.Path):
 def repair(
     ctx: click.Context, path: str | None, output: str, salvage: bool, yes: bool, timeout: float, as_json: bool
 ) -> int:
-    """Copy what is sound of a damaged log to another file.
+    """Copy the sound records of a damaged log to a new file.
 
-    The log at PATH, or of the store that --store names, is only read; who writes to it waits meanwhile. Every record
-    that is left out is printed. What stands behind the damage is left out, so that the copy holds what the store has
-    once held; with --salvage it is copied, too, and may not fit together: a record that is lost may have been a
-    delete, or half of a count.
+    Only reads the log at PATH, or that of the store that --store names. Processes that write to the store wait
+    meanwhile. Prints each record that is left out. Without --yes it writes nothing.
+
+    All records after the first damage are left out, so the copy is a state that the store has really had. With
+    --salvage the sound records after the damage are copied, too. Then the copy may be a state that the store never had,
+    because a lost record may have been a delete, or one of two that belong together.
 
     \b
     Exit codes:
         0  the copy is written
-        1  it is not, for --yes was not given
+        1  nothing was written, because --yes was not given
        65  nothing can be copied, or only with --salvage
 
     \b
@@ -270,16 +273,16 @@ def _repair_lines(found: inspect.Repair) -> list[str]:
 @verbose
 @click.pass_context
 def cp(ctx: click.Context, old: str, new: str, timeout: float, as_json: bool) -> int:
-    """Copy the file store at OLD to NEW, where nothing may be.
+    """Copy the file store at OLD to NEW, where no file may be.
 
-    The log of a store may have several files, and cp(1) of the first one alone gives a second name to the others. This
-    makes one complete file, and a store of its own. OLD may be in use: its writers wait for the copy.
+    The log of a store may have several files. cp(1) copies only the first, which then refers to the others. This
+    verb makes one complete file, which is a store of its own. OLD may be in use; its writers wait for the copy.
 
     \b
     Exit codes:
         0  the copy is written
        65  OLD is damaged: see "fscoord repair"
-       75  the lock of OLD did not come
+       75  another process kept the lock of OLD
 
     \b
     Examples:
@@ -299,8 +302,8 @@ def cp(ctx: click.Context, old: str, new: str, timeout: float, as_json: bool) ->
 def compact(ctx: click.Context) -> None:
     """Compact the log of a file store.
 
-    What the store holds is written to a new file, in which the log goes on; whoever uses the store follows by itself.
-    Stores that are written to compact their logs by themselves. This is for a log whose users have turned that off.
+    Writes the contents of the store to a new file, in which the log goes on. Processes that use the store need do
+    nothing. A store compacts its log by itself, so this is for stores that were opened with compact_bytes=0.
 
     \b
     Examples:

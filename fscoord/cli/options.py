@@ -54,7 +54,7 @@ def time_limit(text: str) -> float:
     try:
         return to_seconds(float(text))
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no number of seconds; 0 looks once, inf has no limit.") from None
+        raise click.BadParameter(f"{text!r} is not a number of seconds; 0 tries once, inf has no limit.") from None
 
 
 def _remember(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
@@ -87,7 +87,7 @@ store_option = click.option(
     metavar="URL",
     expose_value=False,
     callback=_remember(_URL),
-    help=f"The store: a path or a URL. [default: ${ENVIRONMENT_VARIABLE}]",
+    help=f"The store: a path or an address. [default: ${ENVIRONMENT_VARIABLE}]",
 )
 
 timeout_option = click.option(
@@ -96,7 +96,7 @@ timeout_option = click.option(
     metavar="SECONDS",
     expose_value=False,
     callback=_remember(_TIMEOUT),
-    help="How long to wait; 0 looks once, inf has no limit. [default: 300, or what the URL says]",
+    help="How long to wait. 0 tries once; inf has no limit. [default: 300, or the timeout in the address]",
 )
 
 verbose = click.option(
@@ -105,10 +105,10 @@ verbose = click.option(
     count=True,
     expose_value=False,
     callback=_listen,
-    help="Say on standard error what happens; -vv says more, tracebacks too.",
+    help="Report on standard error what happens. -vv reports more, also tracebacks.",
 )
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, on one line.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 
 
 def store_url(ctx: click.Context) -> str:
@@ -186,7 +186,7 @@ def content(value: bytes) -> bytes:
     if value != b"-":
         return value
     if sys.stdin is None:
-        raise click.UsageError("the value is to come from standard input (-), which is closed")
+        raise click.UsageError("the value - is read from standard input, which is closed")
     log.info("reading the value from standard input")
     return _read_input(VALUE_MAX + 1)  # one byte over the limit is enough for the store to refuse the value
 

@@ -31,7 +31,7 @@ slow_option = click.option(
     default=SLOW_S,
     metavar="SECONDS",
     show_default=True,
-    help="How long others wait for a participant that lives before that is a finding.",
+    help="Report a participant as a finding if others have waited for it longer than this, although it is alive.",
 )
 
 
@@ -49,10 +49,15 @@ class Row(NamedTuple):
 
 @click.command()
 @click.argument("path", metavar="[STORE]", required=False)
-@click.option("-a", "--all", "is_all", is_flag=True, help="Show every session, the ended ones, too.")
-@click.option("-w", "--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
+@click.option("-a", "--all", "is_all", is_flag=True, help="Show all sessions, also those that have ended.")
+@click.option("-w", "--watch", is_flag=True, help="Show the table again and again, until Ctrl-C.")
 @click.option(
-    "--interval", type=time_limit, default="2", metavar="SECONDS", show_default=True, help="With --watch: the rest."
+    "--interval",
+    type=time_limit,
+    default="2",
+    metavar="SECONDS",
+    show_default=True,
+    help="With --watch: the time between two tables.",
 )
 @slow_option
 @as_json
@@ -62,15 +67,15 @@ class Row(NamedTuple):
 def ps(
     ctx: click.Context, path: str | None, is_all: bool, watch: bool, interval: float, slow: float, as_json: bool
 ) -> int:
-    """Tell what every participant of a store does now.
+    """Show what every participant of a store does now.
 
     First come the findings, the most urgent first: a deadlock, a barrier or a lock that waits for a process that is
     dead or stopped, a process that keeps the log's lock, and a participant that does nothing although others wait for
-    it. Then each participant is a line: rank, label, host:pid, whether it lives, since when it is in the store (UTC),
-    what it holds, and what it waits for and for how long. A wait is shown once it has lasted for a second.
+    it. Then each participant is a line: rank, label, host:pid, its state, since when it has the store open (UTC), what
+    it holds, and what it waits for and for how long. A wait is shown after it has lasted for a second.
 
-    STORE is a path or an address; without it, --store counts. Changes nothing, and needs no more than the right to
-    read. Of stores that are not files it shows what they tell, and says what is missing.
+    STORE is a path or an address. Without it, --store counts. Changes nothing, and needs only permission to read. A
+    store that is not a file may not tell all of this; a note says what is missing.
 
     \b
     Exit codes:

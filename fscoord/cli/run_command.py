@@ -91,10 +91,10 @@ def command_options(function: Callable[P, R]) -> Callable[P, R]:
             type=time_limit,
             default="5",
             show_default=True,
-            help="What COMMAND has from SIGTERM to SIGKILL when the hold is lost.",
+            help="The time from SIGTERM to SIGKILL when COMMAND is stopped because the hold was lost.",
         ),
-        click.option("-o", "--close", is_flag=True, help="What COMMAND leaves behind goes on, without the hold."),
-        click.option("-c", "--command", "shell", metavar="TEXT", help="Have the shell run TEXT, instead of COMMAND."),
+        click.option("-o", "--close", is_flag=True, help="Release when COMMAND exits, even if its children still run."),
+        click.option("-c", "--command", "shell", metavar="TEXT", help="Run TEXT with the shell instead of COMMAND."),
     ):
         function = add(function)
     return function
@@ -107,7 +107,8 @@ def wait_options(function: Callable[P, R]) -> Callable[P, R]:
             "--ttl",
             metavar="SECONDS",
             type=time_limit,
-            help="Others may have it after so long without a sign of life, as of one that is stopped. [default: never]",
+            help="Let others acquire it when this process, stopped or cut off, has not renewed its hold for this long."
+            " [default: never]",
         ),
         click.option(
             "-E",
@@ -115,10 +116,10 @@ def wait_options(function: Callable[P, R]) -> Callable[P, R]:
             "conflict_exit_code",
             metavar="NUMBER",
             type=click.IntRange(0, 255),
-            help="Exit code if it is not to be had in time. [default: 1 with -n and -w, else 75]",
+            help="The exit code if it is not acquired in time. [default: 1 with -n and -w, else 75]",
         ),
-        click.option("-w", "--wait", metavar="SECONDS", type=time_limit, help="Wait so long. [default: --timeout]"),
-        click.option("-n", "--nonblock", is_flag=True, help="Do not wait."),
+        click.option("-w", "--wait", metavar="SECONDS", type=time_limit, help="How long to wait. [default: --timeout]"),
+        click.option("-n", "--nonblock", is_flag=True, help="Do not wait: try once."),
     ):
         function = add(function)
     return function
@@ -132,7 +133,7 @@ def parse_hold_options(store: Store, options: dict[str, Any]) -> HoldOptions:
         conflict_exit_code = TIMEOUT if wait is None else FALSE
     ttl = options["ttl"]
     if ttl is not None and not 0 < ttl < math.inf:
-        raise click.UsageError("--ttl is a time above 0; without it a hold lasts as long as its holder")
+        raise click.UsageError("--ttl must be above 0; without it a hold lasts as long as its holder")
     limit = to_seconds(store.timeout) if wait is None else wait
     command = parse_command(options)
     return HoldOptions(command, limit, conflict_exit_code, options["grace"], ttl, options["close"])
@@ -147,7 +148,7 @@ def parse_command(options: dict[str, Any]) -> list[str]:
         rest.clear()
     if shell is not None:
         if rest:
-            raise click.UsageError("-c stands for COMMAND: give one of the two")
+            raise click.UsageError("give either -c TEXT or COMMAND, not both")
         return [system.os.environ.get("SHELL") or "/bin/sh", "-c", shell]
     is_marked = rest[:1] == ["--"]
     del rest[: int(is_marked)]

@@ -73,10 +73,15 @@ class Keys:
 @click.command()
 @click.argument("path", metavar="[STORE]", required=False)
 @click.option(
-    "--interval", type=time_limit, default="1", metavar="SECONDS", show_default=True, help="How long from look to look."
+    "--interval",
+    type=time_limit,
+    default="1",
+    metavar="SECONDS",
+    show_default=True,
+    help="The time between two screens.",
 )
-@click.option("-n", "--count", type=click.IntRange(min=1), help="End after so many looks.")
-@click.option("--sort", type=click.Choice(ORDERS), default=ORDERS[0], show_default=True, help="What comes first.")
+@click.option("-n", "--count", metavar="NUMBER", type=click.IntRange(min=1), help="End after this many screens.")
+@click.option("--sort", type=click.Choice(ORDERS), default=ORDERS[0], show_default=True, help="The order of the rows.")
 @slow_option
 @store_option
 @verbose
@@ -84,12 +89,18 @@ class Keys:
 def top(ctx: click.Context, path: str | None, interval: float, count: int | None, sort: str, slow: float) -> None:
     """Show what every participant of a store does, live.
 
-    The rows are those of "fscoord ps", the longest wait first, each with the records that the participant writes in a
+    The rows are those of "fscoord ps", the longest wait first, with the records that each participant writes in a
     second. Above them are the findings, the records of each kind in a second, the barriers in a second, the size of
-    the log, and how often it was compacted since the beginning.
+    the log, and the number of compactions.
 
-    Keys: s sorts by the next of wait, rank and rate; p or the space bar pauses and goes on; q quits. Where standard
-    output is not a terminal, each look is a line, with a line for each finding. Changes nothing.
+    \b
+    Keys:
+        s           sort by wait, rank or rate, in turn
+        p or space  pause, and go on
+        q           quit
+
+    If standard output is not a terminal, it prints a line for each interval, and a line for each finding. Changes
+    nothing.
 
     \b
     Examples:

@@ -150,7 +150,7 @@ def _print(found: dict[str, Any]) -> None:
     tables = (
         ("The ranks that came last to barriers, and the rank-seconds that the others waited", _last(found)),
         ("Waiting time by name", _waiting(found)),
-        ("Locks and offices", _contention(found)),
+        ("Locks and elections", _contention(found)),
         ("The processes that waited for a lock, and its holders meanwhile", _pairs(found)),
         ("Deaths", _deaths(found)),
         ("The longest waits", _longest(found["longest"])),

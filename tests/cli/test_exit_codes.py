@@ -142,7 +142,7 @@ def test_store_of_the_command_line_overrides_the_environment_and_the_last_wins(f
 def test_timeout_that_is_not_a_number_is_refused(fscoord, timeout):
     done = fscoord("get", "--timeout", timeout, "k")
     assert done.code == 64
-    assert "no number of seconds" in done.err
+    assert "not a number of seconds" in done.err
 
 
 def test_timeout_of_inf_waits_without_limit(fscoord):
@@ -166,7 +166,7 @@ def test_directory_that_is_not_there_is_an_input_error(fscoord):
 
 
 READERS = (["keys"], ["members"], ["holders", "l"], ["len", "q"], ["dump"], ["verify"], ["ps"], ["compact"])
-WRITERS = (["get", "k"], ["set", "k", "v"], ["lock", "l", "true"], ["take", "q", "true"])
+WRITERS = (["get", "k"], ["set", "k", "v"], ["lock", "l", "true"], ["take-item", "q", "true"])
 COPIERS = (["repair", "-o", "new"], ["cp"])
 
 

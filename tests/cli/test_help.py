@@ -21,8 +21,8 @@ def test_verbs_are_those_of_the_design():
         *("get", "set", "add", "cas", "append", "delete", "wait", "keys", "barrier", "push", "pop", "len", "dump"),
         *("verify", "repair", "cp", "compact", "members", "ps", "top", "demo", "doctor", "run", "trace", "completion"),
         *(
-            "put",
-            "take",
+            "put-item",
+            "take-item",
             "items",
             "lock",
             "rwlock",

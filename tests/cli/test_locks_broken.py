@@ -54,7 +54,7 @@ def test_break_lock_without_a_terminal_changes_nothing_without_yes(fscoord, stor
         assert (done.code, done.out) == (1, b"")
         assert done.err == (
             f"TURN   TOKEN  STATE  PROCESS\nholds      1  alive  {ME}\n"
-            "fscoord: nothing was changed: that needs --yes, where nobody can be asked\n"
+            "fscoord: nothing was changed: standard input is not a terminal, so give --yes\n"
         )
         lock.check()
 

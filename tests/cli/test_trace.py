@@ -20,7 +20,14 @@ def test_report_prints_the_tables(fscoord, traces):
     assert (done.code, done.err) == (0, "")
     text = done.out.decode()
     assert text.startswith(f"{text.split()[0]} spans of 4 processes on 2 hosts, in {traces}\n")
-    for title in ("came last to barriers", "Waiting time by name", "Locks and offices", "Deaths", "longest", "Clocks"):
+    for title in (
+        "came last to barriers",
+        "Waiting time by name",
+        "Locks and elections",
+        "Deaths",
+        "longest",
+        "Clocks",
+    ):
         assert title in text
     assert "rank 3 " in text
     assert "rank 1, which set 'plan'" in text

@@ -245,7 +245,7 @@ def test_candidate_that_is_first_leads_until_it_resigns_and_then_the_next(place:
         assert first.term == leader.term
         first.resign()
     assert first.leader() == (2, leader.owner, b"address 2")
-    with pytest.raises(RuntimeError, match="the office 'e' is not held"):
+    with pytest.raises(RuntimeError, match="the leadership of 'e' is not held"):
         first.resign()
     second.resign()
     assert first.leader() is None
