@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import sys
+from functools import partial
 from typing import Any
 
 import click
 
 from fscoord.cli.exit_codes import FALSE, UNAVAILABLE
 from fscoord.cli.options import as_json, time_limit, verbose
-from fscoord.cli.output import plain, show
+from fscoord.cli.output import plain, show, tell
 from fscoord.doctor.examination import EXPECTED_WAIT_S, OPEN_WAIT_S, examine
 from fscoord.doctor.verdict import NOT_PROVEN, NOT_SAFE, SAFE
 from fscoord.environment import detect
@@ -85,20 +85,12 @@ def doctor(path: str, lock: str, instances: int | None, wait: float | None, as_j
         instances = launched.world_size
     run = launched.run_id
     group = "" if run is None else run if isinstance(run, str) else "-".join(map(str, run))
-    report = examine(path, lock=lock, expected=instances, wait=wait, tell=_tell, group=group)
+    report = examine(path, lock=lock, expected=instances, wait=wait, tell=partial(tell, log), group=group)
     if not report.pop("presided"):
         click.echo(f"fscoord: {report['verdict']}; another instance prints the report", err=True)
     else:
         show(as_json, {**report, "checks": [_without_empty(check) for check in report["checks"]]}, _lines(report))
     return CODES[report["verdict"]]
-
-
-def _tell(words: str) -> None:
-    """Show on a terminal what is being done; elsewhere with -v."""
-    if log.isEnabledFor(logging.INFO):
-        log.info("%s", words)
-    elif sys.stderr is not None and sys.stderr.isatty():
-        click.echo(f"fscoord: {words}", err=True)
 
 
 def _without_empty(check: dict[str, Any]) -> dict[str, Any]:

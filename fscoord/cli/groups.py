@@ -13,8 +13,9 @@ from fscoord import collectives
 from fscoord._arguments import VALUE_MAX, key_text
 from fscoord._runtime import system
 from fscoord._runtime.signals import Terminated, raise_on_termination
-from fscoord.cli.options import as_json, raw, with_existing_store, with_store
-from fscoord.cli.output import field, printable, show, table_lines, write
+from fscoord.cli.completion import complete_name
+from fscoord.cli.options import as_json, limit_text, raw, with_existing_store, with_store
+from fscoord.cli.output import field, printable, show, table_lines, tell, write
 from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.launch import run_held
@@ -74,7 +75,7 @@ def _utc_text(seconds: float) -> str:
 
 log = logging.getLogger(__name__)
 
-name_argument = click.argument("name", type=raw)
+name_argument = click.argument("name", type=raw, shell_complete=complete_name("/joined"))
 
 
 @click.command(context_settings=VERBATIM)
@@ -136,7 +137,7 @@ def _participant_document(each: Participant) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("key", type=raw)
+@click.argument("key", type=raw, shell_complete=complete_name("/arrivals", "/num_members"))
 @click.option(
     "-n",
     "--world-size",
@@ -164,7 +165,9 @@ def barrier(store: Store, key: bytes, world_size: int, rank: int | None, fail_fa
       fscoord barrier -n 4 epoch-1
       srun sh -c 'fscoord barrier -n "$SLURM_NTASKS" --rank "$SLURM_PROCID" --timeout 60 loaded'
     """
-    log.info("waiting at barrier %r, up to %s", key, store.timeout)
+    place = "" if rank is None else f" as rank {rank}"
+    who = "1 process has" if world_size == 1 else f"{world_size} processes have"
+    tell(log, f"waiting at barrier {key_text(key)!r}{place} until {who} arrived, {limit_text(store.timeout)}")
     collectives.barrier(store, world_size, key, store.timeout, rank, fail_fast=fail_fast)
 
 
@@ -181,7 +184,7 @@ class _NoResult(BaseException):
 
 
 @click.command(context_settings=VERBATIM)
-@click.argument("name", type=raw)
+@click.argument("name", type=raw, shell_complete=complete_name("/result"))
 @command_options
 @with_store
 def once(store: Store, /, name: bytes, **options: Any) -> int:
@@ -206,7 +209,7 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
         except Exception as error:
             raise _NoResult(error) from error
 
-    log.info("waiting for the result of %r, up to %s", key_text(name), store.timeout)
+    log.info("waiting for the result of %r, %s", key_text(name), limit_text(store.timeout))
     try:
         with raise_on_termination():
             result = once_for_all(store, name, work)

@@ -9,9 +9,11 @@ from typing import Any, Final
 
 import click
 
+from fscoord._arguments import key_text
 from fscoord._runtime import system
+from fscoord.cli.completion import complete_name
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import as_json, content, raw, with_existing_store, with_store
+from fscoord.cli.options import as_json, content, limit_text, raw, with_existing_store, with_store
 from fscoord.cli.output import field, printable, show, table_lines, write
 from fscoord.cli.run_command import VERBATIM, command_options, parse_hold_options, run_under, wait_options
 from fscoord.errors import LockLostError
@@ -25,7 +27,8 @@ log = logging.getLogger(__name__)
 STATES: Final = {"yes": "alive", "no": "dead", "unknown": "unknown"}
 """The states of a contender in tables, by the words of `fscoord.Member`."""
 
-name_argument = click.argument("name", type=raw)
+name_argument = click.argument("name", type=raw, shell_complete=complete_name("/line"))
+election_argument = click.argument("name", type=raw, shell_complete=complete_name("/term/"))
 shared = click.option("-s", "--shared", "side", flag_value="reader", help="Share the lock with others that give -s.")
 exclusive = click.option("-x", "-e", "--exclusive", "side", flag_value="writer", help="Hold the lock alone.")
 
@@ -207,7 +210,7 @@ PAUSE_S = 1.0
     "--again", is_flag=True, help="Be a candidate again when COMMAND fails or the lead is lost, until it exits with 0."
 )
 @wait_options
-@name_argument
+@election_argument
 @command_options
 @with_store
 def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any) -> int:
@@ -241,7 +244,7 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any
 
 
 @click.command()
-@name_argument
+@election_argument
 @click.option(
     "--after",
     metavar="TERM",
@@ -263,7 +266,7 @@ def leader(store: Store, name: bytes, after: int, as_json: bool) -> None:
           echo "now $address"
       done
     """
-    log.info("waiting for a leader of %r, up to %s", name, store.timeout)
+    log.info("waiting for a leader of %r, %s", key_text(name), limit_text(store.timeout))
     found = Election(store, name).observe(after)
     line = f"{found.term} {printable(found.owner)} {printable(found.data)}".rstrip()
     show(as_json, {"term": found.term, "owner": found.owner, **field("data", found.data)}, [line])

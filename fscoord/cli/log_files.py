@@ -9,7 +9,7 @@ import click
 from fscoord import inspect
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import DAMAGED, FALSE
-from fscoord.cli.options import as_json, common, file_path, store_option, store_url, time_limit, verbose
+from fscoord.cli.options import as_json, common, complete_file, file_path, store_option, store_url, time_limit, verbose
 from fscoord.cli.output import Progress, field, plain, printable, show, write, write_json
 from fscoord.cli.records import RecordWords
 from fscoord.stores.file import FileStore
@@ -113,7 +113,7 @@ lock_option = click.option(
 
 
 @click.command()
-@click.argument("path", required=False)
+@click.argument("path", required=False, shell_complete=complete_file)
 @lock_option
 @as_json
 @store_option
@@ -193,7 +193,7 @@ class _NewFile(click.Path):
 
 
 @click.command()
-@click.argument("path", required=False)
+@click.argument("path", required=False, shell_complete=complete_file)
 @click.option("-o", "--output", type=_NewFile(), required=True, help="The path of the copy. No file may be there.")
 @click.option("--salvage", is_flag=True, help="Also copy the sound records after the damage.")
 @click.option("--yes", is_flag=True, help="Write the copy. Without it only report what would be left out.")
@@ -266,8 +266,8 @@ def _repair_lines(found: inspect.Repair) -> list[str]:
 
 
 @click.command()
-@click.argument("old")
-@click.argument("new")
+@click.argument("old", shell_complete=complete_file)
+@click.argument("new", shell_complete=complete_file)
 @lock_option
 @as_json
 @verbose

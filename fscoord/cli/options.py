@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from fscoord._arguments import VALUE_MAX, to_seconds
 from fscoord._runtime import system
@@ -20,9 +23,11 @@ __all__ = [
     "absolute_url",
     "as_json",
     "common",
+    "complete_file",
     "content",
     "file_path",
     "given_timeout",
+    "limit_text",
     "raw",
     "store_option",
     "store_url",
@@ -82,9 +87,15 @@ def _log_to_stderr(root: logging.Logger) -> None:
     root.addHandler(handler)
 
 
+def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell complete a path by itself."""
+    return [CompletionItem(incomplete, type="file")]
+
+
 store_option = click.option(
     "--store",
     metavar="URL",
+    shell_complete=complete_file,
     expose_value=False,
     callback=_remember(_URL),
     help=f"The store: a path or an address. [default: ${ENVIRONMENT_VARIABLE}]",
@@ -117,6 +128,12 @@ def store_url(ctx: click.Context) -> str:
     if not url:
         raise click.UsageError(f"which store? Give --store URL or set {ENVIRONMENT_VARIABLE}", ctx)
     return url
+
+
+def limit_text(limit: timedelta | float | None) -> str:
+    """Return how long a wait lasts, in words."""
+    seconds = math.inf if limit is None else to_seconds(limit)
+    return "without a time limit" if seconds == math.inf else f"up to {seconds:g} s"
 
 
 def given_timeout(ctx: click.Context) -> float | None:

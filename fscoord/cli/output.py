@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -28,6 +29,7 @@ __all__ = [
     "printable",
     "show",
     "table_lines",
+    "tell",
     "write",
     "write_json",
     "write_value",
@@ -63,6 +65,15 @@ def show(as_json: bool, document: Document, lines: Iterable[str]) -> None:
         write_json(document)
     else:
         write("".join(f"{line}\n" for line in lines).encode())
+
+
+def tell(log: logging.Logger, words: str) -> None:
+    """Say on a terminal what the verb does or waits for; elsewhere log it, as -v shows it."""
+    if log.isEnabledFor(logging.INFO):
+        log.info("%s", words)
+    elif sys.stderr is not None and sys.stderr.isatty():
+        sys.stderr.write(f"fscoord: {printable(words)}\n")
+        sys.stderr.flush()
 
 
 def flush() -> None:

@@ -10,7 +10,7 @@ import click
 
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import as_json, store_option, store_url, time_limit, verbose
+from fscoord.cli.options import as_json, complete_file, store_option, store_url, time_limit, verbose
 from fscoord.cli.output import flush, is_terminal, plain, printable, table_lines, write, write_json
 from fscoord.status.findings import SLOW_S, StatusFinding, clock_text, duration, find_all, place_in_line, turns_of
 from fscoord.status.picture import Picture, SessionStatus
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 @click.command()
-@click.argument("path", metavar="[STORE]", required=False)
+@click.argument("path", metavar="[STORE]", required=False, shell_complete=complete_file)
 @click.option("-a", "--all", "is_all", is_flag=True, help="Show all sessions, also those that have ended.")
 @click.option("-w", "--watch", is_flag=True, help="Show the table again and again, until Ctrl-C.")
 @click.option(

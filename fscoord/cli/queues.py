@@ -8,10 +8,12 @@ from typing import Any, Final
 
 import click
 
+from fscoord._arguments import key_text
 from fscoord._runtime import system
 from fscoord._runtime.signals import raise_on_termination
+from fscoord.cli.completion import complete_name
 from fscoord.cli.locks import STATES, lives_of
-from fscoord.cli.options import as_json, content, raw, with_existing_store, with_store
+from fscoord.cli.options import as_json, content, limit_text, raw, with_existing_store, with_store
 from fscoord.cli.output import field, show, table_lines, write_json, write_value
 from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
@@ -24,6 +26,7 @@ __all__ = ["items", "length", "pop", "push", "put_item", "take_item"]
 log = logging.getLogger(__name__)
 
 queue_argument = click.argument("queue", type=raw)
+items_argument = click.argument("queue", type=raw, shell_complete=complete_name("/number"))
 
 
 @click.command()
@@ -63,7 +66,7 @@ def pop(store: Store, queue: bytes, no_wait: bool, as_json: bool) -> None:
       fscoord pop --timeout 10 blobs > blob.bin
     """
     if not no_wait:
-        log.info("waiting for a value in queue %r, up to %s", queue, store.timeout)
+        log.info("waiting for a value in queue %r, %s", key_text(queue), limit_text(store.timeout))
     value = store.queue_pop(queue, block=not no_wait)
     if as_json:
         write_json({**field("queue", queue), **field("value", value)})
@@ -98,7 +101,7 @@ VARIABLE_MAX: Final = 128 * 1024 - len(VARIABLE) - 2
 @click.option(
     "--priority", metavar="NUMBER", type=int, default=0, show_default=True, help="Items with a lower number come first."
 )
-@queue_argument
+@items_argument
 @click.argument("values", nargs=-1, required=True, type=raw, metavar="VALUE...")
 @with_store
 def put_item(store: Store, queue: bytes, values: tuple[bytes, ...], priority: int) -> None:
@@ -124,7 +127,7 @@ def put_item(store: Store, queue: bytes, values: tuple[bytes, ...], priority: in
 @click.option("--each", is_flag=True, help="Take one item after another, until none comes or COMMAND fails.")
 @click.option("--failed", metavar="OTHER", type=raw, help="Put an item whose COMMAND fails into the queue OTHER.")
 @click.option("--stdin", "by_stdin", is_flag=True, help="Pass the item to COMMAND on standard input.")
-@queue_argument
+@items_argument
 @command_options
 @with_store
 def take_item(store: Store, /, queue: bytes, no_wait: bool, each: bool, failed: bytes | None, **options: Any) -> int:
@@ -171,7 +174,7 @@ def take_item(store: Store, /, queue: bytes, no_wait: bool, each: bool, failed: 
 
 
 @click.command()
-@queue_argument
+@items_argument
 @as_json
 @with_store
 def items(store: Store, queue: bytes, as_json: bool) -> None:

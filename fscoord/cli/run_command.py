@@ -14,7 +14,7 @@ from fscoord._arguments import Timeout, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.exit_codes import FALSE, TIMEOUT
-from fscoord.cli.options import absolute_url, time_limit
+from fscoord.cli.options import absolute_url, limit_text, time_limit
 from fscoord.errors import StoreTimeoutError
 from fscoord.launch import Ending, run_held
 from fscoord.recipes import Contender
@@ -172,7 +172,7 @@ def environment(token: int | None) -> dict[str, str]:
 def run_under(hold: _Hold, what: str, hold_options: HoldOptions) -> Ending | None:
     """Acquire `hold`, run the command, and release it; return None if `hold` was not acquired in time."""
     with raise_on_termination():
-        log.info("waiting for %s %r, up to %g s", what, hold.name, hold_options.limit)
+        log.info("waiting for %s %r, %s", what, hold.name, limit_text(hold_options.limit))
         start = system.time.monotonic()
         try:
             limit = hold_options.limit

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from fscoord._runtime import system
-from fscoord.cli.options import store_option, time_limit, verbose
+from fscoord.cli.options import complete_file, store_option, time_limit, verbose
 from fscoord.cli.output import flush, is_terminal, printable, write
 from fscoord.cli.ps import address, chosen, findings_lines, row_of, slow_option
 from fscoord.status.findings import StatusFinding, clock_text, find_all
@@ -71,7 +71,7 @@ class Keys:
 
 
 @click.command()
-@click.argument("path", metavar="[STORE]", required=False)
+@click.argument("path", metavar="[STORE]", required=False, shell_complete=complete_file)
 @click.option(
     "--interval",
     type=time_limit,

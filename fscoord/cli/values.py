@@ -12,9 +12,19 @@ import click
 from fscoord._arguments import key_bytes, key_text, to_seconds
 from fscoord._runtime import system
 from fscoord._waiting.timing import Backoff
+from fscoord.cli.completion import complete_key
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import as_json, content, given_timeout, raw, time_limit, with_existing_store, with_store
-from fscoord.cli.output import field, flush, is_terminal, printable, show, write, write_json, write_value
+from fscoord.cli.options import (
+    as_json,
+    content,
+    given_timeout,
+    limit_text,
+    raw,
+    time_limit,
+    with_existing_store,
+    with_store,
+)
+from fscoord.cli.output import field, flush, is_terminal, printable, show, tell, write, write_json, write_value
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes import Fenced
 from fscoord.store import Store, wait_for_change
@@ -23,7 +33,7 @@ __all__ = ["add", "append", "cas", "delete", "get", "keys", "set_", "wait", "wat
 
 log = logging.getLogger(__name__)
 
-key_argument = click.argument("key", type=raw)
+key_argument = click.argument("key", type=raw, shell_complete=complete_key)
 
 
 @click.command()
@@ -42,7 +52,7 @@ def get(store: Store, key: bytes, fenced: bool, as_json: bool) -> None:
       fscoord get --timeout 0 config > config.bin   # do not wait
       fscoord get --json master_addr                # {"key": "master_addr", "value": "node7"}
     """
-    log.info("waiting for %r, up to %s", key, store.timeout)
+    log.info("waiting for %r, %s", key_text(key), limit_text(store.timeout))
     value = Fenced(store, key).get() if fenced else store.get(key)
     if as_json:
         write_json({**field("key", key), **field("value", value)})
@@ -147,7 +157,7 @@ def append(store: Store, key: bytes, value: bytes) -> None:
 
 
 @click.command()
-@click.argument("names", metavar="KEY...", type=raw, nargs=-1, required=True)
+@click.argument("names", metavar="KEY...", type=raw, nargs=-1, required=True, shell_complete=complete_key)
 @with_store
 def delete(store: Store, names: tuple[bytes, ...]) -> int:
     """Remove each KEY with its value and its queue.
@@ -164,7 +174,7 @@ def delete(store: Store, names: tuple[bytes, ...]) -> int:
 
 
 @click.command()
-@click.argument("names", metavar="KEY...", type=raw, nargs=-1, required=True)
+@click.argument("names", metavar="KEY...", type=raw, nargs=-1, required=True, shell_complete=complete_key)
 @with_store
 def wait(store: Store, names: tuple[bytes, ...]) -> None:
     """Wait until each KEY has a value or a queue that is not empty.
@@ -176,12 +186,12 @@ def wait(store: Store, names: tuple[bytes, ...]) -> None:
       fscoord wait --timeout 60 ready/0 ready/1
       fscoord wait --timeout 0 leader 2> /dev/null && echo "there is one"
     """
-    log.info("waiting for %s, up to %s", ", ".join(map(repr, names)), store.timeout)
+    log.info("waiting for %s, %s", ", ".join(repr(key_text(name)) for name in names), limit_text(store.timeout))
     store.wait(names)
 
 
 @click.command()
-@click.argument("prefix", type=raw, default="")
+@click.argument("prefix", type=raw, default="", shell_complete=complete_key)
 @click.option("-0", "--null", is_flag=True, help="End each key with a zero byte instead of a newline.")
 @as_json
 @with_existing_store
@@ -215,7 +225,7 @@ Values = dict[bytes, bytes]
 
 
 @click.command()
-@click.argument("prefix", type=raw, default="")
+@click.argument("prefix", type=raw, default="", shell_complete=complete_key)
 @click.option("-a", "--all", "is_all", is_flag=True, help="First print the present keys and values.")
 @click.option("--count", metavar="NUMBER", type=click.IntRange(min=1), help="End after this many changes.")
 @click.option(
@@ -249,7 +259,9 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
     end = system.time.monotonic() + (math.inf if limit is None else limit)
     store.set_timeout(min(READ_S, to_seconds(store.timeout)))
     left = math.inf if count is None else count
-    for changes in _changes(store, prefix, is_all=is_all, interval=interval, end=end):
+    wanted = "changes" if count is None else "1 change" if count == 1 else f"{count} changes"
+    words = f"watching for {wanted} of keys that begin with {key_text(prefix)!r}, {limit_text(limit)}"
+    for changes in _changes(store, prefix, words, is_all=is_all, interval=interval, end=end):
         for key, value in changes:
             _print_change(key, value, as_json=as_json)
             left -= 1
@@ -265,12 +277,15 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
 
 
 def _changes(
-    store: Store, prefix: bytes, *, is_all: bool, interval: float, end: float
+    store: Store, prefix: bytes, words: str, *, is_all: bool, interval: float, end: float
 ) -> Iterator[list[tuple[bytes, bytes | None]]]:
-    """Yield what has changed between two reads: sorted keys with their values, None for a key that was deleted."""
+    """Yield what has changed between two reads: sorted keys with their values, None for a key that was deleted.
+
+    Tells `words` after the first read: from then on no change is missed.
+    """
     heard = wait_for_change(store, None, READ_S)
     known: Values = {} if is_all else _read_all(store, prefix)
-    log.info("watching the keys that begin with %r", key_text(prefix))
+    tell(log, words)
     while True:
         found = _read_all(store, prefix)
         changed = {key for key, value in found.items() if known.get(key) != value}

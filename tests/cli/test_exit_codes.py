@@ -243,7 +243,7 @@ def test_symbolic_link_is_not_followed(fscoord, path, tmp_path):
 
 def test_store_that_is_deleted_under_a_wait_is_gone(process, line_with, path):
     child = process("get", "-v", "k")
-    line_with(child, "waiting for b'k'")
+    line_with(child, "waiting for 'k'")
     os.unlink(path)
     _, said = child.communicate()
     assert child.returncode == 69, said

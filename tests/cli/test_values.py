@@ -169,7 +169,7 @@ def test_wait_names_the_missing_keys_when_time_runs_out(fscoord):
 
 def test_wait_returns_when_another_process_sets_the_key(process, line_with, path):
     child = process("wait", "-v", "k")
-    line_with(child, "waiting for b'k'")
+    line_with(child, "waiting for 'k'")
     with FileStore(path) as store:
         store.set("k", "1")
     assert child.wait() == 0
