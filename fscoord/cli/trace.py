@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from typing import IO, Any, Final
+from contextlib import suppress
+from typing import Any, Final
 
 import click
 
@@ -95,8 +96,7 @@ def export(directory: str, output: str) -> None:
     from fscoord.trace.reading import read
 
     document = chrome_events(read(directory))
-    with _create(output) as file:
-        json.dump(document, file, separators=(",", ":"))
+    _write_whole(output, json.dumps(document, separators=(",", ":")))
     click.echo(f"fscoord: {plain(output)} has {len(document['traceEvents'])} events", err=True)
 
 
@@ -119,15 +119,36 @@ def write_page(directory: str, output: str) -> None:
     from fscoord.trace.page import make_page
     from fscoord.trace.reading import read
 
-    text = make_page(read(directory))
-    with _create(output) as file:
-        file.write(text)
+    _write_whole(output, make_page(read(directory)))
     click.echo(f"fscoord: {plain(output)} shows the trace in {plain(directory)}", err=True)
 
 
-def _create(path: str) -> IO[str]:
-    flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_TRUNC | system.O_CLOEXEC
-    return system.os.fdopen(system.os.open(path, flags, 0o644), "w", encoding="utf-8")
+def _write_whole(path: str, text: str) -> None:
+    """Write `text` to the file `path`, which appears or changes as a whole, or not at all.
+
+    Raises:
+        OSError: this is not possible; it names `path`.
+    """
+    if system.os.path.exists(path) and not system.os.path.isfile(path):  # a device, such as /dev/stdout
+        _write(path, text, 0)
+        return
+    target = system.os.path.realpath(path)
+    draft = f"{target}.{system.random_bytes(4).hex()}"
+    try:
+        _write(draft, text, system.os.O_CREAT | system.os.O_EXCL)
+        system.os.replace(draft, target)
+    except BaseException as error:
+        with suppress(OSError):
+            system.os.unlink(draft)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, path) from error
+        raise
+
+
+def _write(path: str, text: str, flags: int) -> None:
+    fd = system.os.open(path, system.os.O_WRONLY | system.O_CLOEXEC | flags, 0o644)
+    with system.os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

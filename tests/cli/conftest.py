@@ -80,6 +80,19 @@ def process(path: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Pope
 
 
 @pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB without a free byte."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a file system")
+    directory = tmp_path / "full"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(directory)], check=True)
+    (directory / "ballast").write_bytes(bytes(64 << 10))
+    yield directory
+    subprocess.run(["umount", str(directory)], check=True)
+
+
+@pytest.fixture
 def line_with() -> Callable[[subprocess.Popen[bytes], str], str]:
     """Give `line_with(child, words)`: read the child's standard error up to the line that holds these words."""
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -151,19 +150,6 @@ def test_interruption_of_a_wait_for_other_instances_leaves_nothing(process, line
     child.send_signal(signal.SIGINT)
     assert child.wait(60) == 130
     assert os.listdir(directory) == []
-
-
-@pytest.fixture
-def full_disk(tmp_path):
-    """A file system of 64 KiB without a free byte."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to mount a file system")
-    directory = tmp_path / "full"
-    directory.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(directory)], check=True)
-    (directory / "ballast").write_bytes(bytes(64 << 10))
-    yield directory
-    subprocess.run(["umount", str(directory)], check=True)
 
 
 def test_full_disk_is_an_error_that_leaves_nothing_in_the_directory(fscoord, full_disk):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -323,6 +325,39 @@ def test_full_disk_under_standard_output_is_reported(process, fscoord):
         child = process("get", "k", stdout=full)
         assert child.wait() == 74
     assert child.stderr.read() == b"fscoord: standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["set", "k", "v"],
+        ["add", "k"],
+        ["push", "q", "v"],
+        ["put-item", "q", "v"],
+        ["lock", "l", "true"],
+        ["elect", "e", "true"],
+        ["once", "o", "true"],
+        ["join", "g", "true"],
+        ["barrier", "-n", "1", "b"],
+        ["compact"],
+        ["cp", "STORE", "copy"],
+        ["repair", "-o", "copy", "--yes"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_full_disk_has_one_exit_code_and_the_next_step(fscoord, full_disk, monkeypatch, words):
+    store, copy = str(full_disk / "store"), str(full_disk / "copy")
+    os.truncate(full_disk / "ballast", 32 << 10)
+    with FileStore(store) as handle:
+        for size in (1500, 1):
+            with contextlib.suppress(StoreUnavailableError):
+                for number in itertools.count():
+                    handle.set(f"{number}", bytes(size))
+    monkeypatch.setenv("FSCOORD_STORE", store)
+    done = fscoord(*({"STORE": store, "copy": copy}.get(word, word) for word in words))
+    assert done.code == 74, done
+    assert "No space left on device; free some space" in done.err
+    assert not os.path.exists(copy)
 
 
 @pytest.mark.parametrize(("redirect", "code"), [(">&-", 74), ("<&-", 0), ("2>&-", 0)])

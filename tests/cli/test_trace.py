@@ -82,6 +82,26 @@ def test_output_that_can_not_be_written_is_an_error_of_input_and_output(fscoord,
     assert done.code == 74
 
 
+@pytest.mark.parametrize("verb", ["export", "html"])
+def test_full_disk_is_an_error_that_names_the_file_and_leaves_the_last_one(fscoord, traces, full_disk, verb):
+    (full_disk / "ballast").write_bytes(bytes(60 << 10))
+    output = full_disk / "output"
+    output.write_text("the last report")
+    done = fscoord("trace", verb, traces, "-o", str(output))
+    assert (done.code, done.err) == (74, f"fscoord: {output}: No space left on device\n")
+    assert output.read_text() == "the last report"
+    assert sorted(file.name for file in full_disk.iterdir()) == ["ballast", "output"]
+
+
+def test_output_may_be_a_device_or_a_link(fscoord, traces, tmp_path):
+    assert fscoord("trace", "export", traces, "-o", "/dev/null").code == 0
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real").write_text("before")
+    assert fscoord("trace", "export", traces, "-o", str(tmp_path / "link")).code == 0
+    assert (tmp_path / "link").is_symlink()
+    assert json.loads((tmp_path / "real").read_text())["traceEvents"]
+
+
 @pytest.mark.parametrize("verb", ["report", "export", "html"])
 def test_verbs_below_trace_have_help_with_examples(fscoord, verb):
     text = fscoord("trace", verb, "--help").out.decode()
