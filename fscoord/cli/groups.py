@@ -14,7 +14,7 @@ from fscoord._arguments import VALUE_MAX, key_text
 from fscoord._runtime import system
 from fscoord._runtime.signals import Terminated, raise_on_termination
 from fscoord.cli.completion import complete_name
-from fscoord.cli.options import as_json, limit_text, raw, with_existing_store, with_store
+from fscoord.cli.options import as_json, limit_text, raw, with_existing_store, with_store, with_store_to_read
 from fscoord.cli.output import field, printable, show, table_lines, tell, write
 from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import FscoordError, LockLostError
@@ -30,7 +30,7 @@ HEADS: Final = ("RANK", "SESSION", "PROCESS", "STATE", "SINCE", "LABEL")
 
 @click.command()
 @as_json
-@with_existing_store
+@with_store_to_read
 def members(store: Store, as_json: bool) -> None:
     """List the sessions of the store, sorted by rank.
 
@@ -112,7 +112,7 @@ def join(store: Store, /, name: bytes, data: bytes, **options: Any) -> int:
 @click.command()
 @name_argument
 @as_json
-@with_store
+@with_existing_store
 def group(store: Store, name: bytes, as_json: bool) -> None:
     """List the members of the group NAME, in the order of joining.
 

@@ -13,7 +13,7 @@ from fscoord._arguments import key_text
 from fscoord._runtime import system
 from fscoord.cli.completion import complete_name
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import as_json, content, limit_text, raw, with_existing_store, with_store
+from fscoord.cli.options import as_json, content, limit_text, raw, with_store, with_store_to_read
 from fscoord.cli.output import field, printable, show, table_lines, write
 from fscoord.cli.run_command import VERBATIM, command_options, parse_hold_options, run_under, wait_options
 from fscoord.errors import LockLostError
@@ -122,7 +122,7 @@ def _lock(store: Store, name: bytes, side: str, options: dict[str, Any]) -> int:
 @click.command()
 @name_argument
 @as_json
-@with_existing_store
+@with_store_to_read
 def holders(store: Store, name: bytes, as_json: bool) -> int:
     """List the processes that hold NAME, and those that wait for it.
 

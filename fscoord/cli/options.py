@@ -35,6 +35,7 @@ __all__ = [
     "verbose",
     "with_existing_store",
     "with_store",
+    "with_store_to_read",
 ]
 
 log = logging.getLogger(__name__)
@@ -174,6 +175,20 @@ def with_store(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
 
 
 def with_existing_store(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
+    """Do as `with_store`, but refuse a file store that does not exist, so that a mistyped path makes no new one."""
+
+    @common
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        ctx = click.get_current_context()
+        _open(ctx, looks_only=True).close()
+        with _open(ctx, looks_only=False) as store:
+            return function(store, *args, **kwargs)
+
+    return call
+
+
+def with_store_to_read(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
     """Do as `with_store`, but open a file store for reading only, so that a mistyped path makes no new one."""
     return _with_store(function, looks_only=True)
 

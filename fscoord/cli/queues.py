@@ -13,7 +13,7 @@ from fscoord._runtime import system
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.completion import complete_name
 from fscoord.cli.locks import STATES, lives_of
-from fscoord.cli.options import as_json, content, limit_text, raw, with_existing_store, with_store
+from fscoord.cli.options import as_json, content, limit_text, raw, with_existing_store, with_store, with_store_to_read
 from fscoord.cli.output import field, show, table_lines, write_json, write_value
 from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
@@ -77,7 +77,7 @@ def pop(store: Store, queue: bytes, no_wait: bool, as_json: bool) -> None:
 @click.command("len")
 @queue_argument
 @as_json
-@with_existing_store
+@with_store_to_read
 def length(store: Store, queue: bytes, as_json: bool) -> None:
     """Print the number of values in QUEUE.
 
@@ -176,7 +176,7 @@ def take_item(store: Store, /, queue: bytes, no_wait: bool, each: bool, failed: 
 @click.command()
 @items_argument
 @as_json
-@with_store
+@with_existing_store
 def items(store: Store, queue: bytes, as_json: bool) -> None:
     """Count the items of QUEUE, and list those that are taken.
 

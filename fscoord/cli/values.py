@@ -21,8 +21,8 @@ from fscoord.cli.options import (
     limit_text,
     raw,
     time_limit,
-    with_existing_store,
     with_store,
+    with_store_to_read,
 )
 from fscoord.cli.output import field, flush, is_terminal, printable, show, tell, write, write_json, write_value
 from fscoord.errors import StoreTimeoutError
@@ -194,7 +194,7 @@ def wait(store: Store, names: tuple[bytes, ...]) -> None:
 @click.argument("prefix", type=raw, default="", shell_complete=complete_key)
 @click.option("-0", "--null", is_flag=True, help="End each key with a zero byte instead of a newline.")
 @as_json
-@with_existing_store
+@with_store_to_read
 def keys(store: Store, prefix: bytes, null: bool, as_json: bool) -> None:
     """Print the keys that begin with PREFIX, sorted, one on each line.
 
@@ -237,7 +237,7 @@ Values = dict[bytes, bytes]
     help="The least time between two reads.",
 )
 @as_json
-@with_existing_store
+@with_store_to_read
 def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval: float, as_json: bool) -> None:
     """Print each change of the keys that begin with PREFIX.
 

@@ -167,7 +167,18 @@ def test_directory_that_is_not_there_is_an_input_error(fscoord):
     assert fscoord("get", "--store", "/nowhere/at/all", "k").code == 74
 
 
-READERS = (["keys"], ["members"], ["holders", "l"], ["len", "q"], ["dump"], ["verify"], ["ps"], ["compact"])
+READERS = (
+    ["keys"],
+    ["members"],
+    ["group", "g"],
+    ["items", "q"],
+    ["holders", "l"],
+    ["len", "q"],
+    ["dump"],
+    ["verify"],
+    ["ps"],
+    ["compact"],
+)
 WRITERS = (["get", "k"], ["set", "k", "v"], ["lock", "l", "true"], ["take-item", "q", "true"])
 COPIERS = (["repair", "-o", "new"], ["cp"])
 
