@@ -156,7 +156,7 @@ def parse_command(options: dict[str, Any]) -> list[str]:
         raise click.UsageError("missing COMMAND (the last argument)")
     if rest[0].startswith("-") and not is_marked:
         raise click.UsageError(
-            f"{rest[0]!r} found where COMMAND is expected: put options before NAME, or '--' before COMMAND"
+            f"{rest[0]!r} found where COMMAND is expected: put options first, or '--' before COMMAND"
         )
     return rest
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from fscoord._runtime import system
+from fscoord.cli.exit_codes import USAGE
 from fscoord.cli.options import as_json, verbose
 from fscoord.cli.output import new_console, new_table, plain, write_json
 
@@ -26,12 +27,13 @@ NUMBERS: Final = {
 _directory = click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False))
 
 
-@click.group()
-def trace() -> None:
+@click.group(invoke_without_command=True)
+@click.pass_context
+def trace(ctx: click.Context) -> int:
     """Show where the processes of a job waited for each other.
 
-    Processes record a trace in the directory DIR if FSCOORD_TRACE names it, and so does "fscoord run --trace DIR".
-    These verbs read it, also while the processes still run. They change nothing in DIR.
+    A process records a trace in the directory that FSCOORD_TRACE names. "fscoord run --trace DIR" sets it for a job.
+    These verbs read the trace, also while the processes still run, and change nothing in its directory.
 
     \b
     Examples:
@@ -39,6 +41,10 @@ def trace() -> None:
       fscoord trace report traces
       fscoord trace html traces --output report.html
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        return USAGE
+    return 0
 
 
 def _output(default: str) -> Callable[[Any], Any]:
@@ -59,10 +65,12 @@ def _output(default: str) -> Callable[[Any], Any]:
 @as_json
 @verbose
 def report(directory: str, as_json: bool) -> None:
-    """Print the ranks that came last, the waits by name, and the causes that ended the longest waits.
+    """Print the ranks that came last, and the longest waits.
 
-    Times are in seconds, and the time that others wait for a rank is in rank-seconds. The clocks of hosts are compared
-    by the barriers at which the hosts met. Where that leaves open which rank came last, the table says "uncertain".
+    The tables have the ranks that came last to barriers, the waits by name, and the events that ended the longest
+    waits. Times are in seconds. The time that others wait for a rank is in rank-seconds. The clocks of hosts are
+    compared by the barriers at which the hosts met. Where that leaves open which rank came last, the table says
+    "uncertain".
 
     \b
     Examples:
@@ -84,9 +92,10 @@ def report(directory: str, as_json: bool) -> None:
 @_output("trace.json")
 @verbose
 def export(directory: str, output: str) -> None:
-    """Write Chrome trace events, which Perfetto and chrome://tracing open.
+    """Write Chrome trace events, for Perfetto.
 
-    A row for each rank, grouped by host, and an arrow from the rank that ended a wait to the rank that waited.
+    The file has a row for each rank, grouped by host, and an arrow from the rank that ended a wait to the rank that
+    waited. Perfetto and chrome://tracing open it.
 
     \b
     Examples:
@@ -105,7 +114,9 @@ def export(directory: str, output: str) -> None:
 @_output("report.html")
 @verbose
 def html(directory: str, output: str) -> None:
-    """Write a page with the time line and the tables, in one file that needs no network.
+    """Write a page with the time line and the tables.
+
+    The page is one file, which needs no network.
 
     \b
     Examples:

@@ -102,6 +102,10 @@ def test_output_may_be_a_device_or_a_link(fscoord, traces, tmp_path):
     assert json.loads((tmp_path / "real").read_text())["traceEvents"]
 
 
+def test_trace_without_a_verb_is_a_usage_error_that_shows_the_help(fscoord):
+    assert fscoord("trace") == (64, b"", fscoord("trace", "--help").out.decode())
+
+
 @pytest.mark.parametrize("verb", ["report", "export", "html"])
 def test_verbs_below_trace_have_help_with_examples(fscoord, verb):
     text = fscoord("trace", verb, "--help").out.decode()
