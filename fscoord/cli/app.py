@@ -118,7 +118,7 @@ for verb in itertools.chain.from_iterable(VERBS.values()):
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line, say on standard error what went wrong, and return the exit code."""
+    """Run one command line, print an error as one line on standard error, and return the exit code."""
     try:
         code = cli.main(arguments, prog_name="fscoord", standalone_mode=False)
         output.flush()
@@ -133,6 +133,6 @@ def _fail(error: BaseException) -> int:
     if isinstance(error, exit_codes.OutputError):
         output.detach_stdout()
     if not exit_codes.is_silent(error):
-        # It may hold the words of other processes, such as a host's name in a log.
+        # The message may have text of other processes, such as the name of a host.
         click.echo(f"fscoord: {output.printable(exit_codes.message(error))}", err=True)
     return exit_codes.exit_code(error)

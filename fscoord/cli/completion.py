@@ -1,4 +1,4 @@
-"""What a shell offers when the user presses Tab: keys of the store, and the names of locks, elections, queues, groups.
+"""The words that a shell offers at Tab: keys of the store, and the names of locks, elections, queues and groups.
 
 Nothing here prints, creates a store or raises: a shell shows no message while it completes a word.
 """

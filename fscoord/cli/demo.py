@@ -1,4 +1,4 @@
-"""The verb demo: shows how far the processes are, and what they report."""
+"""The verb demo: shows the progress of the processes, and their report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb doctor: shows what an examination tries, and what it found."""
+"""The verb doctor: shows the steps of an examination, and its report."""
 
 from __future__ import annotations
 

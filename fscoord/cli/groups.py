@@ -172,7 +172,7 @@ def barrier(store: Store, key: bytes, world_size: int, rank: int | None, fail_fa
 
 
 OUTPUT_MAX = VALUE_MAX - 64
-"""The most that a command may write: the exit code, and what the recipe adds, are in the same value."""
+"""The longest output of a command, in bytes. Its exit code, and a prefix of the recipe, are in the same value."""
 
 
 class _NoResult(BaseException):

@@ -1,4 +1,4 @@
-"""The verbs on what a process can hold: lock, rwlock, sem, elect and leader, holders and break-lock."""
+"""The verbs on holds: lock, rwlock, sem, elect and leader, holders and break-lock."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def _holder_lines(holders: list[Contender], waiters: list[Contender], lives: Cal
 
 
 PAUSE_S = 1.0
-"""How long a candidate rests whose command has failed, so that one that always fails does not keep the machine busy."""
+"""The pause of a candidate after its command has failed. A command that always fails must not keep the machine busy."""
 
 
 @click.command(context_settings=VERBATIM)

@@ -1,4 +1,4 @@
-"""What all verbs share: the options that say which store, how long and how loud, and the types of their arguments."""
+"""The options that all verbs share, for the store, the time limit and the log, and the types of arguments."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 INPUT_POLL_S = 0.5
-"""How long the process sleeps in one system call while nothing comes, in seconds."""
+"""The longest sleep in one system call while standard input has no data, in seconds."""
 CHUNK = 1 << 20
 
 _URL, _TIMEOUT, _LOUDNESS = "fscoord.store", "fscoord.timeout", "fscoord.verbose"
@@ -124,7 +124,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print one line o
 
 
 def store_url(ctx: click.Context) -> str:
-    """Return the URL of the store that the user means."""
+    """Return the address of the store: that of --store, or else of the environment variable."""
     url: str | None = ctx.meta.get(_URL) or system.os.environ.get(ENVIRONMENT_VARIABLE)
     if not url:
         raise click.UsageError(f"which store? Give --store URL or set {ENVIRONMENT_VARIABLE}", ctx)
@@ -144,7 +144,7 @@ def given_timeout(ctx: click.Context) -> float | None:
 
 
 def absolute_url(ctx: click.Context) -> str:
-    """Return the address of the store that the user means, so that it means the same in other directories."""
+    """Return the address of the store in a form that means the same in other directories."""
     url = store_url(ctx)
     path = file_path(url)
     address, mark, query = url.partition("?")
@@ -214,7 +214,7 @@ def _open(ctx: click.Context, *, looks_only: bool) -> Store:
 
 
 def content(value: bytes) -> bytes:
-    """Return `value`, or what standard input holds if it is ``-``."""
+    """Return `value`, or the contents of standard input if it is ``-``."""
     if value != b"-":
         return value
     if sys.stdin is None:

@@ -68,7 +68,7 @@ def show(as_json: bool, document: Document, lines: Iterable[str]) -> None:
 
 
 def tell(log: logging.Logger, words: str) -> None:
-    """Say on a terminal what the verb does or waits for; elsewhere log it, as -v shows it."""
+    """Print `words` on standard error if that is a terminal, and otherwise log them, as -v shows them."""
     if log.isEnabledFor(logging.INFO):
         log.info("%s", words)
     elif sys.stderr is not None and sys.stderr.isatty():
@@ -77,7 +77,7 @@ def tell(log: logging.Logger, words: str) -> None:
 
 
 def flush() -> None:
-    """Write out what is still buffered, so that an error is raised while it can be reported."""
+    """Flush standard output now, so that an error is raised while it can be reported."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -169,7 +169,7 @@ def new_table(headings: Iterable[str], numbers: Collection[str]) -> Table:
 
 
 BEGIN_S = 1.0
-"""A verb that takes less shows no bar, and does not spend the time to load one."""
+"""The time in seconds before a bar is shown. A shorter verb does not spend the time to import one."""
 
 
 class Progress:

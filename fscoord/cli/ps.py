@@ -1,4 +1,4 @@
-"""The verb ps: what the participants of a store do now, and what is wrong; and its rows, which `top` shows, too."""
+"""The verb ps: the participants of a store, and the findings about them. `top` uses its rows."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def length(store: Store, queue: bytes, as_json: bool) -> None:
 VARIABLE: Final = "FSCOORD_ITEM"
 
 VARIABLE_MAX: Final = 128 * 1024 - len(VARIABLE) - 2
-"""What fits into it, in bytes: Linux ends one variable, with its name, "=" and a NUL, at 32 pages (execve(2))."""
+"""Its longest value, in bytes: Linux limits a variable, with its name, "=" and a NUL, to 32 pages (execve(2))."""
 
 
 @click.command("put-item")

@@ -1,4 +1,4 @@
-"""`RecordWords`: what a record says, in words, for `fscoord dump`: a death, an arrival, a line, several keys."""
+"""`RecordWords`: the meaning of a record in words, for `fscoord dump`: a death, an arrival, a line, several keys."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MEMBER: Final = b"/member/"
 
 
 class RecordWords:
-    """Puts records into words. It gets the records of a log in their order, and remembers whose the sessions are."""
+    """Puts the records of a log, given in their order, into words. It remembers the process of each session."""
 
     def __init__(self) -> None:
         self._owners: dict[int, str] = {}
 
     def words(self, entry: Entry) -> str | None:
-        """Return what `entry` says, or None if its value is best shown as it is."""
+        """Return the meaning of `entry`, or None if its value is to be shown as it is."""
         key, value = entry.key, entry.value
         try:
             if entry.kind == "session":

@@ -1,4 +1,4 @@
-"""The verb top: what `ps` shows, live, with rates and the longest waits first."""
+"""The verb top: the table of `ps`, live, with rates and the longest waits first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ORDERS", "Frame", "lines_of", "ordered", "top"]
 
 ORDERS: Final = ("wait", "rank", "rate")
-"""What the rows may be sorted by, in the order in which the key ``s`` goes through them."""
+"""The orders of the rows. The key ``s`` goes through them in turn."""
 
 KEY_POLL_S: Final = 0.1
 """How long the verb sleeps at most before it looks for a key, in seconds."""
@@ -34,13 +34,13 @@ KINDS_SHOWN: Final = 6
 
 
 class Frame(NamedTuple):
-    """What one look has found.
+    """The result of one look.
 
     Attributes:
         time: the time of day, in seconds since the epoch.
-        picture: what the participants do.
-        findings: what is wrong.
-        speed: what was written since the last look; None for a store that does not tell.
+        picture: the participants and their waits.
+        findings: the faults.
+        speed: the rates since the last look; None for a store that does not report them.
     """
 
     time: float
@@ -50,7 +50,7 @@ class Frame(NamedTuple):
 
 
 class Keys:
-    """The keys that were pressed. `order` is what the rows are sorted by."""
+    """The effect of the keys that were pressed. `order` is one of `ORDERS`."""
 
     def __init__(self) -> None:
         self.order = ORDERS[0]
@@ -58,7 +58,7 @@ class Keys:
         self.is_over = False
 
     def press(self, key: str) -> bool:
-        """Do what `key` asks for. Return whether it changes what is shown."""
+        """Obey `key`. Return whether the screen must change."""
         if key == "q":
             self.is_over = True
         elif key == "s":
@@ -250,7 +250,7 @@ def _no_key(seconds: float) -> str:
 
 
 def _screen(frame: Frame, keys: Keys, height: int) -> Group:
-    """Return what rich draws: a summary, the findings, and a table of the participants that has room."""
+    """Return the screen for rich: a summary, the findings, and as many participants as have room."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

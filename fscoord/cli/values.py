@@ -279,7 +279,7 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
 def _changes(
     store: Store, prefix: bytes, words: str, *, is_all: bool, interval: float, end: float
 ) -> Iterator[list[tuple[bytes, bytes | None]]]:
-    """Yield what has changed between two reads: sorted keys with their values, None for a key that was deleted.
+    """Yield the changes between two reads: sorted keys with their values, None for a key that was deleted.
 
     Tells `words` after the first read: from then on no change is missed.
     """

@@ -116,7 +116,7 @@ def test_internal_error_is_reported_as_a_bug(fscoord, monkeypatch):
     monkeypatch.setattr(options, "open_store", lambda *_, **__: {}["oops"])
     done = fscoord("get", "k")
     assert done.code == 70
-    assert done.err == "fscoord: a bug in fscoord, please report it with what -vv prints: KeyError: 'oops'\n"
+    assert done.err == "fscoord: a bug in fscoord; please report it with the output of -vv: KeyError: 'oops'\n"
 
 
 def test_store_not_given_is_a_usage_error_that_names_the_option(fscoord, monkeypatch):
