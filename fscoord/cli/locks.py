@@ -14,7 +14,7 @@ from fscoord._runtime import system
 from fscoord.cli.completion import complete_name
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, content, limit_text, raw, with_store, with_store_to_read
-from fscoord.cli.output import field, printable, show, table_lines, write
+from fscoord.cli.output import field, printable, show, table_lines, telling_if_slow, write
 from fscoord.cli.run_command import VERBATIM, command_options, parse_hold_options, run_under, wait_options
 from fscoord.errors import LockLostError
 from fscoord.recipes import Contender, Election, Lock, ReadWriteLock, Semaphore, force_release
@@ -266,7 +266,7 @@ def leader(store: Store, name: bytes, after: int, as_json: bool) -> None:
           echo "now $address"
       done
     """
-    log.info("waiting for a leader of %r, %s", key_text(name), limit_text(store.timeout))
-    found = Election(store, name).observe(after)
+    with telling_if_slow(log, f"waiting for a leader of {key_text(name)!r}, {limit_text(store.timeout)}"):
+        found = Election(store, name).observe(after)
     line = f"{found.term} {printable(found.owner)} {printable(found.data)}".rstrip()
     show(as_json, {"term": found.term, "owner": found.owner, **field("data", found.data)}, [line])

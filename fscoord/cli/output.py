@@ -6,7 +6,8 @@ import base64
 import json
 import logging
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from fscoord._runtime import system
@@ -30,11 +31,15 @@ __all__ = [
     "show",
     "table_lines",
     "tell",
+    "telling_if_slow",
     "write",
     "write_json",
     "write_value",
 ]
 
+
+NOTE_AFTER_S = 1.0
+"""How many seconds a wait lasts before a person is told about it."""
 
 Document = Mapping[str, Any] | list[dict[str, Any]]
 
@@ -71,9 +76,33 @@ def tell(log: logging.Logger, words: str) -> None:
     """Print `words` on standard error if that is a terminal, and otherwise log them, as -v shows them."""
     if log.isEnabledFor(logging.INFO):
         log.info("%s", words)
-    elif sys.stderr is not None and sys.stderr.isatty():
-        sys.stderr.write(f"fscoord: {printable(words)}\n")
-        sys.stderr.flush()
+    elif _is_watched():
+        _print_note(words)
+
+
+@contextmanager
+def telling_if_slow(log: logging.Logger, words: str) -> Iterator[None]:
+    """Log `words`. If no log shows them, print them on a terminal after `NOTE_AFTER_S` in the body of the ``with``."""
+    log.info("%s", words)
+    if log.isEnabledFor(logging.INFO) or not _is_watched():
+        yield
+        return
+    note = system.threading.Timer(NOTE_AFTER_S, _print_note, (words,))
+    note.daemon = True
+    note.start()
+    try:
+        yield
+    finally:
+        note.cancel()
+
+
+def _is_watched() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _print_note(words: str) -> None:
+    sys.stderr.write(f"fscoord: {printable(words)}\n")
+    sys.stderr.flush()
 
 
 def flush() -> None:

@@ -14,7 +14,7 @@ from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.completion import complete_name
 from fscoord.cli.locks import STATES, lives_of
 from fscoord.cli.options import as_json, content, limit_text, raw, with_existing_store, with_store, with_store_to_read
-from fscoord.cli.output import field, show, table_lines, write_json, write_value
+from fscoord.cli.output import field, show, table_lines, telling_if_slow, write_json, write_value
 from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.launch import Ending, run_held
@@ -65,9 +65,11 @@ def pop(store: Store, queue: bytes, no_wait: bool, as_json: bool) -> None:
       while shard=$(fscoord pop --no-wait work); do ./train "$shard"; done
       fscoord pop --timeout 10 blobs > blob.bin
     """
-    if not no_wait:
-        log.info("waiting for a value in queue %r, %s", key_text(queue), limit_text(store.timeout))
-    value = store.queue_pop(queue, block=not no_wait)
+    if no_wait:
+        value = store.queue_pop(queue, block=False)
+    else:
+        with telling_if_slow(log, f"waiting for a value in queue {key_text(queue)!r}, {limit_text(store.timeout)}"):
+            value = store.queue_pop(queue)
     if as_json:
         write_json({**field("queue", queue), **field("value", value)})
     else:
@@ -200,9 +202,9 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
 def _next_item(source: PriorityQueue, *, waits: bool, is_last: bool) -> Item:
     """Take an item. `QueueEmptyError` means that there are no more, a time-out that the store did not answer."""
     if waits:
-        log.info("waiting for an item of queue %r", source.name)
         try:
-            return source.take()
+            with telling_if_slow(log, f"waiting for an item of queue {source.name!r}"):
+                return source.take()
         except StoreTimeoutError:
             if is_last:
                 raise

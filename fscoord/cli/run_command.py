@@ -15,6 +15,7 @@ from fscoord._runtime import system
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.exit_codes import FALSE, TIMEOUT
 from fscoord.cli.options import absolute_url, limit_text, time_limit
+from fscoord.cli.output import telling_if_slow
 from fscoord.errors import StoreTimeoutError
 from fscoord.launch import Ending, run_held
 from fscoord.recipes import Contender
@@ -172,11 +173,12 @@ def environment(token: int | None) -> dict[str, str]:
 def run_under(hold: _Hold, what: str, hold_options: HoldOptions) -> Ending | None:
     """Acquire `hold`, run the command, and release it; return None if `hold` was not acquired in time."""
     with raise_on_termination():
-        log.info("waiting for %s %r, %s", what, hold.name, limit_text(hold_options.limit))
         start = system.time.monotonic()
         try:
             limit = hold_options.limit
-            if not (hold.acquire(timeout=limit) if limit else hold.acquire(blocking=False)):
+            with telling_if_slow(log, f"waiting for {what} {hold.name!r}, {limit_text(limit)}"):
+                is_acquired = hold.acquire(timeout=limit) if limit else hold.acquire(blocking=False)
+            if not is_acquired:
                 _report_conflict(hold, what, hold_options)
                 return None
             waited = system.time.monotonic() - start

@@ -24,7 +24,18 @@ from fscoord.cli.options import (
     with_store,
     with_store_to_read,
 )
-from fscoord.cli.output import field, flush, is_terminal, printable, show, tell, write, write_json, write_value
+from fscoord.cli.output import (
+    field,
+    flush,
+    is_terminal,
+    printable,
+    show,
+    tell,
+    telling_if_slow,
+    write,
+    write_json,
+    write_value,
+)
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes import Fenced
 from fscoord.store import Store, wait_for_change
@@ -52,8 +63,8 @@ def get(store: Store, key: bytes, fenced: bool, as_json: bool) -> None:
       fscoord get --timeout 0 config > config.bin   # do not wait
       fscoord get --json master_addr                # {"key": "master_addr", "value": "node7"}
     """
-    log.info("waiting for %r, %s", key_text(key), limit_text(store.timeout))
-    value = Fenced(store, key).get() if fenced else store.get(key)
+    with telling_if_slow(log, f"waiting for {key_text(key)!r}, {limit_text(store.timeout)}"):
+        value = Fenced(store, key).get() if fenced else store.get(key)
     if as_json:
         write_json({**field("key", key), **field("value", value)})
     else:
@@ -186,8 +197,9 @@ def wait(store: Store, names: tuple[bytes, ...]) -> None:
       fscoord wait --timeout 60 ready/0 ready/1
       fscoord wait --timeout 0 leader 2> /dev/null && echo "there is one"
     """
-    log.info("waiting for %s, %s", ", ".join(repr(key_text(name)) for name in names), limit_text(store.timeout))
-    store.wait(names)
+    wanted = ", ".join(repr(key_text(name)) for name in names)
+    with telling_if_slow(log, f"waiting for {wanted}, {limit_text(store.timeout)}"):
+        store.wait(names)
 
 
 @click.command()

@@ -44,6 +44,7 @@ from fscoord import (
 )
 from fscoord._arguments import VALUE_MAX
 from fscoord.cli import exit_codes, options
+from fscoord.recipes import Lock
 
 EXAMPLES = [
     (RendezvousGracefulExit("x"), 0),
@@ -269,6 +270,40 @@ def test_ctrl_c_ends_a_wait_without_output_and_with_130(process, line_with, word
     child.send_signal(signal.SIGINT)
     out, said = child.communicate()
     assert (child.returncode, out, said.strip()) == (130, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["get", "--timeout", "inf", "k"], "waiting for 'k', without a time limit"),
+        (["wait", "k", "l"], "waiting for 'k', 'l', up to 300 s"),
+        (["pop", "q"], "waiting for a value in queue 'q', up to 300 s"),
+        (["take-item", "q", "true"], "waiting for an item of queue 'q'"),
+        (["leader", "e"], "waiting for a leader of 'e', up to 300 s"),
+        (["lock", "-w", "60", "l", "true"], "waiting for the lock 'l', up to 60 s"),
+    ],
+    ids=lambda value: value[0],
+)
+def test_wait_that_lasts_is_told_on_a_terminal(path, words, said):
+    with FileStore(path) as store, Lock(store, "l"):
+        child, parent = os.openpty()
+        with subprocess.Popen(
+            [sys.executable, "-m", "fscoord", *words],
+            stderr=parent,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "FSCOORD_STORE": path},
+        ) as waiting:
+            os.close(parent)
+            try:
+                with open(child, "rb", buffering=0) as terminal:
+                    assert terminal.readline().decode() == f"fscoord: {said}\r\n"
+            finally:
+                waiting.kill()
+
+
+def test_wait_that_is_short_is_not_told(fscoord):
+    fscoord("set", "k", "v")
+    assert fscoord("get", "k", person=True) == (0, b"v", "")
 
 
 LOSE_CTRL_C = """
