@@ -213,3 +213,9 @@ def test_value_without_a_token_is_not_taken_for_one_with_a_token(fscoord):
     assert fscoord("get", "--fenced", "k").code == 69
     assert fscoord("set", "--token", "1", "k", "one").code == 69
     assert fscoord("get", "k").out == b"plain"
+
+
+def test_keys_that_are_missing_are_named_in_one_sentence(fscoord):
+    assert fscoord("wait", "--timeout", "0", "--store", "mem:", "a").err == "fscoord: timeout: key 'a' is not there\n"
+    said = fscoord("wait", "--timeout", "0", "--store", "mem:", "a", "b").err
+    assert said == "fscoord: timeout: keys 'a', 'b' are not there\n"
