@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fscoord.cli.exit_codes import FALSE, UNAVAILABLE
-from fscoord.cli.options import as_json, time_limit, verbose
+from fscoord.cli.options import DirectoryPath, as_json, time_limit, verbose
 from fscoord.cli.output import plain, show, tell
 from fscoord.doctor.examination import EXPECTED_WAIT_S, OPEN_WAIT_S, examine
 from fscoord.doctor.verdict import NOT_PROVEN, NOT_SAFE, SAFE
@@ -23,15 +23,8 @@ CODES = {SAFE: 0, NOT_PROVEN: FALSE, NOT_SAFE: UNAVAILABLE}
 MARKS = {"ok": "ok", "bad": "BAD", "unknown": "?", "info": "-"}
 
 
-class _Unseen(click.Path):
-    """A directory that click does not look at itself: a look at a mount whose server is gone never returns."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value
-
-
 @click.command()
-@click.argument("path", type=_Unseen(file_okay=False))
+@click.argument("path", type=DirectoryPath(file_okay=False))
 @click.option(
     "--lock",
     type=click.Choice(["ofd", "flock", "soft"]),

@@ -20,6 +20,7 @@ from fscoord.stores import url as urls
 from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store
 
 __all__ = [
+    "DirectoryPath",
     "absolute_url",
     "as_json",
     "common",
@@ -48,6 +49,17 @@ INPUT_POLL_S = 0.5
 CHUNK = 1 << 20
 
 _URL, _TIMEOUT, _LOUDNESS = "fscoord.store", "fscoord.timeout", "fscoord.verbose"
+
+
+class DirectoryPath(click.Path):
+    """A directory that click completes, but does not look at: a look at a mount whose server is gone never returns.
+
+    So a directory that does not exist is no error of usage. The verb reports it, with the exit code for input.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return `value` as it is."""
+        return value
 
 
 def raw(text: str) -> bytes:

@@ -11,7 +11,7 @@ import click
 
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import USAGE
-from fscoord.cli.options import as_json, verbose
+from fscoord.cli.options import DirectoryPath, as_json, verbose
 from fscoord.cli.output import new_console, new_table, plain, write_json
 
 __all__ = ["trace", "write_page"]
@@ -24,7 +24,7 @@ NUMBERS: Final = {
     "waited", "held", "seconds", "after its exit", "after its last sign", "wrong by at most", "offsets",
 }  # fmt: skip
 
-_directory = click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False))
+_directory = click.argument("directory", metavar="DIR", type=DirectoryPath(file_okay=False))
 
 
 @click.group(invoke_without_command=True)

@@ -73,8 +73,13 @@ def test_directory_without_a_trace_is_an_error(fscoord, tmp_path):
     assert "FSCOORD_TRACE" in done.err
 
 
-def test_directory_that_is_not_there_is_a_usage_error(fscoord, tmp_path):
-    assert fscoord("trace", "html", str(tmp_path / "nothing")).code == 64
+@pytest.mark.parametrize("verb", ["report", "export", "html"])
+def test_directory_that_is_not_there_or_is_a_file_is_an_error_of_input_as_with_the_doctor(fscoord, tmp_path, verb):
+    (tmp_path / "file").touch()
+    for name, why in (("nothing", "No such file or directory"), ("file", "Not a directory")):
+        done = fscoord("trace", verb, str(tmp_path / name))
+        assert (done.code, done.err) == (74, f"fscoord: {tmp_path}/{name}: {why}\n")
+        assert fscoord("doctor", str(tmp_path / name)).code == 74
 
 
 def test_output_that_can_not_be_written_is_an_error_of_input_and_output(fscoord, traces, tmp_path):
