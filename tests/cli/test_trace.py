@@ -74,7 +74,7 @@ def test_directory_without_a_trace_is_an_error(fscoord, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["report", "export", "html"])
-def test_directory_that_is_not_there_or_is_a_file_is_an_error_of_input_as_with_the_doctor(fscoord, tmp_path, verb):
+def test_directory_that_is_missing_or_a_file_is_an_error_of_input(fscoord, tmp_path, verb):
     (tmp_path / "file").touch()
     for name, why in (("nothing", "No such file or directory"), ("file", "Not a directory")):
         done = fscoord("trace", verb, str(tmp_path / name))
