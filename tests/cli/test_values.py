@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from fscoord import FileStore
+from fscoord._arguments import missing_message
 from fscoord._runtime import system
 from fscoord.cli import options
 
@@ -215,7 +216,13 @@ def test_value_without_a_token_is_not_taken_for_one_with_a_token(fscoord):
     assert fscoord("get", "k").out == b"plain"
 
 
-def test_keys_that_are_missing_are_named_in_one_sentence(fscoord):
-    assert fscoord("wait", "--timeout", "0", "--store", "mem:", "a").err == "fscoord: timeout: key 'a' is not there\n"
-    said = fscoord("wait", "--timeout", "0", "--store", "mem:", "a", "b").err
-    assert said == "fscoord: timeout: keys 'a', 'b' are not there\n"
+@pytest.mark.parametrize(
+    ("keys", "waited", "said"),
+    [
+        ([b"a"], 0, "key 'a' is not there"),
+        ([b"a", b"b"], 0, "keys 'a', 'b' are not there"),
+        ([b"a", b"b"], 2, "keys 'a', 'b' did not come within 2 s"),
+    ],
+)
+def test_keys_that_are_missing_are_named_in_one_sentence(keys, waited, said):
+    assert missing_message("key", keys, waited) == said
