@@ -320,8 +320,10 @@ def missing_error(place: object, what: str, keys: Sequence[bytes], waited: float
 
 def missing_message(what: str, keys: Sequence[bytes], waited: float) -> str:
     """Return the message of a time-out, which names the missing `keys` and how many seconds the caller has `waited`."""
-    after = f"did not come within {waited:.3g} s" if waited >= 0.001 else "is not there"
-    return f"{what} {key_names(keys)} {after}"
+    several = len(keys) > 1
+    absent = "are not there" if several else "is not there"
+    after = f"did not come within {waited:.3g} s" if waited >= 0.001 else absent
+    return f"{what}{'s' if several else ''} {key_names(keys)} {after}"
 
 
 def key_names(keys: Sequence[bytes]) -> str:

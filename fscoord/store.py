@@ -102,8 +102,8 @@ class Capabilities(NamedTuple):
         survives_first_handle: the store continues when its first handle is closed. Otherwise the process of the first
             handle runs the server.
         sessions: the store lists its sessions. Where `Store.has_liveness` is true, it also reports which are dead.
-        certain: it is always known whether a failed write has taken effect. Otherwise the error of the write may have
-            ``maybe_applied`` set.
+        knows_write_outcome: it is always known whether a failed write has taken effect. Otherwise the error of the
+            write may have ``maybe_applied`` set.
         lists_any_key: `Store.list_keys` lists keys that are not UTF-8. Otherwise it raises if there are such keys.
         deletes_at_once: `Store.delete_key` removes the value and the queue of a key in one step.
         value_max: the longest value, in bytes. It may also limit the size of one `Store.multi_set`.
@@ -115,7 +115,7 @@ class Capabilities(NamedTuple):
     survives_handles: bool = False
     survives_first_handle: bool = True
     sessions: bool = False
-    certain: bool = False
+    knows_write_outcome: bool = False
     lists_any_key: bool = True
     deletes_at_once: bool = True
     value_max: int = VALUE_MAX

@@ -357,7 +357,7 @@ def test_command_prints_the_report_as_json(texts):
         (["-n", "1", "--kill"], "at least 2"),
         (["--input", "/nowhere"], "does not exist"),
         (["--input", "."], "no text file"),
-        (["--timeout", "-1"], "no number of seconds"),
+        (["--timeout", "-1"], "not a number of seconds"),
     ],
 )
 def test_command_refuses_arguments_that_make_no_sense(tmp_path, monkeypatch, words, reason):

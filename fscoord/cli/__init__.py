@@ -1,6 +1,6 @@
-"""The command ``fscoord``: arguments to calls, results to text and exit codes; it decides nothing itself.
+"""The command ``fscoord``: it turns arguments into calls, and results into text and exit codes.
 
-This module only starts it, so that it can say what to install where click and rich are missing.
+This module only starts the command, so that it can name the missing packages if click or rich is not installed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(69)  # EX_UNAVAILABLE of sysexits.h: "a support program or file does not exist"
     except KeyboardInterrupt:
         code = 130
-    # If Ctrl-C has come in an `exec` of text, such as makes each dataclass, a process that was started with -m would
-    # end by SIGINT, whatever is said here: CPython goes by how the last of them ended.
+    # Each dataclass is made by an `exec` of text. If Ctrl-C comes in such an `exec`, a process that was started with -m
+    # ends by SIGINT, whatever code is passed to `exit`: CPython goes by how the last `exec` of text ended.
     exec("")  # noqa: S102
     sys.exit(code)

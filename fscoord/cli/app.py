@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import traceback
 from collections.abc import Sequence
+from typing import Final
 
 import click
 from click.shell_completion import get_completion_class
@@ -18,7 +20,7 @@ from fscoord.cli.locks import break_lock, elect, holders, leader, lock, rwlock, 
 from fscoord.cli.log_files import compact, cp, dump, repair, verify
 from fscoord.cli.options import common
 from fscoord.cli.ps import ps
-from fscoord.cli.queues import items, length, pop, push, put, take
+from fscoord.cli.queues import items, length, pop, push, put_item, take_item
 from fscoord.cli.run import run as launch
 from fscoord.cli.top import top
 from fscoord.cli.trace import trace
@@ -26,34 +28,50 @@ from fscoord.cli.values import add, append, cas, delete, get, keys, set_, wait, 
 
 __all__ = ["cli", "run"]
 
+HELP_WIDTH: Final = 100
+
+
+class _Verbs(click.Group):
+    """A group whose help lists the verbs by subject."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        widest = max(map(len, self.commands))
+        for subject, verbs in VERBS.items():
+            with formatter.section(subject):
+                formatter.write_dl(
+                    [(f"{verb.name:<{widest}}", verb.get_short_help_str(limit=HELP_WIDTH)) for verb in verbs]
+                )
+
 
 @click.group(
-    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=_Verbs,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH},
 )
-@click.version_option(fscoord.__version__, message="%(prog)s %(version)s")
+@click.version_option(fscoord.__version__, "-V", "--version", message="%(prog)s %(version)s")
 @common
 @click.pass_context
 def cli(ctx: click.Context) -> int:
-    """Processes that share nothing but a directory find each other and agree.
+    """Coordinate processes that share a directory, without a server.
 
-    Try it: "fscoord demo". "fscoord doctor DIR" tells whether a directory can carry a store. Every other verb works on
-    the store that --store or FSCOORD_STORE names: a path, such as /shared/job/store, or a URL, such as
-    "file:/shared/job/store?durable=1".
+    To try it, run "fscoord demo". To test whether a directory is fit for a store, run "fscoord doctor DIR". The other
+    verbs work on the store that --store or the environment variable FSCOORD_STORE names: a path, such as
+    /shared/job/store, or an address, such as "file:/shared/job/store?durable=1". "fscoord VERB --help" has examples.
 
     \b
     Exit codes:
         0  done
-        1  the condition is false: cas lost, nothing to delete, queue empty, a lock that is held (-n, -w)
-           or that nobody holds, a process of the demo lost, a job that failed, a mount that the doctor could
-           not prove, a repair without --yes
-       64  usage: wrong arguments, wrong values, a barrier used twice
-       65  the log is damaged
-       69  the store is gone, the file system can't do it, a barrier is broken, a lock was lost, a command
-           can't be run, or an extra is not installed
+        1  the condition is false: cas lost, no such key to delete, an empty queue, a lock that was not
+           acquired (-n, -w) or has no holder, a lost process of the demo, a job that failed, a directory
+           that the doctor could not prove safe, findings of ps, a repair without --yes
+       64  wrong usage or wrong values (sysexits.h; 2 is left to the commands that lock and others run)
+       65  the log is damaged, or the file is not a log
+       69  the store is gone, the file system lacks something, a barrier is broken, a lock was lost, a
+           command can't be run, or an extra is not installed
        70  a bug in fscoord
-       74  input or output failed
+       74  input or output failed, such as a full disk or a store that does not exist
        75  time ran out
-       77  permission denied
+       77  permission denied, or the path is a directory, a link, or a file that others can write
       130  Ctrl-C
     """
     if ctx.invoked_subcommand is None:
@@ -82,17 +100,25 @@ def completion(ctx: click.Context, shell: str) -> None:
     output.write(script.encode())
 
 
-VERBS = (
-    *(demo, doctor, launch, get, set_, add, cas, append, delete, wait, keys, barrier, push, pop, length),
-    *(put, take, items, lock, rwlock, sem, holders, break_lock, elect, leader, once, join, group, watch),
-    *(members, ps, top, dump, verify, repair, cp, compact, trace, completion),
-)
-for verb in VERBS:
+VERBS: Final = {
+    "Begin here": (demo, doctor, launch),
+    "Keys and values": (get, set_, add, cas, append, delete, wait, keys, watch),
+    "Several processes": (barrier, once, join, group),
+    "Locks and elections": (lock, rwlock, sem, elect, leader, holders, break_lock),
+    "Queues of values, each given out once": (push, pop, length),
+    "Queues of items, which come back until their work is done": (put_item, take_item, items),
+    "What processes do": (ps, top, members, trace),
+    "The log of a file store": (dump, verify, repair, cp, compact),
+    "The shell": (completion,),
+}
+"""The verbs by subject, in the order of the help."""
+
+for verb in itertools.chain.from_iterable(VERBS.values()):
     cli.add_command(verb)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line, say on standard error what went wrong, and return the exit code."""
+    """Run one command line, print an error as one line on standard error, and return the exit code."""
     try:
         code = cli.main(arguments, prog_name="fscoord", standalone_mode=False)
         output.flush()
@@ -107,6 +133,6 @@ def _fail(error: BaseException) -> int:
     if isinstance(error, exit_codes.OutputError):
         output.detach_stdout()
     if not exit_codes.is_silent(error):
-        # It may hold the words of other processes, such as a host's name in a log.
+        # The message may have text of other processes, such as the name of a host.
         click.echo(f"fscoord: {output.printable(exit_codes.message(error))}", err=True)
     return exit_codes.exit_code(error)

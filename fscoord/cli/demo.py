@@ -1,4 +1,4 @@
-"""The verb demo: shows how far the processes are, and what they report."""
+"""The verb demo: shows the progress of the processes, and their report."""
 
 from __future__ import annotations
 
@@ -25,16 +25,21 @@ NUMBERS = {"files", "words"}
 
 @click.command()
 @click.option(
-    "-n", "--processes", type=click.IntRange(1, PROCESSES_MAX), default=4, show_default=True, help="How many processes."
+    "-n",
+    "--processes",
+    type=click.IntRange(1, PROCESSES_MAX),
+    default=4,
+    show_default=True,
+    help="How many processes to start.",
 )
 @click.option(
     "--input",
     "directory",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False),
-    help="Where the text is. [default: the sources of fscoord itself]",
+    help="The directory with the text. [default: the sources of fscoord itself]",
 )
-@click.option("--kill", is_flag=True, help="Kill one process in the middle; the others name it and do its work.")
+@click.option("--kill", is_flag=True, help="Kill one process during its work. The others name it and do its work.")
 @click.option(
     "--timeout",
     type=time_limit,
@@ -47,17 +52,16 @@ NUMBERS = {"files", "words"}
     "--trace",
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="Record a trace there, and make the page report.html of it.",
+    help="Record a trace in DIR, and write the page DIR/report.html.",
 )
 @as_json
 @verbose
 def demo(processes: int, directory: str | None, kill: bool, timeout: float, trace: str | None, as_json: bool) -> int:
-    """Let several real processes share work through one file.
+    """Start some processes that share work through one store.
 
-    They count the words in a directory of text. They find each other through that file, exchange what they know of
-    themselves, take files from a queue, meet at barriers, and one of them reports: who did what, and how long each
-    barrier took. The file is a temporary one in $TMPDIR. Exits with 1 if a process was lost on the way, killed by
-    --kill or not.
+    They count the words in a directory of text files. They find each other through the store, which is a temporary file
+    in $TMPDIR, take the files from a queue, and meet at barriers. The report has the work of each process, and how long
+    each barrier took. Exits with 1 if a process was lost, by --kill or in another way.
 
     \b
     Examples:

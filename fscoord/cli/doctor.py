@@ -1,16 +1,16 @@
-"""The verb doctor: shows what an examination tries, and what it found."""
+"""The verb doctor: shows the steps of an examination, and its report."""
 
 from __future__ import annotations
 
 import logging
-import sys
+from functools import partial
 from typing import Any
 
 import click
 
 from fscoord.cli.exit_codes import FALSE, UNAVAILABLE
-from fscoord.cli.options import as_json, time_limit, verbose
-from fscoord.cli.output import plain, show
+from fscoord.cli.options import DirectoryPath, as_json, time_limit, verbose
+from fscoord.cli.output import plain, show, tell
 from fscoord.doctor.examination import EXPECTED_WAIT_S, OPEN_WAIT_S, examine
 from fscoord.doctor.prediction import LONE_ADD_REQUESTS, Job, predict, round_trip_of
 from fscoord.doctor.verdict import NOT_PROVEN, NOT_SAFE, SAFE
@@ -24,27 +24,28 @@ CODES = {SAFE: 0, NOT_PROVEN: FALSE, NOT_SAFE: UNAVAILABLE}
 MARKS = {"ok": "ok", "bad": "BAD", "unknown": "?", "info": "-"}
 
 
-class _Unseen(click.Path):
-    """A directory that click does not look at itself: a look at a mount whose server is gone never returns."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value
-
-
 @click.command()
-@click.argument("path", type=_Unseen(file_okay=False))
+@click.argument("path", type=DirectoryPath(file_okay=False))
 @click.option(
-    "--lock", type=click.Choice(["ofd", "flock", "soft"]), default="ofd", show_default=True, help="The kind of lock."
+    "--lock",
+    type=click.Choice(["ofd", "flock", "soft"]),
+    default="ofd",
+    show_default=True,
+    help="The kind of lock that the verdict is about.",
 )
 @click.option(
-    "-n", "--instances", type=click.IntRange(1), help="How many are started at once. [default: what the launcher says]"
+    "-n",
+    "--instances",
+    metavar="NUMBER",
+    type=click.IntRange(1),
+    help="How many instances are started at once. [default: what the launcher says]",
 )
 @click.option(
     "--wait",
     type=time_limit,
     metavar="SECONDS",
-    help=f"How long to wait for the others. [default: {EXPECTED_WAIT_S:g} if they are expected, {OPEN_WAIT_S:g} on a"
-    " mount that hosts share, else 0]",
+    help=f"How long to wait for other instances. [default: {EXPECTED_WAIT_S:g} if they are expected, {OPEN_WAIT_S:g} on"
+    " a mount that hosts share, else 0]",
 )
 @click.option(
     "--nodes", type=click.IntRange(1), help="How many nodes the job will have. [default: the hosts that took part]"
@@ -65,22 +66,26 @@ def doctor(
     ranks_per_node: int | None,
     as_json: bool,
 ) -> int:
-    """Find out whether a directory's file system can carry a store.
+    """Test whether a directory's file system is fit for a store.
 
-    Tries in the directory PATH what a store stands on: locks of each kind, appends, what a look sees, what a death
-    leaves, a real store; first between two processes, then between two hosts if it is started on several at once. The
-    instances find each other through the directory. One of them prints the report, and nothing stays in the directory.
-    Takes about ten seconds, and up to a minute on a slow mount.
+    Tries in the directory PATH what a store needs: locks of each kind, appends, fresh reads, a killed holder, a real
+    store. It first tests between two processes of this host. Start it on two hosts at once, and it also tests between
+    hosts: the instances find each other through the directory, also those of different users, if a group of both may
+    write to it. One instance prints the report.
+
+    It takes about five seconds on a local disk, and up to a minute on a slow mount; with instances on several hosts it
+    first waits for them (--wait). On a terminal it shows each step. It leaves nothing in the directory.
 
     After two hosts were tried, the report also says what the coordination of a job will cost there. The numbers come
     from a model and the measured time of a lock, for --nodes and --ranks-per-node.
 
     \b
-    Exit codes:
-        0  safe
-        1  not proven: something could not be tried, such as a second host
-       69  not safe: something broke what a store promises, or the directory does not answer
-       74, 77  there is no such directory, or nothing can be written there
+    Verdicts:
+      exit code  verdict     it means
+          0      safe        everything that a store needs was tested, and worked
+          1      not proven  nothing failed, but something was not tested, such as a second host
+         69      not safe    a test failed, or the directory does not answer; the report says what to do
+      74 or 77   none        the directory does not exist or is full, or you may not write to it
 
     \b
     Examples:
@@ -94,7 +99,7 @@ def doctor(
         instances = launched.world_size
     run = launched.run_id
     group = "" if run is None else run if isinstance(run, str) else "-".join(map(str, run))
-    report = examine(path, lock=lock, expected=instances, wait=wait, tell=_tell, group=group)
+    report = examine(path, lock=lock, expected=instances, wait=wait, tell=partial(tell, log), group=group)
     if not report.pop("presided"):
         click.echo(f"fscoord: {report['verdict']}; another instance prints the report", err=True)
     else:
@@ -102,14 +107,6 @@ def doctor(
         report["prediction"] = _prediction(report, Job(nodes or len(report["hosts"]), ranks))
         show(as_json, {**report, "checks": [_without_empty(check) for check in report["checks"]]}, _lines(report))
     return CODES[report["verdict"]]
-
-
-def _tell(words: str) -> None:
-    """Show on a terminal what is being done; elsewhere with -v."""
-    if log.isEnabledFor(logging.INFO):
-        log.info("%s", words)
-    elif sys.stderr is not None and sys.stderr.isatty():
-        click.echo(f"fscoord: {words}", err=True)
 
 
 def _without_empty(check: dict[str, Any]) -> dict[str, Any]:

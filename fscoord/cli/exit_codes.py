@@ -27,7 +27,7 @@ _EXTRA = frozenset({"click", "rich"})
 
 
 class OutputError(Exception):
-    """Standard output refused what was written to it; the cause is an `OSError`, or None if there is no such stream."""
+    """A write to standard output failed. The cause is an `OSError`, or None if the process has no standard output."""
 
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
@@ -82,10 +82,10 @@ def _words(error: BaseException) -> str:
     if isinstance(error, click.ClickException):
         return error.format_message() + _hint(error)
     if _is_missing_extra(error):
-        words = str(error)  # of a store, which says itself what to install
+        words = str(error)  # a store names the missing packages itself
         return words if "pip install" in words else "this command needs click and rich: pip install 'fscoord[cli]'"
     if exit_code(error) == BUG:
-        return f"a bug in fscoord, please report it with what -vv prints: {type(error).__name__}: {error}"
+        return f"a bug in fscoord; please report it with the output of -vv: {type(error).__name__}: {error}"
     if isinstance(error, OSError) and not isinstance(error, errors.FscoordError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)

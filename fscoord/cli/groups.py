@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import signal
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -13,40 +13,57 @@ from fscoord import collectives
 from fscoord._arguments import VALUE_MAX, key_text
 from fscoord._runtime import system
 from fscoord._runtime.signals import Terminated, raise_on_termination
-from fscoord.cli.options import as_json, raw, with_existing_store, with_store
-from fscoord.cli.output import field, printable, show, write
+from fscoord.cli.completion import complete_name
+from fscoord.cli.options import as_json, limit_text, raw, with_existing_store, with_store, with_store_to_read
+from fscoord.cli.output import field, printable, show, table_lines, tell, write
 from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.launch import run_held
 from fscoord.recipes import Lock, Membership, Participant, once as once_for_all
+from fscoord.status.findings import clock_text
 from fscoord.store import Member, Store
 
 __all__ = ["barrier", "group", "join", "members", "once"]
 
+HEADS: Final = ("RANK", "SESSION", "PROCESS", "STATE", "SINCE", "LABEL")
+
 
 @click.command()
 @as_json
-@with_existing_store
+@with_store_to_read
 def members(store: Store, as_json: bool) -> None:
-    """Print who has, or had, the store open.
+    """List the sessions of the store, sorted by rank.
 
-    Each is a line with its number, whether it lives (yes, no, unknown), host:pid, rank, since when (UTC), and label.
-    Changes nothing: a death that no other process has recorded yet is shown as the kernel tells it now.
+    A session is a handle that has the store open, or had it open. Each is a line: its rank and number, host:pid, its
+    state, the time (UTC) at which it registered, and its label. The state is one of these:
+
+    \b
+        alive              the process runs and has the store open
+        ended              the process has ended or closed the store, and no other process has recorded that
+        dead, found TIME   another process recorded the death at TIME (UTC); the process may have died earlier
+        unknown            this host can't tell: the session is of another host
+
+    Changes nothing.
 
     \b
     Examples:
       fscoord members
       fscoord members --json | jq -r '.[] | select(.alive == "no") | .rank'
     """
-    found = store.members()
-    show(as_json, [member._asdict() for member in found], map(_member_line, found))
+    found = sorted(store.members(), key=lambda each: (each.rank is None, each.rank or 0, each.number))
+    show(as_json, [member._asdict() for member in found], table_lines(HEADS, map(_row, found), {"RANK", "SESSION"}))
 
 
-def _member_line(member: Member) -> str:
+def _row(member: Member) -> tuple[str, ...]:
     rank = "-" if member.rank is None else str(member.rank)
-    place = printable(f"{member.host}:{member.pid}")
-    since, label = _utc_text(member.since), printable(member.label)
-    return f"{member.number:>5} {member.alive:<7} {place:<24} {rank:>5} {since} {label}".rstrip()
+    place = f"{member.host}:{member.pid}"
+    return rank, str(member.number), place, _state(member), _utc_text(member.since), member.label
+
+
+def _state(member: Member) -> str:
+    if member.alive != "no":
+        return "alive" if member.alive == "yes" else "unknown"
+    return "ended" if member.found_dead is None else f"dead, found {clock_text(member.found_dead)}"
 
 
 def _utc_text(seconds: float) -> str:
@@ -58,19 +75,20 @@ def _utc_text(seconds: float) -> str:
 
 log = logging.getLogger(__name__)
 
-name_argument = click.argument("name", type=raw)
+name_argument = click.argument("name", type=raw, shell_complete=complete_name("/joined"))
 
 
 @click.command(context_settings=VERBATIM)
-@click.option("--data", type=raw, default="", help="What others should know of this process.")
+@click.option("--data", type=raw, default="", help='Text that "fscoord group" prints about this process.')
 @name_argument
 @command_options
 @with_store
 def join(store: Store, /, name: bytes, data: bytes, **options: Any) -> int:
-    """Run COMMAND while taking part in the group NAME.
+    """Run COMMAND while this process is a member of the group NAME.
 
-    "fscoord group" tells who takes part. Who dies does so no longer. COMMAND finds the store in FSCOORD_STORE, and the
-    rest is as with "fscoord lock": it ends with this process, and if that was taken for dead.
+    "fscoord group" lists the members. A member that dies is removed from the list. COMMAND finds the store in
+    FSCOORD_STORE. The rest is as with "fscoord lock": COMMAND is stopped if this process is killed, or if another
+    process takes it for dead.
 
     \b
     Examples:
@@ -78,12 +96,14 @@ def join(store: Store, /, name: bytes, data: bytes, **options: Any) -> int:
     """
     command = parse_command(options)
     with raise_on_termination(), Membership(store, name, data) as membership:
-        log.info("takes part in %r", membership.name)
+        log.info("joined the group %r", membership.name)
         own = store.register()
 
         def check() -> None:
             if own and not any(each.session == own for each in membership.members()):
-                raise LockLostError(f"this process takes part in {membership.name!r} no longer: it was taken for dead")
+                raise LockLostError(
+                    f"this process is no longer a member of {membership.name!r}: another process took it for dead"
+                )
 
         ending = run_held(command, environment(None), check, grace=options["grace"], leaves_rest=options["close"])
     return ending.code
@@ -92,11 +112,12 @@ def join(store: Store, /, name: bytes, data: bytes, **options: Any) -> int:
 @click.command()
 @name_argument
 @as_json
-@with_store
+@with_existing_store
 def group(store: Store, name: bytes, as_json: bool) -> None:
-    """Print who takes part in the group NAME.
+    """List the members of the group NAME, in the order of joining.
 
-    Each is a line, in the order of joining: a number, host:pid, and what it has to say. Who has died is taken out.
+    Each member is a line: its number, host:pid, and its data (see "fscoord join --data"). A member that has died is
+    not listed.
 
     \b
     Examples:
@@ -104,8 +125,11 @@ def group(store: Store, name: bytes, as_json: bool) -> None:
       fscoord group --json workers | jq -r '.[].data'
     """
     found = Membership(store, name).members()
-    lines = (f"{each.number:>5} {printable(each.owner):<24} {printable(each.data)}".rstrip() for each in found)
+    rows = [(str(each.number), each.owner, printable(each.data)) for each in found]
+    lines = table_lines(("NUMBER", "PROCESS", "DATA"), rows, {"NUMBER"}) if found else []
     show(as_json, [_participant_document(each) for each in found], lines)
+    if not found:
+        log.info("the group %r has no members", key_text(name))
 
 
 def _participant_document(each: Participant) -> dict[str, Any]:
@@ -113,32 +137,42 @@ def _participant_document(each: Participant) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("key", type=raw)
-@click.option("-n", "--world-size", type=click.IntRange(min=1), required=True, help="How many must come.")
-@click.option("--rank", type=click.IntRange(min=0), help="Which of them this is, counted from 0.")
-@click.option("--fail-fast", is_flag=True, help="With --rank, end as soon as a rank that is missing is known dead.")
+@click.argument("key", type=raw, shell_complete=complete_name("/arrivals", "/num_members"))
+@click.option(
+    "-n",
+    "--world-size",
+    metavar="NUMBER",
+    type=click.IntRange(min=1),
+    required=True,
+    help="How many processes must arrive.",
+)
+@click.option("--rank", metavar="RANK", type=click.IntRange(min=0), help="The rank of this process, counted from 0.")
+@click.option("--fail-fast", is_flag=True, help="With --rank: fail as soon as a missing rank is known dead.")
 @with_store
 def barrier(store: Store, key: bytes, world_size: int, rank: int | None, fail_fast: bool) -> None:
-    """Wait until all processes have come to the barrier KEY.
+    """Wait at the barrier KEY until all processes have arrived.
 
-    They are as many as --world-size says. A key serves once. Who gives a --rank can come again after a time-out
-    and counts once; and when time runs out (exit code 75), the error names the ranks that are missing, if all give
-    theirs.
+    --world-size is the number of processes. A key can be used once. On a terminal it first says what it waits for.
 
-    --fail-fast is for ranks that keep the store open from the start: a rank whose last process has ended, that of an
-    earlier command, too, counts as dead.
+    A process that gives --rank can arrive again after a time-out, and counts once. If all processes give their rank,
+    the error of a time-out (exit code 75) names the missing ranks.
+
+    --fail-fast is for ranks that keep the store open from the start. A rank counts as dead when the last process that
+    has announced it has ended, which may be an earlier command.
 
     \b
     Examples:
       fscoord barrier -n 4 epoch-1
       srun sh -c 'fscoord barrier -n "$SLURM_NTASKS" --rank "$SLURM_PROCID" --timeout 60 loaded'
     """
-    log.info("waiting at barrier %r, up to %s", key, store.timeout)
+    place = "" if rank is None else f" as rank {rank}"
+    who = "1 process has" if world_size == 1 else f"{world_size} processes have"
+    tell(log, f"waiting at barrier {key_text(key)!r}{place} until {who} arrived, {limit_text(store.timeout)}")
     collectives.barrier(store, world_size, key, store.timeout, rank, fail_fast=fail_fast)
 
 
 OUTPUT_MAX = VALUE_MAX - 64
-"""The most that a command may write: the exit code, and what the recipe adds, are in the same value."""
+"""The longest output of a command, in bytes. Its exit code, and a prefix of the recipe, are in the same value."""
 
 
 class _NoResult(BaseException):
@@ -150,20 +184,22 @@ class _NoResult(BaseException):
 
 
 @click.command(context_settings=VERBATIM)
-@click.argument("name", type=raw)
+@click.argument("name", type=raw, shell_complete=complete_name("/result"))
 @command_options
 @with_store
 def once(store: Store, /, name: bytes, **options: Any) -> int:
-    """Run COMMAND in one of the processes that call this with NAME.
+    """Run COMMAND once, for all processes that call this with NAME.
 
-    Its standard output and its exit code are kept in the store, under NAME/result, and everybody gets them, now and
-    later; the others wait. If the one that runs it dies, is interrupted, or can't run it, the next one does: so it may
-    be begun more than once. A COMMAND that fails is done, too: to have it done again, delete NAME/result.
+    One of the processes runs it, and the others wait. The standard output and the exit code of COMMAND are kept in the
+    store under NAME/result, and each caller prints and returns them, now and later.
+
+    If the process that runs COMMAND dies, is interrupted or can't run it, the next process runs it. So COMMAND may be
+    started more than once. A COMMAND that fails counts as done: to run it again, delete NAME/result.
 
     \b
     Examples:
       path=$(fscoord once dataset -- ./download.sh)
-      fscoord delete dataset/result                 # the next one does it again
+      fscoord delete dataset/result                 # the next call runs it again
     """
     command = parse_command(options)
 
@@ -173,7 +209,7 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
         except Exception as error:
             raise _NoResult(error) from error
 
-    log.info("waiting for the result of %r, up to %s", key_text(name), store.timeout)
+    log.info("waiting for the result of %r, %s", key_text(name), limit_text(store.timeout))
     try:
         with raise_on_termination():
             result = once_for_all(store, name, work)
@@ -181,7 +217,7 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
         raise error.cause from None
     code, _, output = result.partition(b"\n")
     if not re.fullmatch(rb"[0-9]{1,3}", code):
-        raise FscoordError(f"the result of {key_text(name)!r} names no exit code: something else has written it")
+        raise FscoordError(f"the result of {key_text(name)!r} has no exit code: another program has written it")
     write(output)
     return int(code)
 
@@ -193,9 +229,9 @@ def _run_once(store: Store, name: bytes, command: list[str], options: dict[str, 
 
     def check() -> None:
         if token not in {holder.token for holder in turn.holders()}:
-            raise LockLostError(f"the work {turn.name!r} was given to another process: this one was taken for dead")
+            raise LockLostError(f"the work {turn.name!r} was given to another process, which took this one for dead")
 
-    log.info("runs the command of %r for all", turn.name)
+    log.info("running the command of %r for all callers", turn.name)
     ending = run_held(
         command, environment(token), check, grace=options["grace"], leaves_rest=options["close"], output_max=OUTPUT_MAX
     )

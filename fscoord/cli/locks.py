@@ -1,30 +1,36 @@
-"""The verbs on what a process can hold: lock, rwlock, sem, elect and leader, holders and break-lock."""
+"""The verbs on holds: lock, rwlock, sem, elect and leader, holders and break-lock."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from fscoord._arguments import key_text
 from fscoord._runtime import system
+from fscoord.cli.completion import complete_name
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import as_json, content, raw, with_existing_store, with_store
-from fscoord.cli.output import field, printable, show, write
+from fscoord.cli.options import as_json, content, limit_text, raw, with_store, with_store_to_read
+from fscoord.cli.output import field, printable, show, table_lines, telling_if_slow, write
 from fscoord.cli.run_command import VERBATIM, command_options, parse_hold_options, run_under, wait_options
 from fscoord.errors import LockLostError
 from fscoord.recipes import Contender, Election, Lock, ReadWriteLock, Semaphore, force_release
 from fscoord.store import Store
 
-__all__ = ["break_lock", "elect", "holders", "leader", "lives_of", "lock", "rwlock", "sem"]
+__all__ = ["STATES", "break_lock", "elect", "holders", "leader", "lives_of", "lock", "rwlock", "sem"]
 
 log = logging.getLogger(__name__)
 
-name_argument = click.argument("name", type=raw)
-shared = click.option("-s", "--shared", "side", flag_value="reader", help="Share it with others that say so.")
-exclusive = click.option("-x", "-e", "--exclusive", "side", flag_value="writer", help="Share it with nobody.")
+STATES: Final = {"yes": "alive", "no": "dead", "unknown": "unknown"}
+"""The states of a contender in tables, by the words of `fscoord.Member`."""
+
+name_argument = click.argument("name", type=raw, shell_complete=complete_name("/line"))
+election_argument = click.argument("name", type=raw, shell_complete=complete_name("/term/"))
+shared = click.option("-s", "--shared", "side", flag_value="reader", help="Share the lock with others that give -s.")
+exclusive = click.option("-x", "-e", "--exclusive", "side", flag_value="writer", help="Hold the lock alone.")
 
 
 @click.command(context_settings=VERBATIM)
@@ -37,13 +43,15 @@ exclusive = click.option("-x", "-e", "--exclusive", "side", flag_value="writer",
 def lock(store: Store, /, name: bytes, side: str | None, **options: Any) -> int:
     """Run COMMAND while holding the lock NAME.
 
-    Who comes first has it first. The options and exit codes are those of flock(1). COMMAND finds the fencing token in
-    FSCOORD_TOKEN and the store in FSCOORD_STORE; signals are passed on to it. The lock is held until everything that
-    COMMAND has started has ended. If the lock is lost meanwhile, or this command killed in whatever way, all of that is
-    stopped: nothing goes on that believes it has the lock.
+    Waits for the lock in the order of arrival. The options and exit codes are those of flock(1). COMMAND finds the
+    fencing token of the hold in FSCOORD_TOKEN and the store in FSCOORD_STORE.
 
-    Exits as COMMAND does; with 1 if the lock was not to be had (-n, -w), and with 69 if it was lost or COMMAND can't be
-    run.
+    The lock is held until all processes that COMMAND has started have ended. Signals are passed on to COMMAND. If this
+    process loses the lock or is killed, in whatever way, all of these processes are stopped: none goes on without the
+    lock.
+
+    Exits with the exit code of COMMAND, with 1 if the lock was not acquired in time (-n, -w), and with 69 if the lock
+    was lost or COMMAND can't be run.
 
     \b
     Examples:
@@ -62,10 +70,10 @@ def lock(store: Store, /, name: bytes, side: str | None, **options: Any) -> int:
 @command_options
 @with_store
 def rwlock(store: Store, /, name: bytes, side: str | None, **options: Any) -> int:
-    """Run COMMAND while reading or writing what NAME locks.
+    """Run COMMAND while holding the lock NAME to read or to write.
 
-    Many share it for reading (-s), one has it for writing (-x), and nobody starves: a reader that comes behind a writer
-    waits, too. It is "fscoord lock", but which of the two has to be said.
+    Many readers (-s) share the lock; a writer (-x) has it alone. Neither side starves, because a reader that comes
+    after a waiting writer waits, too. This is "fscoord lock", with the difference that -s or -x must be given.
 
     \b
     Examples:
@@ -73,13 +81,18 @@ def rwlock(store: Store, /, name: bytes, side: str | None, **options: Any) -> in
       fscoord rwlock -x dataset -- ./rebuild.sh
     """
     if side is None:
-        raise click.UsageError("for reading (-s) or for writing (-x)?")
+        raise click.UsageError("give -s to read or -x to write")
     return _lock(store, name, side, options)
 
 
 @click.command(context_settings=VERBATIM)
 @click.option(
-    "-j", "--slots", type=click.IntRange(min=1), required=True, help="How many may hold it; the same for all."
+    "-j",
+    "--slots",
+    metavar="NUMBER",
+    type=click.IntRange(min=1),
+    required=True,
+    help="How many processes may hold it; all give the same.",
 )
 @wait_options
 @name_argument
@@ -88,7 +101,7 @@ def rwlock(store: Store, /, name: bytes, side: str | None, **options: Any) -> in
 def sem(store: Store, /, name: bytes, slots: int, **options: Any) -> int:
     """Run COMMAND while holding a slot of the semaphore NAME.
 
-    Who comes first has it first. The rest is as with "fscoord lock".
+    Waits for a slot in the order of arrival. The rest is as with "fscoord lock".
 
     \b
     Examples:
@@ -109,12 +122,13 @@ def _lock(store: Store, name: bytes, side: str, options: dict[str, Any]) -> int:
 @click.command()
 @name_argument
 @as_json
-@with_existing_store
+@with_store_to_read
 def holders(store: Store, name: bytes, as_json: bool) -> int:
-    """Print who holds NAME, and who waits for it.
+    """List the processes that hold NAME, and those that wait for it.
 
-    NAME is that of a lock, a semaphore, an office or work that is done once. Each is a line: "holds" with the fencing
-    token, or "waits"; whether it lives (yes, no, unknown), and host:pid. Exits with 1 if nobody holds it.
+    NAME is the name of a lock, a semaphore, an election or the work of "fscoord once". Each process is a line: whether
+    it holds or waits, the fencing token of its hold, its state (alive, dead, unknown), and host:pid. Waiters are in the
+    order of arrival. Exits with 1 if no process holds NAME.
 
     \b
     Examples:
@@ -133,19 +147,19 @@ def holders(store: Store, name: bytes, as_json: bool) -> int:
 
 @click.command("break-lock")
 @name_argument
-@click.option("--token", type=click.IntRange(min=1), help="Only the hold with this token.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--token", metavar="NUMBER", type=click.IntRange(min=1), help="Take away only the hold with this token.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @with_store
 def break_lock(store: Store, name: bytes, token: int | None, yes: bool) -> int:
-    """Take NAME away from whoever holds it.
+    """Take NAME away from its holder.
 
-    For a holder that hangs, or that can't be told dead; those who died lose what they held by themselves. NAME is that
-    of a lock, a semaphore, an office or work that is done once. Shows who holds it and asks; exits with 1 if the answer
-    is no or nobody holds it.
+    For a holder that hangs, or whose death can't be detected. The hold of a process that is known dead ends by itself.
+    NAME is the name of a lock, a semaphore, an election or the work of "fscoord once". Shows the holders and asks for
+    confirmation. Exits with 1 if the answer is no, or if no process holds NAME.
 
-    The holder is not stopped by this, and the next in line begins at once. A command under "fscoord lock" and the like
-    is stopped within some seconds, on whatever host; any other holder finds out when it next looks. What it writes in
-    the meantime only its fencing token tells from what the new holder writes, and only to what asks for tokens.
+    This does not stop the holder, and the next process in line begins at once. A command under "fscoord lock" and the
+    like is stopped within some seconds, on any host. Any other holder notices the loss at its next check, and until
+    then it may write. Only a target that checks fencing tokens refuses these writes.
 
     \b
     Examples:
@@ -155,13 +169,13 @@ def break_lock(store: Store, name: bytes, token: int | None, yes: bool) -> int:
     found = Lock(store, name)
     holders = [each for each in found.holders() if token in {None, each.token}]
     if not holders:
-        click.echo(f"fscoord: nobody holds {printable(name)}" + (f" with token {token}" if token else ""), err=True)
+        click.echo(f"fscoord: no process holds {printable(name)}" + (f" with token {token}" if token else ""), err=True)
         return FALSE
     click.echo("\n".join(_holder_lines(holders, found.waiters(), lives_of(store))), err=True)
     if not yes and not _is_asked():
-        click.echo("fscoord: nothing was changed: that needs --yes, where nobody can be asked", err=True)
+        click.echo("fscoord: nothing was changed: standard input is not a terminal, so give --yes", err=True)
         return FALSE
-    if not yes and not click.confirm("The holder goes on until it looks. Take it away?", err=True):
+    if not yes and not click.confirm("The holder goes on until its next check. Take it away?", err=True):
         return FALSE
     broken = [each for each in holders if force_release(store, name, each.token)]
     for each in holders:
@@ -181,28 +195,30 @@ def lives_of(store: Store) -> Callable[[Contender], str]:
 
 
 def _holder_lines(holders: list[Contender], waiters: list[Contender], lives: Callable[[Contender], str]) -> list[str]:
-    lines = [f"holds {each.token:>5} {lives(each):<7} {printable(each.owner)}" for each in holders]
-    return lines + [f"waits     - {lives(each):<7} {printable(each.owner)}" for each in waiters]
+    rows = [("holds", str(each.token), STATES[lives(each)], each.owner) for each in holders]
+    rows += [("waits", "-", STATES[lives(each)], each.owner) for each in waiters]
+    return table_lines(("TURN", "TOKEN", "STATE", "PROCESS"), rows, {"TOKEN"}) if rows else []
 
 
 PAUSE_S = 1.0
-"""How long a candidate rests whose command has failed, so that one that always fails does not keep the machine busy."""
+"""The pause of a candidate after its command has failed. A command that always fails must not keep the machine busy."""
 
 
 @click.command(context_settings=VERBATIM)
-@click.option("--data", type=raw, default="", help="What others should know of this candidate when it leads.")
+@click.option("--data", type=raw, default="", help='Text that "fscoord leader" prints while this process leads.')
 @click.option(
-    "--again", is_flag=True, help="Stand again when COMMAND fails or the office is lost, until it ends with 0."
+    "--again", is_flag=True, help="Be a candidate again when COMMAND fails or the lead is lost, until it exits with 0."
 )
 @wait_options
-@name_argument
+@election_argument
 @command_options
 @with_store
 def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any) -> int:
-    """Run COMMAND while leading in the office NAME.
+    """Run COMMAND while leading in the election NAME.
 
-    Waits in line to be elected; the first leads until its COMMAND has ended, or it dies. "fscoord leader" tells who
-    leads. COMMAND finds the term, which is a fencing token, in FSCOORD_TOKEN. The rest is as with "fscoord lock".
+    The candidates are elected in the order of arrival. The leader leads until its COMMAND has ended, or until it dies.
+    "fscoord leader" prints the leader. COMMAND finds the term, which is a fencing token, in FSCOORD_TOKEN. The rest is
+    as with "fscoord lock".
 
     \b
     Examples:
@@ -213,7 +229,7 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any
     candidate = Election(store, name, content(data), ttl=hold_options.ttl)
     while True:
         try:
-            ending = run_under(candidate, "the office", hold_options)
+            ending = run_under(candidate, "the leadership of", hold_options)
         except LockLostError as error:
             if not again:
                 raise
@@ -228,14 +244,20 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any
 
 
 @click.command()
-@name_argument
-@click.option("--after", type=click.IntRange(min=0), default=0, help="Wait for a later term than this one.")
+@election_argument
+@click.option(
+    "--after",
+    metavar="TERM",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Wait for a leader of a later term than this one.",
+)
 @as_json
 @with_store
 def leader(store: Store, name: bytes, after: int, as_json: bool) -> None:
-    """Print who leads in the office NAME.
+    """Print the leader of the election NAME. Wait until there is one.
 
-    Waits until somebody does. It is a line of the term, host:pid, and what the leader has to say.
+    Prints one line: the term, host:pid, and the data of the leader (see "fscoord elect --data").
 
     \b
     Examples:
@@ -244,7 +266,7 @@ def leader(store: Store, name: bytes, after: int, as_json: bool) -> None:
           echo "now $address"
       done
     """
-    log.info("waiting for a leader of %r, up to %s", name, store.timeout)
-    found = Election(store, name).observe(after)
+    with telling_if_slow(log, f"waiting for a leader of {key_text(name)!r}, {limit_text(store.timeout)}"):
+        found = Election(store, name).observe(after)
     line = f"{found.term} {printable(found.owner)} {printable(found.data)}".rstrip()
     show(as_json, {"term": found.term, "owner": found.owner, **field("data", found.data)}, [line])

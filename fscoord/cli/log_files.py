@@ -9,8 +9,9 @@ import click
 from fscoord import inspect
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import DAMAGED, FALSE
-from fscoord.cli.options import as_json, common, file_path, store_option, store_url, time_limit, verbose
+from fscoord.cli.options import as_json, common, complete_file, file_path, store_option, store_url, time_limit, verbose
 from fscoord.cli.output import Progress, field, plain, printable, show, write, write_json
+from fscoord.cli.records import RecordWords
 from fscoord.stores.file import FileStore
 from fscoord.stores.url import open_store
 
@@ -19,12 +20,14 @@ __all__ = ["compact", "cp", "dump", "log_path", "repair", "verify"]
 SHORT = 60
 """How many bytes of a value are shown, unless all are asked for."""
 
+HEADINGS = f"{'OFFSET':>10} {'TIME (UTC)':<24} {'WRITER':>6} {'KIND':<11} KEY VALUE\n"
+
 _JSON_NAMES = {"skipped": "dropped", "skipped_bytes": "dropped_bytes"}
 """Fields of `Repair` whose names in JSON were fixed before."""
 
 
 @click.command()
-@click.option("--full", is_flag=True, help=f"Show values whole, not only their first {SHORT} bytes.")
+@click.option("--full", is_flag=True, help=f"Print whole values instead of their first {SHORT} bytes.")
 @as_json
 @store_option
 @verbose
@@ -32,10 +35,15 @@ _JSON_NAMES = {"skipped": "dropped", "skipped_bytes": "dropped_bytes"}
 def dump(ctx: click.Context, full: bool, as_json: bool) -> None:
     """Print the records of a file store's log.
 
-    Each is a line with its offset, time (UTC), writer, kind, key and value. Changes nothing, and works on a
-    damaged log too: what stands before the damage is printed, then the error names the offset (exit code 65). With
-    --json every record is one line, and value_size says how long its value is. Of a log that was compacted the
-    oldest file, up to its seal, and the newest are shown.
+    Each record is a line: its offset in bytes, its time, the number of the session that wrote it, its kind, its key
+    and its value. The values that fscoord itself writes are put into words: which session was found dead, which rank
+    arrived, which process holds a lock.
+
+    With --json each record is one line of JSON, which has the bytes of the value, and in value_size their number.
+
+    The verb changes nothing. It also works on a damaged log: it prints the records before the damage, and then the
+    error names the offset (exit code 65). Of a log that was compacted it prints the oldest file, up to its seal, and
+    the newest file.
 
     \b
     Examples:
@@ -45,9 +53,15 @@ def dump(ctx: click.Context, full: bool, as_json: bool) -> None:
     path = file_path(store_url(ctx))
     if path is None:
         raise click.UsageError("only the log of a file store can be dumped", ctx)
+    in_words, is_first = RecordWords(), True
     for entry in inspect.dump(path):
         value = entry.value if full else _beginning(entry.value)
-        if as_json:
+        if not as_json:
+            if is_first:
+                write(HEADINGS.encode())
+            write(_entry_line(entry, value, in_words.words(entry)).encode())
+            is_first = False
+        else:
             write_json(
                 {
                     "generation": entry.generation,
@@ -60,16 +74,14 @@ def dump(ctx: click.Context, full: bool, as_json: bool) -> None:
                     "value_size": len(entry.value),
                 }
             )
-        else:
-            write(_entry_line(entry, value).encode())
 
 
-def _entry_line(entry: inspect.Entry, value: bytes) -> str:
+def _entry_line(entry: inspect.Entry, value: bytes, words: str | None) -> str:
     rest = len(entry.value) - len(value)
     more = f" ... and {rest} bytes more" if rest else ""
     key = printable(entry.key).replace(" ", "\\x20") or "-"  # so that the value begins behind the same space
-    head = f"{entry.offset:>10} {_utc_text(entry.time)} {entry.writer:>4} {entry.kind:<11}"
-    return f"{head} {key} {printable(value)}{more}\n"
+    head = f"{entry.offset:>10} {_utc_text(entry.time)} {entry.writer:>6} {entry.kind:<11}"
+    return f"{head} {key} {printable(value) + more if words is None else words}".rstrip() + "\n"
 
 
 def _utc_text(seconds: float) -> str:
@@ -101,24 +113,25 @@ lock_option = click.option(
 
 
 @click.command()
-@click.argument("path", required=False)
+@click.argument("path", required=False, shell_complete=complete_file)
 @lock_option
 @as_json
 @store_option
 @verbose
 @click.pass_context
 def verify(ctx: click.Context, path: str | None, timeout: float, as_json: bool) -> int:
-    """Tell whether the log of a file store is sound.
+    """Check whether the log of a file store is sound.
 
-    Reads the log at PATH, or of the store that --store names, from end to end with all its later files, and says of
-    everything that is wrong where it is, how much it concerns and what is safe to do. Changes nothing, needs no more
-    than the right to read, and the store may be in use meanwhile.
+    Reads the log at PATH, or that of the store that --store names, from end to end, with all its generations. For each
+    fault it prints the place, the number of bytes concerned, and what is safe to do.
+
+    Changes nothing, and needs only permission to read. The store may be in use.
 
     \b
     Exit codes:
-        0  sound; a last record that was never finished is, too
-       65  damaged
-       75  somebody has kept the log's lock, so that nothing is certain
+        0  sound, also if the last record was never finished
+       65  damaged, or not a log
+       75  another process kept the log's lock, so nothing is certain
 
     \b
     Examples:
@@ -169,7 +182,7 @@ def _report_lines(report: inspect.Report) -> list[str]:
             f"  do: {finding.advice}",
         ]
     if report.more:
-        lines.append(f"... and {report.more} more of the kind")
+        lines.append(f"... and {report.more} more findings")
     return lines
 
 
@@ -180,10 +193,10 @@ class _NewFile(click.Path):
 
 
 @click.command()
-@click.argument("path", required=False)
-@click.option("-o", "--output", type=_NewFile(), required=True, help="Where the copy goes. Nothing may be there.")
-@click.option("--salvage", is_flag=True, help="Copy what is sound behind the damage, too.")
-@click.option("--yes", is_flag=True, help="Write the copy; without it only say what would be left out.")
+@click.argument("path", required=False, shell_complete=complete_file)
+@click.option("-o", "--output", type=_NewFile(), required=True, help="The path of the copy. No file may be there.")
+@click.option("--salvage", is_flag=True, help="Also copy the sound records after the damage.")
+@click.option("--yes", is_flag=True, help="Write the copy. Without it only report what would be left out.")
 @lock_option
 @as_json
 @store_option
@@ -192,17 +205,19 @@ class _NewFile(click.Path):
 def repair(
     ctx: click.Context, path: str | None, output: str, salvage: bool, yes: bool, timeout: float, as_json: bool
 ) -> int:
-    """Copy what is sound of a damaged log to another file.
+    """Copy the sound records of a damaged log to a new file.
 
-    The log at PATH, or of the store that --store names, is only read; who writes to it waits meanwhile. Every record
-    that is left out is printed. What stands behind the damage is left out, so that the copy holds what the store has
-    once held; with --salvage it is copied, too, and may not fit together: a record that is lost may have been a
-    delete, or half of a count.
+    Only reads the log at PATH, or that of the store that --store names. Processes that write to the store wait
+    meanwhile. Prints each record that is left out. Without --yes it writes nothing.
+
+    All records after the first damage are left out, so the copy is a state that the store has really had. With
+    --salvage the sound records after the damage are copied, too. Then the copy may be a state that the store never had,
+    because a lost record may have been a delete, or one of two that belong together.
 
     \b
     Exit codes:
         0  the copy is written
-        1  it is not, for --yes was not given
+        1  nothing was written, because --yes was not given
        65  nothing can be copied, or only with --salvage
 
     \b
@@ -251,29 +266,30 @@ def _repair_lines(found: inspect.Repair) -> list[str]:
 
 
 @click.command()
-@click.argument("old")
-@click.argument("new")
+@click.argument("old", shell_complete=complete_file)
+@click.argument("new", shell_complete=complete_file)
 @lock_option
 @as_json
 @verbose
-def cp(old: str, new: str, timeout: float, as_json: bool) -> int:
-    """Copy the file store at OLD to NEW, where nothing may be.
+@click.pass_context
+def cp(ctx: click.Context, old: str, new: str, timeout: float, as_json: bool) -> int:
+    """Copy the file store at OLD to NEW, where no file may be.
 
-    The log of a store may have several files, and cp(1) of the first one alone gives a second name to the others. This
-    makes one complete file, and a store of its own. OLD may be in use: its writers wait for the copy.
+    The log of a store may have several files. cp(1) copies only the first, which then refers to the others. This
+    verb makes one complete file, which is a store of its own. OLD may be in use; its writers wait for the copy.
 
     \b
     Exit codes:
         0  the copy is written
        65  OLD is damaged: see "fscoord repair"
-       75  the lock of OLD did not come
+       75  another process kept the lock of OLD
 
     \b
     Examples:
       fscoord cp /shared/job/store /backup/store
     """
     with Progress("copying") as progress:
-        made = inspect.copy(old, new, timeout=timeout, on_progress=progress.report)
+        made = inspect.copy(log_path(ctx, old), log_path(ctx, new), timeout=timeout, on_progress=progress.report)
     source, output, kept = plain(made.source), plain(made.output), made.kept
     document = {"path": plain(made.path), "output": output, "records": kept}
     show(as_json, document, [f"{output}: {kept} records of {source}"])
@@ -286,8 +302,8 @@ def cp(old: str, new: str, timeout: float, as_json: bool) -> int:
 def compact(ctx: click.Context) -> None:
     """Compact the log of a file store.
 
-    What the store holds is written to a new file, in which the log goes on; whoever uses the store follows by itself.
-    Stores that are written to compact their logs by themselves. This is for a log whose users have turned that off.
+    Writes the contents of the store to a new file, in which the log goes on. Processes that use the store need do
+    nothing. A store compacts its log by itself, so this is for stores that were opened with compact_bytes=0.
 
     \b
     Examples:

@@ -1,14 +1,17 @@
-"""What all verbs share: the options that say which store, how long and how loud, and the types of their arguments."""
+"""The options that all verbs share, for the store, the time limit and the log, and the types of arguments."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from fscoord._arguments import VALUE_MAX, to_seconds
 from fscoord._runtime import system
@@ -18,12 +21,15 @@ from fscoord.stores import url as urls
 from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store
 
 __all__ = [
+    "DirectoryPath",
     "absolute_url",
     "as_json",
     "common",
+    "complete_file",
     "content",
     "file_path",
     "given_timeout",
+    "limit_text",
     "raw",
     "store_option",
     "store_url",
@@ -31,6 +37,7 @@ __all__ = [
     "verbose",
     "with_existing_store",
     "with_store",
+    "with_store_to_read",
 ]
 
 log = logging.getLogger(__name__)
@@ -39,10 +46,21 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 INPUT_POLL_S = 0.5
-"""How long the process sleeps in one system call while nothing comes, in seconds."""
+"""The longest sleep in one system call while standard input has no data, in seconds."""
 CHUNK = 1 << 20
 
 _URL, _TIMEOUT, _LOUDNESS = "fscoord.store", "fscoord.timeout", "fscoord.verbose"
+
+
+class DirectoryPath(click.Path):
+    """A directory that click completes, but does not look at: a look at a mount whose server is gone never returns.
+
+    So a directory that does not exist is no error of usage. The verb reports it, with the exit code for input.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return `value` as it is."""
+        return value
 
 
 def raw(text: str) -> bytes:
@@ -55,7 +73,7 @@ def time_limit(text: str) -> float:
     try:
         return to_seconds(float(text))
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no number of seconds; 0 looks once, inf has no limit.") from None
+        raise click.BadParameter(f"{text!r} is not a number of seconds; 0 tries once, inf has no limit.") from None
 
 
 def _remember(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
@@ -91,12 +109,18 @@ class _Formatter(logging.Formatter):
         return super().formatMessage(record)
 
 
+def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell complete a path by itself."""
+    return [CompletionItem(incomplete, type="file")]
+
+
 store_option = click.option(
     "--store",
     metavar="URL",
+    shell_complete=complete_file,
     expose_value=False,
     callback=_remember(_URL),
-    help=f"The store: a path or a URL. [default: ${ENVIRONMENT_VARIABLE}]",
+    help=f"The store: a path or an address. [default: ${ENVIRONMENT_VARIABLE}]",
 )
 
 timeout_option = click.option(
@@ -105,7 +129,7 @@ timeout_option = click.option(
     metavar="SECONDS",
     expose_value=False,
     callback=_remember(_TIMEOUT),
-    help="How long to wait; 0 looks once, inf has no limit. [default: 300, or what the URL says]",
+    help="How long to wait. 0 tries once; inf has no limit. [default: 300, or the timeout in the address]",
 )
 
 verbose = click.option(
@@ -114,18 +138,24 @@ verbose = click.option(
     count=True,
     expose_value=False,
     callback=_listen,
-    help="Say on standard error what happens; -vv says more, tracebacks too.",
+    help="Report on standard error what happens. -vv reports more, also tracebacks.",
 )
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, on one line.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 
 
 def store_url(ctx: click.Context) -> str:
-    """Return the URL of the store that the user means."""
+    """Return the address of the store: that of --store, or else of the environment variable."""
     url: str | None = ctx.meta.get(_URL) or system.os.environ.get(ENVIRONMENT_VARIABLE)
     if not url:
         raise click.UsageError(f"which store? Give --store URL or set {ENVIRONMENT_VARIABLE}", ctx)
     return url
+
+
+def limit_text(limit: timedelta | float | None) -> str:
+    """Return how long a wait lasts, in words."""
+    seconds = math.inf if limit is None else to_seconds(limit)
+    return "without a time limit" if seconds == math.inf else f"up to {seconds:g} s"
 
 
 def given_timeout(ctx: click.Context) -> float | None:
@@ -135,17 +165,17 @@ def given_timeout(ctx: click.Context) -> float | None:
 
 
 def absolute_url(ctx: click.Context) -> str:
-    """Return the address of the store that the user means, so that it means the same in other directories."""
+    """Return the address of the store in a form that means the same in other directories."""
     url = store_url(ctx)
     path = file_path(url)
-    if path is None or path.startswith("/"):
+    address, mark, query = url.partition("?")
+    if path is None or (path.startswith("/") and address.endswith(path)):
         return url
     whole = system.os.path.abspath(path)
     if url == path and "?" not in whole:
         return whole
     from urllib.parse import quote
 
-    _, mark, query = url.partition("?")
     return f"file:{quote(whole, errors='surrogateescape')}{mark}{query}"
 
 
@@ -166,6 +196,20 @@ def with_store(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
 
 
 def with_existing_store(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
+    """Do as `with_store`, but refuse a file store that does not exist, so that a mistyped path makes no new one."""
+
+    @common
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        ctx = click.get_current_context()
+        _open(ctx, looks_only=True).close()
+        with _open(ctx, looks_only=False) as store:
+            return function(store, *args, **kwargs)
+
+    return call
+
+
+def with_store_to_read(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
     """Do as `with_store`, but open a file store for reading only, so that a mistyped path makes no new one."""
     return _with_store(function, looks_only=True)
 
@@ -191,11 +235,11 @@ def _open(ctx: click.Context, *, looks_only: bool) -> Store:
 
 
 def content(value: bytes) -> bytes:
-    """Return `value`, or what standard input holds if it is ``-``."""
+    """Return `value`, or the contents of standard input if it is ``-``."""
     if value != b"-":
         return value
     if sys.stdin is None:
-        raise click.UsageError("the value is to come from standard input (-), which is closed")
+        raise click.UsageError("the value - is read from standard input, which is closed")
     log.info("reading the value from standard input")
     return _read_input(VALUE_MAX + 1)  # one byte over the limit is enough for the store to refuse the value
 

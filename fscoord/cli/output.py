@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from fscoord._runtime import system
@@ -27,11 +29,17 @@ __all__ = [
     "plain",
     "printable",
     "show",
+    "table_lines",
+    "tell",
+    "telling_if_slow",
     "write",
     "write_json",
     "write_value",
 ]
 
+
+NOTE_AFTER_S = 1.0
+"""How many seconds a wait lasts before a person is told about it."""
 
 Document = Mapping[str, Any] | list[dict[str, Any]]
 
@@ -64,8 +72,41 @@ def show(as_json: bool, document: Document, lines: Iterable[str]) -> None:
         write("".join(f"{line}\n" for line in lines).encode())
 
 
+def tell(log: logging.Logger, words: str) -> None:
+    """Print `words` on standard error if that is a terminal, and otherwise log them, as -v shows them."""
+    if log.isEnabledFor(logging.INFO):
+        log.info("%s", words)
+    elif _is_watched():
+        _print_note(words)
+
+
+@contextmanager
+def telling_if_slow(log: logging.Logger, words: str) -> Iterator[None]:
+    """Log `words`. If no log shows them, print them on a terminal after `NOTE_AFTER_S` in the body of the ``with``."""
+    log.info("%s", words)
+    if log.isEnabledFor(logging.INFO) or not _is_watched():
+        yield
+        return
+    note = system.threading.Timer(NOTE_AFTER_S, _print_note, (words,))
+    note.daemon = True
+    note.start()
+    try:
+        yield
+    finally:
+        note.cancel()
+
+
+def _is_watched() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _print_note(words: str) -> None:
+    sys.stderr.write(f"fscoord: {printable(words)}\n")
+    sys.stderr.flush()
+
+
 def flush() -> None:
-    """Write out what is still buffered, so that an error is raised while it can be reported."""
+    """Flush standard output now, so that an error is raised while it can be reported."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -107,6 +148,21 @@ def plain(text: str) -> str:
     return printable(system.os.fsencode(text))
 
 
+def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()) -> list[str]:
+    """Return the lines of a table with headings. The columns whose headings are in `numbers` are flush right.
+
+    Each cell is text that may come from other processes, so it is made `printable`.
+    """
+    table = [tuple(headings), *(tuple(map(printable, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for row in table:
+        cells = zip(headings, row, widths, strict=True)
+        padded = (cell.rjust(width) if heading in numbers else cell.ljust(width) for heading, cell, width in cells)
+        lines.append("  ".join(padded).rstrip())
+    return lines
+
+
 class _RichOutput:
     """Standard output as rich wants it, with the errors of `write`."""
 
@@ -142,7 +198,7 @@ def new_table(headings: Iterable[str], numbers: Collection[str]) -> Table:
 
 
 BEGIN_S = 1.0
-"""A verb that takes less shows no bar, and does not spend the time to load one."""
+"""The time in seconds before a bar is shown. A shorter verb does not spend the time to import one."""
 
 
 class Progress:

@@ -1,4 +1,4 @@
-"""The verb ps: what the participants of a store do now, and what is wrong; and its rows, which `top` shows, too."""
+"""The verb ps: the participants of a store, and the findings about them. `top` uses its rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import click
 
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import as_json, store_option, store_url, time_limit, verbose
-from fscoord.cli.output import flush, is_terminal, plain, printable, write, write_json
+from fscoord.cli.options import as_json, complete_file, store_option, store_url, time_limit, verbose
+from fscoord.cli.output import flush, is_terminal, plain, printable, table_lines, write, write_json
 from fscoord.status.findings import SLOW_S, StatusFinding, clock_text, duration, find_all, place_in_line, turns_of
 from fscoord.status.picture import Picture, SessionStatus
 from fscoord.status.reading import observe
@@ -31,7 +31,7 @@ slow_option = click.option(
     default=SLOW_S,
     metavar="SECONDS",
     show_default=True,
-    help="How long others wait for a participant that lives before that is a finding.",
+    help="Report a participant as a finding if others have waited for it longer than this, although it is alive.",
 )
 
 
@@ -48,11 +48,16 @@ class Row(NamedTuple):
 
 
 @click.command()
-@click.argument("path", metavar="[STORE]", required=False)
-@click.option("-a", "--all", "is_all", is_flag=True, help="Show every session, the ended ones, too.")
-@click.option("-w", "--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
+@click.argument("path", metavar="[STORE]", required=False, shell_complete=complete_file)
+@click.option("-a", "--all", "is_all", is_flag=True, help="Show all sessions, also those that have ended.")
+@click.option("-w", "--watch", is_flag=True, help="Show the table again and again, until Ctrl-C.")
 @click.option(
-    "--interval", type=time_limit, default="2", metavar="SECONDS", show_default=True, help="With --watch: the rest."
+    "--interval",
+    type=time_limit,
+    default="2",
+    metavar="SECONDS",
+    show_default=True,
+    help="With --watch: the time between two tables.",
 )
 @slow_option
 @as_json
@@ -62,15 +67,15 @@ class Row(NamedTuple):
 def ps(
     ctx: click.Context, path: str | None, is_all: bool, watch: bool, interval: float, slow: float, as_json: bool
 ) -> int:
-    """Tell what every participant of a store does now.
+    """Show what every participant of a store does now.
 
     First come the findings, the most urgent first: a deadlock, a barrier or a lock that waits for a process that is
     dead or stopped, a process that keeps the log's lock, and a participant that does nothing although others wait for
-    it. Then each participant is a line: rank, label, host:pid, whether it lives, since when it is in the store (UTC),
-    what it holds, and what it waits for and for how long. A wait is shown once it has lasted for a second.
+    it. Then each participant is a line: rank, label, host:pid, its state, since when it has the store open (UTC), what
+    it holds, and what it waits for and for how long. A wait is shown after it has lasted for a second.
 
-    STORE is a path or an address; without it, --store counts. Changes nothing, and needs no more than the right to
-    read. Of stores that are not files it shows what they tell, and says what is missing.
+    STORE is a path or an address. Without it, --store counts. Changes nothing, and needs only permission to read. A
+    store that is not a file may not tell all of this; a note says what is missing.
 
     \b
     Exit codes:
@@ -121,16 +126,11 @@ def findings_lines(findings: Iterable[StatusFinding]) -> list[str]:
 def _table(picture: Picture, *, is_all: bool) -> list[str]:
     shown = rows(picture, is_all=is_all)
     if not shown:
-        return ["nobody has registered in this store"] if not picture.participants else ["nobody is in this store now"]
-    table = [HEADS, *shown]
-    widths = [max(len(printable(row[column])) for row in table) for column in range(len(HEADS))]
+        came = "registered in this store" if not picture.participants else "this store open now"
+        return [f"no process has {came}"]
     used = [column for column in range(len(HEADS)) if any(row[column] for row in shown) or column in (0, 2, 3, 6)]
-    lines = []
-    for row in table:
-        cells = [printable(row[column]).ljust(widths[column]) for column in used]
-        cells[0] = printable(row[0]).rjust(widths[0])  # the rank
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    heads, *cells = [[row[column] for column in used] for row in (HEADS, *shown)]
+    return table_lines(heads, cells, {"RANK"})
 
 
 def chosen(picture: Picture) -> list[SessionStatus]:
@@ -179,7 +179,7 @@ def row_of(each: SessionStatus, picture: Picture) -> Row:
 
 def _state(each: SessionStatus) -> str:
     if each.alive == "no":
-        return "dead" if each.found_dead is None else f"dead since {clock_text(each.found_dead)}"
+        return "dead" if each.found_dead is None else f"dead, found {clock_text(each.found_dead)}"
     if each.is_stopped:
         return "stopped"
     return "alive" if each.alive == "yes" else "unknown"

@@ -1,4 +1,4 @@
-"""The verbs on queues: push, pop and len for values, put, take and items for items that stay until they are done."""
+"""The verbs on queues: push, pop and len for values; put-item, take-item and items for items that may come back."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from typing import Any, Final
 
 import click
 
+from fscoord._arguments import key_text
 from fscoord._runtime import system
 from fscoord._runtime.signals import raise_on_termination
-from fscoord.cli.locks import lives_of
-from fscoord.cli.options import as_json, content, raw, with_existing_store, with_store
-from fscoord.cli.output import field, printable, show, write_json, write_value
+from fscoord.cli.completion import complete_name
+from fscoord.cli.locks import STATES, lives_of
+from fscoord.cli.options import as_json, content, limit_text, raw, with_existing_store, with_store, with_store_to_read
+from fscoord.cli.output import field, show, table_lines, telling_if_slow, write_json, write_value
 from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.launch import Ending, run_held
 from fscoord.recipes import Item, PriorityQueue
 from fscoord.store import Store
 
-__all__ = ["items", "length", "pop", "push", "put", "take"]
+__all__ = ["items", "length", "pop", "push", "put_item", "take_item"]
 
 log = logging.getLogger(__name__)
 
 queue_argument = click.argument("queue", type=raw)
+items_argument = click.argument("queue", type=raw, shell_complete=complete_name("/number"))
 
 
 @click.command()
@@ -31,9 +34,10 @@ queue_argument = click.argument("queue", type=raw)
 @click.argument("value", type=raw)
 @with_store
 def push(store: Store, queue: bytes, value: bytes) -> None:
-    """Put VALUE at the end of QUEUE.
+    """Append VALUE to QUEUE, for "fscoord pop".
 
-    If VALUE is "-", standard input holds it.
+    If VALUE is "-", it is read from standard input. For work that must not be lost, use "fscoord put-item", whose
+    queues are separate.
 
     \b
     Examples:
@@ -45,23 +49,27 @@ def push(store: Store, queue: bytes, value: bytes) -> None:
 
 @click.command()
 @queue_argument
-@click.option("--no-wait", is_flag=True, help="Exit with 1 at once if the queue is empty.")
+@click.option("--no-wait", is_flag=True, help="Do not wait: exit with 1 if the queue is empty.")
 @as_json
 @with_store
 def pop(store: Store, queue: bytes, no_wait: bool, as_json: bool) -> None:
-    """Take the oldest value from QUEUE and print it.
+    """Remove the oldest value of QUEUE, and print it.
 
-    Waits until there is one. Each value is given out exactly once: what this command has taken is gone from the
-    queue, even if it can't print it. The value is written byte for byte; on a terminal its last line is ended.
+    Waits until the queue has a value. Each value is given out once. A value that this command has removed is gone from
+    the queue, even if it could not be printed.
+
+    The value is printed byte for byte. On a terminal a newline is added if the value does not end in one.
 
     \b
     Examples:
       while shard=$(fscoord pop --no-wait work); do ./train "$shard"; done
       fscoord pop --timeout 10 blobs > blob.bin
     """
-    if not no_wait:
-        log.info("waiting for a value in queue %r, up to %s", queue, store.timeout)
-    value = store.queue_pop(queue, block=not no_wait)
+    if no_wait:
+        value = store.queue_pop(queue, block=False)
+    else:
+        with telling_if_slow(log, f"waiting for a value in queue {key_text(queue)!r}, {limit_text(store.timeout)}"):
+            value = store.queue_pop(queue)
     if as_json:
         write_json({**field("queue", queue), **field("value", value)})
     else:
@@ -71,11 +79,11 @@ def pop(store: Store, queue: bytes, no_wait: bool, as_json: bool) -> None:
 @click.command("len")
 @queue_argument
 @as_json
-@with_existing_store
+@with_store_to_read
 def length(store: Store, queue: bytes, as_json: bool) -> None:
-    """Print how many values QUEUE holds.
+    """Print the number of values in QUEUE.
 
-    A queue that is not there holds 0.
+    A queue that does not exist has 0 values. "fscoord items" counts the items of "fscoord put-item".
 
     \b
     Examples:
@@ -88,62 +96,69 @@ def length(store: Store, queue: bytes, as_json: bool) -> None:
 VARIABLE: Final = "FSCOORD_ITEM"
 
 VARIABLE_MAX: Final = 128 * 1024 - len(VARIABLE) - 2
-"""What fits into it, in bytes: Linux ends one variable, with its name, "=" and a NUL, at 32 pages (execve(2))."""
+"""Its longest value, in bytes: Linux limits a variable, with its name, "=" and a NUL, to 32 pages (execve(2))."""
 
 
-@click.command()
-@click.option("--priority", metavar="NUMBER", type=int, default=0, show_default=True, help="Lower ones go first.")
-@queue_argument
+@click.command("put-item")
+@click.option(
+    "--priority", metavar="NUMBER", type=int, default=0, show_default=True, help="Items with a lower number come first."
+)
+@items_argument
 @click.argument("values", nargs=-1, required=True, type=raw, metavar="VALUE...")
 @with_store
-def put(store: Store, queue: bytes, values: tuple[bytes, ...], priority: int) -> None:
-    """Put items into QUEUE, for "fscoord take".
+def put_item(store: Store, queue: bytes, values: tuple[bytes, ...], priority: int) -> None:
+    """Put items into QUEUE, for "fscoord take-item".
 
-    Each VALUE is one, and all are put at once. They stay in the queue until they are done, which tells them from what
-    "fscoord push" puts. If VALUE is "-", standard input holds it.
+    Each VALUE is one item, and all of them are put in one step. If VALUE is "-", it is read from standard input.
+
+    An item stays in the queue until its work is done. The queues of "fscoord push" are separate: they forget a value as
+    soon as it is given out.
 
     \b
     Examples:
-      fscoord put shards data/*
-      fscoord put --priority -1 mails - < urgent.eml
+      fscoord put-item shards data/*
+      fscoord put-item --priority -1 mails - < urgent.eml
     """
     if values.count(b"-") > 1:
         raise click.UsageError("only one VALUE can come from standard input (-)")
     PriorityQueue(store, queue).put_all([content(value) for value in values], priority)
 
 
-@click.command(context_settings=VERBATIM)
-@click.option("-n", "--no-wait", is_flag=True, help="Do not wait for an item: exit with 1 if there is none.")
-@click.option("--each", is_flag=True, help="Go on with the next item, until none comes, or COMMAND fails.")
-@click.option("--failed", metavar="OTHER", type=raw, help="An item whose COMMAND fails is put into this queue.")
-@click.option("--stdin", "by_stdin", is_flag=True, help="COMMAND reads the item from standard input.")
-@queue_argument
+@click.command("take-item", context_settings=VERBATIM)
+@click.option("-n", "--no-wait", is_flag=True, help="Do not wait: exit with 1 if the queue has no item.")
+@click.option("--each", is_flag=True, help="Take one item after another, until none comes or COMMAND fails.")
+@click.option("--failed", metavar="OTHER", type=raw, help="Put an item whose COMMAND fails into the queue OTHER.")
+@click.option("--stdin", "by_stdin", is_flag=True, help="Pass the item to COMMAND on standard input.")
+@items_argument
 @command_options
 @with_store
-def take(store: Store, /, queue: bytes, no_wait: bool, each: bool, failed: bytes | None, **options: Any) -> int:
-    """Run COMMAND for an item of QUEUE.
+def take_item(store: Store, /, queue: bytes, no_wait: bool, each: bool, failed: bytes | None, **options: Any) -> int:
+    """Take an item of QUEUE, and run COMMAND for it.
 
-    COMMAND finds the item in FSCOORD_ITEM, or with --stdin in its standard input. If it exits with 0 the item is done,
-    and gone. Otherwise the item goes back to its place in the queue; also if this process dies, in whatever way. So
-    each item is worked on at least once, and by one at a time.
+    COMMAND finds the item in the environment variable FSCOORD_ITEM, or with --stdin on standard input. If COMMAND exits
+    with 0, the item is done and is removed. Otherwise the item goes back to its place in the queue. It also goes back
+    if this process dies, in whatever way. So the work on each item is done at least once, and by one process at a time.
 
-    Waits for an item, up to --timeout. Exits as COMMAND does; with 1 if there is none (-n), with 75 if none came. With
-    --each it works on one item after another, and exits with 0 when there are no more. A COMMAND that fails ends that,
-    or with --failed only its item, which goes into the other queue; the exit code is that of the last one that failed.
+    Waits for an item, up to --timeout. Exits with the exit code of COMMAND, with 1 if the queue has no item (-n), or
+    with 75 if no item came in time.
 
-    The rest is as with "fscoord lock": the item is this command's until everything that COMMAND has started has ended;
-    signals are passed on to it; if this command is killed, so is all of that.
+    With --each it takes one item after another, and exits with 0 when there are no more. If COMMAND fails, it ends with
+    that exit code. With --failed it goes on: an item whose COMMAND fails is put into the queue OTHER, and the exit code
+    is that of the last COMMAND that failed.
+
+    As with "fscoord lock", this process has the item until all processes that COMMAND has started have ended. Signals
+    are passed on to COMMAND. If this process is killed, all of these processes are killed.
 
     \b
     Examples:
-      fscoord take --each shards -- sh -c './train "$FSCOORD_ITEM"'
-      fscoord take --each --timeout inf --stdin mails -- sendmail -t
-      fscoord take -n shards -c 'gzip "$FSCOORD_ITEM"' || echo "nothing to do, or failed"
+      fscoord take-item --each shards -- sh -c './train "$FSCOORD_ITEM"'
+      fscoord take-item --each --timeout inf --stdin mails -- sendmail -t
+      fscoord take-item -n shards -c 'gzip "$FSCOORD_ITEM"' || echo "nothing to do, or failed"
     """
     command = parse_command(options)
     source = PriorityQueue(store, queue)
     if failed == queue:
-        raise click.UsageError("--failed is another queue: in this one the item would be taken again at once")
+        raise click.UsageError("--failed must name another queue: from this one the item would be taken again at once")
     refuse = PriorityQueue(store, failed) if failed is not None else None
     code = 0
     with raise_on_termination():
@@ -161,14 +176,14 @@ def take(store: Store, /, queue: bytes, no_wait: bool, each: bool, failed: bytes
 
 
 @click.command()
-@queue_argument
+@items_argument
 @as_json
-@with_store
+@with_existing_store
 def items(store: Store, queue: bytes, as_json: bool) -> None:
-    """Print how many items QUEUE has, and who works on one.
+    """Count the items of QUEUE, and list those that are taken.
 
-    That is "waits" with the number of those that nobody has taken, and a line for each that is taken: "taken", whether
-    its consumer lives (yes, no, unknown), and host:pid. The items of a dead consumer count among those that wait.
+    Prints how many items wait and how many are taken. Then each item that is taken is a line: the state of its consumer
+    (alive, dead, unknown), and host:pid. The items of a consumer that is known dead count as waiting.
 
     \b
     Examples:
@@ -178,16 +193,18 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
     source = PriorityQueue(store, queue)
     waiting, taken, lives = len(source), source.taken(), lives_of(store)
     takers = [{"owner": each.owner, "session": each.session, "alive": lives(each)} for each in taken]
-    lines = [f"waits {waiting}", *(f"taken {lives(each):<7} {printable(each.owner)}" for each in taken)]
+    lines = [f"{waiting} waiting, {len(taken)} taken"]
+    if taken:
+        lines += table_lines(("STATE", "PROCESS"), [(STATES[lives(each)], each.owner) for each in taken])
     show(as_json, {**field("queue", queue), "waiting": waiting, "taken": takers}, lines)
 
 
 def _next_item(source: PriorityQueue, *, waits: bool, is_last: bool) -> Item:
     """Take an item. `QueueEmptyError` means that there are no more, a time-out that the store did not answer."""
     if waits:
-        log.info("waiting for an item of queue %r", source.name)
         try:
-            return source.take()
+            with telling_if_slow(log, f"waiting for an item of queue {source.name!r}"):
+                return source.take()
         except StoreTimeoutError:
             if is_last:
                 raise
@@ -216,7 +233,7 @@ def _work_on(item: Item, command: list[str], options: dict[str, Any], refuse: Pr
             item.release()
         elif ending.status and refuse is not None:
             fate = f"put into {refuse.name!r}"
-            refuse.put(item.data)  # before it is done here: whoever dies in between leaves it in both
+            refuse.put(item.data)  # before it is done here: a process that dies in between leaves it in both
         log.info("the command ended with %d: the item is %s", ending.code, fate)
     return ending
 
@@ -226,6 +243,6 @@ def _as_variable(data: bytes) -> str:
     if len(data) > VARIABLE_MAX or b"\0" in data:
         raise click.UsageError(
             f"an item of {len(data)} bytes does not fit into {VARIABLE}, which holds {VARIABLE_MAX} at most and no NUL;"
-            " it was given back: take it with --stdin"
+            " the item went back into the queue: take it with --stdin"
         )
     return system.os.fsdecode(data)

@@ -14,7 +14,8 @@ from fscoord._arguments import Timeout, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.exit_codes import FALSE, TIMEOUT
-from fscoord.cli.options import absolute_url, time_limit
+from fscoord.cli.options import absolute_url, limit_text, time_limit
+from fscoord.cli.output import telling_if_slow
 from fscoord.errors import StoreTimeoutError
 from fscoord.launch import Ending, run_held
 from fscoord.recipes import Contender
@@ -91,12 +92,10 @@ def command_options(function: Callable[P, R]) -> Callable[P, R]:
             type=time_limit,
             default="5",
             show_default=True,
-            help="The time that COMMAND has from SIGTERM to SIGKILL when the hold is lost.",
+            help="The time from SIGTERM to SIGKILL when COMMAND is stopped because the hold was lost.",
         ),
-        click.option(
-            "-o", "--close", is_flag=True, help="Let processes that COMMAND leaves behind go on without the hold."
-        ),
-        click.option("-c", "--command", "shell", metavar="TEXT", help="Have the shell run TEXT, instead of COMMAND."),
+        click.option("-o", "--close", is_flag=True, help="Release when COMMAND exits, even if its children still run."),
+        click.option("-c", "--command", "shell", metavar="TEXT", help="Run TEXT with the shell instead of COMMAND."),
     ):
         function = add(function)
     return function
@@ -109,7 +108,8 @@ def wait_options(function: Callable[P, R]) -> Callable[P, R]:
             "--ttl",
             metavar="SECONDS",
             type=time_limit,
-            help="Others may have it after so long without a sign of life from this process. [default: never]",
+            help="Let others acquire it when this process, stopped or cut off, has not renewed its hold for this long."
+            " [default: never]",
         ),
         click.option(
             "-E",
@@ -117,12 +117,10 @@ def wait_options(function: Callable[P, R]) -> Callable[P, R]:
             "conflict_exit_code",
             metavar="NUMBER",
             type=click.IntRange(0, 255),
-            help="The exit code if it was not acquired in time. [default: 1 with -n and -w, else 75]",
+            help="The exit code if it is not acquired in time. [default: 1 with -n and -w, else 75]",
         ),
-        click.option(
-            "-w", "--wait", metavar="SECONDS", type=time_limit, help="Wait at most so long. [default: --timeout]"
-        ),
-        click.option("-n", "--nonblock", is_flag=True, help="Do not wait."),
+        click.option("-w", "--wait", metavar="SECONDS", type=time_limit, help="How long to wait. [default: --timeout]"),
+        click.option("-n", "--nonblock", is_flag=True, help="Do not wait: try once."),
     ):
         function = add(function)
     return function
@@ -136,7 +134,7 @@ def parse_hold_options(store: Store, options: dict[str, Any]) -> HoldOptions:
         conflict_exit_code = TIMEOUT if wait is None else FALSE
     ttl = options["ttl"]
     if ttl is not None and not 0 < ttl < math.inf:
-        raise click.UsageError("--ttl is a time above 0; without it a hold lasts as long as its holder")
+        raise click.UsageError("--ttl must be above 0; without it a hold lasts as long as its holder")
     limit = to_seconds(store.timeout) if wait is None else wait
     command = parse_command(options)
     return HoldOptions(command, limit, conflict_exit_code, options["grace"], ttl, options["close"])
@@ -151,7 +149,7 @@ def parse_command(options: dict[str, Any]) -> list[str]:
         rest.clear()
     if shell is not None:
         if rest:
-            raise click.UsageError("-c stands for COMMAND: give one of the two")
+            raise click.UsageError("give either -c TEXT or COMMAND, not both")
         return [system.os.environ.get("SHELL") or "/bin/sh", "-c", shell]
     is_marked = rest[:1] == ["--"]
     del rest[: int(is_marked)]
@@ -159,7 +157,7 @@ def parse_command(options: dict[str, Any]) -> list[str]:
         raise click.UsageError("missing COMMAND (the last argument)")
     if rest[0].startswith("-") and not is_marked:
         raise click.UsageError(
-            f"{rest[0]!r} found where COMMAND is expected: put options before NAME, or '--' before COMMAND"
+            f"{rest[0]!r} found where COMMAND is expected: put options first, or '--' before COMMAND"
         )
     return rest
 
@@ -175,11 +173,12 @@ def environment(token: int | None) -> dict[str, str]:
 def run_under(hold: _Hold, what: str, hold_options: HoldOptions) -> Ending | None:
     """Acquire `hold`, run the command, and release it; return None if `hold` was not acquired in time."""
     with raise_on_termination():
-        log.info("waiting for %s %r, up to %g s", what, hold.name, hold_options.limit)
         start = system.time.monotonic()
         try:
             limit = hold_options.limit
-            if not (hold.acquire(timeout=limit) if limit else hold.acquire(blocking=False)):
+            with telling_if_slow(log, f"waiting for {what} {hold.name!r}, {limit_text(limit)}"):
+                is_acquired = hold.acquire(timeout=limit) if limit else hold.acquire(blocking=False)
+            if not is_acquired:
                 _report_conflict(hold, what, hold_options)
                 return None
             waited = system.time.monotonic() - start

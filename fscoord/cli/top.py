@@ -1,4 +1,4 @@
-"""The verb top: what `ps` shows, live, with rates and the longest waits first."""
+"""The verb top: the table of `ps`, live, with rates and the longest waits first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from fscoord._runtime import system
-from fscoord.cli.options import store_option, time_limit, verbose
+from fscoord.cli.options import complete_file, store_option, time_limit, verbose
 from fscoord.cli.output import flush, is_terminal, printable, write
 from fscoord.cli.ps import address, chosen, findings_lines, row_of, slow_option
 from fscoord.status.findings import StatusFinding, clock_text, find_all
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ORDERS", "Frame", "lines_of", "ordered", "top"]
 
 ORDERS: Final = ("wait", "rank", "rate")
-"""What the rows may be sorted by, in the order in which the key ``s`` goes through them."""
+"""The orders of the rows. The key ``s`` goes through them in turn."""
 
 KEY_POLL_S: Final = 0.1
 """How long the verb sleeps at most before it looks for a key, in seconds."""
@@ -34,13 +34,13 @@ KINDS_SHOWN: Final = 6
 
 
 class Frame(NamedTuple):
-    """What one look has found.
+    """The result of one look.
 
     Attributes:
         time: the time of day, in seconds since the epoch.
-        picture: what the participants do.
-        findings: what is wrong.
-        speed: what was written since the last look; None for a store that does not tell.
+        picture: the participants and their waits.
+        findings: the faults.
+        speed: the rates since the last look; None for a store that does not report them.
     """
 
     time: float
@@ -50,7 +50,7 @@ class Frame(NamedTuple):
 
 
 class Keys:
-    """The keys that were pressed. `order` is what the rows are sorted by."""
+    """The effect of the keys that were pressed. `order` is one of `ORDERS`."""
 
     def __init__(self) -> None:
         self.order = ORDERS[0]
@@ -58,7 +58,7 @@ class Keys:
         self.is_over = False
 
     def press(self, key: str) -> bool:
-        """Do what `key` asks for. Return whether it changes what is shown."""
+        """Obey `key`. Return whether the screen must change."""
         if key == "q":
             self.is_over = True
         elif key == "s":
@@ -71,12 +71,17 @@ class Keys:
 
 
 @click.command()
-@click.argument("path", metavar="[STORE]", required=False)
+@click.argument("path", metavar="[STORE]", required=False, shell_complete=complete_file)
 @click.option(
-    "--interval", type=time_limit, default="1", metavar="SECONDS", show_default=True, help="How long from look to look."
+    "--interval",
+    type=time_limit,
+    default="1",
+    metavar="SECONDS",
+    show_default=True,
+    help="The time between two screens.",
 )
-@click.option("-n", "--count", type=click.IntRange(min=1), help="End after so many looks.")
-@click.option("--sort", type=click.Choice(ORDERS), default=ORDERS[0], show_default=True, help="What comes first.")
+@click.option("-n", "--count", metavar="NUMBER", type=click.IntRange(min=1), help="End after this many screens.")
+@click.option("--sort", type=click.Choice(ORDERS), default=ORDERS[0], show_default=True, help="The order of the rows.")
 @slow_option
 @store_option
 @verbose
@@ -84,12 +89,18 @@ class Keys:
 def top(ctx: click.Context, path: str | None, interval: float, count: int | None, sort: str, slow: float) -> None:
     """Show what every participant of a store does, live.
 
-    The rows are those of "fscoord ps", the longest wait first, each with the records that the participant writes in a
+    The rows are those of "fscoord ps", the longest wait first, with the records that each participant writes in a
     second. Above them are the findings, the records of each kind in a second, the barriers in a second, the size of
-    the log, and how often it was compacted since the beginning.
+    the log, and the number of compactions.
 
-    Keys: s sorts by the next of wait, rank and rate; p or the space bar pauses and goes on; q quits. Where standard
-    output is not a terminal, each look is a line, with a line for each finding. Changes nothing.
+    \b
+    Keys:
+        s           sort by wait, rank or rate, in turn
+        p or space  pause, and go on
+        q           quit
+
+    If standard output is not a terminal, it prints a line for each interval, and a line for each finding. Changes
+    nothing.
 
     \b
     Examples:
@@ -239,7 +250,7 @@ def _no_key(seconds: float) -> str:
 
 
 def _screen(frame: Frame, keys: Keys, height: int) -> Group:
-    """Return what rich draws: a summary, the findings, and a table of the participants that has room."""
+    """Return the screen for rich: a summary, the findings, and as many participants as have room."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

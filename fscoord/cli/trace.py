@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from typing import IO, Any, Final
+from contextlib import suppress
+from typing import Any, Final
 
 import click
 
 from fscoord._runtime import system
-from fscoord.cli.options import as_json, verbose
+from fscoord.cli.exit_codes import USAGE
+from fscoord.cli.options import DirectoryPath, as_json, verbose
 from fscoord.cli.output import new_console, new_table, plain, write_json
 
 __all__ = ["trace", "write_page"]
@@ -22,15 +24,16 @@ NUMBERS: Final = {
     "waited", "held", "seconds", "after its exit", "after its last sign", "wrong by at most", "offsets",
 }  # fmt: skip
 
-_directory = click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False))
+_directory = click.argument("directory", metavar="DIR", type=DirectoryPath(file_okay=False))
 
 
-@click.group()
-def trace() -> None:
+@click.group(invoke_without_command=True)
+@click.pass_context
+def trace(ctx: click.Context) -> int:
     """Show where the processes of a job waited for each other.
 
-    Processes record a trace in the directory DIR if FSCOORD_TRACE names it, and so does "fscoord run --trace DIR".
-    These verbs read it, also while the processes still run. They change nothing in DIR.
+    A process records a trace in the directory that FSCOORD_TRACE names. "fscoord run --trace DIR" sets it for a job.
+    These verbs read the trace, also while the processes still run, and change nothing in its directory.
 
     \b
     Examples:
@@ -38,6 +41,10 @@ def trace() -> None:
       fscoord trace report traces
       fscoord trace html traces --output report.html
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        return USAGE
+    return 0
 
 
 def _output(default: str) -> Callable[[Any], Any]:
@@ -58,10 +65,12 @@ def _output(default: str) -> Callable[[Any], Any]:
 @as_json
 @verbose
 def report(directory: str, as_json: bool) -> None:
-    """Print the ranks that came last, the waits by name, and the causes that ended the longest waits.
+    """Print the ranks that came last, and the longest waits.
 
-    Times are in seconds, and the time that others wait for a rank is in rank-seconds. The clocks of hosts are compared
-    by the barriers at which the hosts met. Where that leaves open which rank came last, the table says "uncertain".
+    The tables have the ranks that came last to barriers, the waits by name, and the events that ended the longest
+    waits. Times are in seconds. The time that others wait for a rank is in rank-seconds. The clocks of hosts are
+    compared by the barriers at which the hosts met. Where that leaves open which rank came last, the table says
+    "uncertain".
 
     \b
     Examples:
@@ -83,9 +92,10 @@ def report(directory: str, as_json: bool) -> None:
 @_output("trace.json")
 @verbose
 def export(directory: str, output: str) -> None:
-    """Write Chrome trace events, which Perfetto and chrome://tracing open.
+    """Write Chrome trace events, for Perfetto.
 
-    A row for each rank, grouped by host, and an arrow from the rank that ended a wait to the rank that waited.
+    The file has a row for each rank, grouped by host, and an arrow from the rank that ended a wait to the rank that
+    waited. Perfetto and chrome://tracing open it.
 
     \b
     Examples:
@@ -95,8 +105,7 @@ def export(directory: str, output: str) -> None:
     from fscoord.trace.reading import read
 
     document = chrome_events(read(directory))
-    with _create(output) as file:
-        json.dump(document, file, separators=(",", ":"))
+    _write_whole(output, json.dumps(document, separators=(",", ":")))
     click.echo(f"fscoord: {plain(output)} has {len(document['traceEvents'])} events", err=True)
 
 
@@ -105,7 +114,9 @@ def export(directory: str, output: str) -> None:
 @_output("report.html")
 @verbose
 def html(directory: str, output: str) -> None:
-    """Write a page with the time line and the tables, in one file that needs no network.
+    """Write a page with the time line and the tables.
+
+    The page is one file, which needs no network.
 
     \b
     Examples:
@@ -119,15 +130,36 @@ def write_page(directory: str, output: str) -> None:
     from fscoord.trace.page import make_page
     from fscoord.trace.reading import read
 
-    text = make_page(read(directory))
-    with _create(output) as file:
-        file.write(text)
+    _write_whole(output, make_page(read(directory)))
     click.echo(f"fscoord: {plain(output)} shows the trace in {plain(directory)}", err=True)
 
 
-def _create(path: str) -> IO[str]:
-    flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_TRUNC | system.O_CLOEXEC
-    return system.os.fdopen(system.os.open(path, flags, 0o644), "w", encoding="utf-8")
+def _write_whole(path: str, text: str) -> None:
+    """Write `text` to the file `path`, which appears or changes as a whole, or not at all.
+
+    Raises:
+        OSError: this is not possible; it names `path`.
+    """
+    if system.os.path.exists(path) and not system.os.path.isfile(path):  # a device, such as /dev/stdout
+        _write(path, text, 0)
+        return
+    target = system.os.path.realpath(path)
+    draft = f"{target}.{system.random_bytes(4).hex()}"
+    try:
+        _write(draft, text, system.os.O_CREAT | system.os.O_EXCL)
+        system.os.replace(draft, target)
+    except BaseException as error:
+        with suppress(OSError):
+            system.os.unlink(draft)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, path) from error
+        raise
+
+
+def _write(path: str, text: str, flags: int) -> None:
+    fd = system.os.open(path, system.os.O_WRONLY | system.O_CLOEXEC | flags, 0o644)
+    with system.os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -150,7 +182,7 @@ def _print(found: dict[str, Any]) -> None:
     tables = (
         ("The ranks that came last to barriers, and the rank-seconds that the others waited", _last(found)),
         ("Waiting time by name", _waiting(found)),
-        ("Locks and offices", _contention(found)),
+        ("Locks and elections", _contention(found)),
         ("The processes that waited for a lock, and its holders meanwhile", _pairs(found)),
         ("Deaths", _deaths(found)),
         ("The longest waits", _longest(found["longest"])),

@@ -12,9 +12,30 @@ import click
 from fscoord._arguments import key_bytes, key_text, to_seconds
 from fscoord._runtime import system
 from fscoord._waiting.timing import Backoff
+from fscoord.cli.completion import complete_key
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import as_json, content, given_timeout, raw, time_limit, with_existing_store, with_store
-from fscoord.cli.output import field, flush, is_terminal, printable, show, write, write_json, write_value
+from fscoord.cli.options import (
+    as_json,
+    content,
+    given_timeout,
+    limit_text,
+    raw,
+    time_limit,
+    with_store,
+    with_store_to_read,
+)
+from fscoord.cli.output import (
+    field,
+    flush,
+    is_terminal,
+    printable,
+    show,
+    tell,
+    telling_if_slow,
+    write,
+    write_json,
+    write_value,
+)
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes import Fenced
 from fscoord.store import Store, wait_for_change
@@ -23,18 +44,18 @@ __all__ = ["add", "append", "cas", "delete", "get", "keys", "set_", "wait", "wat
 
 log = logging.getLogger(__name__)
 
-key_argument = click.argument("key", type=raw)
+key_argument = click.argument("key", type=raw, shell_complete=complete_key)
 
 
 @click.command()
 @key_argument
-@click.option("--fenced", is_flag=True, help="It was set with --token.")
+@click.option("--fenced", is_flag=True, help="Read a value that was written by set --token.")
 @as_json
 @with_store
 def get(store: Store, key: bytes, fenced: bool, as_json: bool) -> None:
-    """Print the value of KEY, waiting until somebody sets it.
+    """Print the value of KEY. Wait until another process sets it, if it has none.
 
-    It is written byte for byte; on a terminal its last line is ended.
+    The value is printed byte for byte. On a terminal a newline is added if the value does not end in one.
 
     \b
     Examples:
@@ -42,8 +63,8 @@ def get(store: Store, key: bytes, fenced: bool, as_json: bool) -> None:
       fscoord get --timeout 0 config > config.bin   # do not wait
       fscoord get --json master_addr                # {"key": "master_addr", "value": "node7"}
     """
-    log.info("waiting for %r, up to %s", key, store.timeout)
-    value = Fenced(store, key).get() if fenced else store.get(key)
+    with telling_if_slow(log, f"waiting for {key_text(key)!r}, {limit_text(store.timeout)}"):
+        value = Fenced(store, key).get() if fenced else store.get(key)
     if as_json:
         write_json({**field("key", key), **field("value", value)})
     else:
@@ -53,13 +74,16 @@ def get(store: Store, key: bytes, fenced: bool, as_json: bool) -> None:
 @click.command("set")
 @key_argument
 @click.argument("value", type=raw)
-@click.option("--token", type=click.IntRange(min=1), help="A fencing token, such as $FSCOORD_TOKEN.")
+@click.option("--token", metavar="NUMBER", type=click.IntRange(min=1), help="A fencing token, such as $FSCOORD_TOKEN.")
 @with_store
 def set_(store: Store, key: bytes, value: bytes, token: int | None) -> None:
-    """Give KEY the value VALUE.
+    """Set the value of KEY to VALUE.
 
-    If VALUE is "-", standard input holds the value. With a --token it is refused (exit code 69) where a newer one has
-    written: so whoever has lost a lock, and does not know it, changes nothing. Print such a value by "get --fenced".
+    If VALUE is "-", the value is read from standard input.
+
+    With --token the write is refused (exit code 69) if the value was written with a newer token. So a process that has
+    lost a lock without noticing can't overwrite the value of the next holder. "fscoord get --fenced" prints such a
+    value.
 
     \b
     Examples:
@@ -80,9 +104,9 @@ def set_(store: Store, key: bytes, value: bytes, token: int | None) -> None:
 @as_json
 @with_store
 def add(store: Store, key: bytes, amount: int, as_json: bool) -> None:
-    """Add AMOUNT to the integer in KEY and print the sum.
+    """Add AMOUNT to the integer in KEY, and print the sum.
 
-    AMOUNT is 1 by default; a missing key counts as 0.
+    AMOUNT is 1 by default. A missing key counts as 0.
 
     \b
     Examples:
@@ -100,11 +124,13 @@ def add(store: Store, key: bytes, amount: int, as_json: bool) -> None:
 @as_json
 @with_store
 def cas(store: Store, key: bytes, expected: bytes, desired: bytes, as_json: bool) -> int:
-    """Give KEY the value DESIRED if its value is EXPECTED.
+    """Set KEY to DESIRED if its value is EXPECTED (compare and set).
 
-    Compare and set, in one step. An EXPECTED of "" means that KEY must not exist yet. Prints the value that KEY has
-    afterwards, and exits with 0 if that is DESIRED and with 1 otherwise; so take a DESIRED that nobody else uses. One
-    of the two may be "-": then standard input holds it.
+    The comparison and the write are one step. If EXPECTED is "", KEY must not exist. One of the two may be "-": then it
+    is read from standard input.
+
+    Prints the value that KEY has afterwards. Exits with 0 if that is DESIRED, and with 1 otherwise. So let each process
+    use a DESIRED of its own.
 
     \b
     Examples:
@@ -113,7 +139,7 @@ def cas(store: Store, key: bytes, expected: bytes, desired: bytes, as_json: bool
     """
     old, new = content(expected), content(desired)
     if expected == desired or old == new:
-        raise click.UsageError("EXPECTED and DESIRED are the same, so that nothing could change")
+        raise click.UsageError("EXPECTED and DESIRED are equal, so nothing could change")
     value = store.compare_set(key, old, new)
     won = value == new
     missing = not won and value == old  # compare_set would have replaced it: it stands for "there is no such key"
@@ -131,7 +157,7 @@ def cas(store: Store, key: bytes, expected: bytes, desired: bytes, as_json: bool
 def append(store: Store, key: bytes, value: bytes) -> None:
     """Append VALUE to the value of KEY, in one step.
 
-    If VALUE is "-", standard input holds it. A missing key counts as empty.
+    If VALUE is "-", it is read from standard input. A missing key counts as empty.
 
     \b
     Examples:
@@ -142,12 +168,12 @@ def append(store: Store, key: bytes, value: bytes) -> None:
 
 
 @click.command()
-@click.argument("names", metavar="KEY...", type=raw, nargs=-1, required=True)
+@click.argument("names", metavar="KEY...", type=raw, nargs=-1, required=True, shell_complete=complete_key)
 @with_store
 def delete(store: Store, names: tuple[bytes, ...]) -> int:
-    """Remove every KEY, its value and its queue.
+    """Remove each KEY with its value and its queue.
 
-    Exits with 1 if one of them was not there.
+    Exits with 1 if one of the keys did not exist.
 
     \b
     Examples:
@@ -159,32 +185,32 @@ def delete(store: Store, names: tuple[bytes, ...]) -> int:
 
 
 @click.command()
-@click.argument("names", metavar="KEY...", type=raw, nargs=-1, required=True)
+@click.argument("names", metavar="KEY...", type=raw, nargs=-1, required=True, shell_complete=complete_key)
 @with_store
 def wait(store: Store, names: tuple[bytes, ...]) -> None:
-    """Wait until every KEY has a value or a non-empty queue.
+    """Wait until each KEY has a value or a queue that is not empty.
 
-    If time runs out, the error names those that are missing (exit code 75).
+    If the time runs out (exit code 75), the error names the missing keys.
 
     \b
     Examples:
       fscoord wait --timeout 60 ready/0 ready/1
       fscoord wait --timeout 0 leader 2> /dev/null && echo "there is one"
     """
-    log.info("waiting for %s, up to %s", ", ".join(map(repr, names)), store.timeout)
-    store.wait(names)
+    wanted = ", ".join(repr(key_text(name)) for name in names)
+    with telling_if_slow(log, f"waiting for {wanted}, {limit_text(store.timeout)}"):
+        store.wait(names)
 
 
 @click.command()
-@click.argument("prefix", type=raw, default="")
-@click.option("-0", "--null", is_flag=True, help="End each with a zero byte, not a newline.")
+@click.argument("prefix", type=raw, default="", shell_complete=complete_key)
+@click.option("-0", "--null", is_flag=True, help="End each key with a zero byte instead of a newline.")
 @as_json
-@with_existing_store
+@with_store_to_read
 def keys(store: Store, prefix: bytes, null: bool, as_json: bool) -> None:
-    """Print the keys that begin with PREFIX, sorted.
+    """Print the keys that begin with PREFIX, sorted, one on each line.
 
-    One stands on a line. Queues are not listed. On a terminal, what can't be printed is shown as \\x..; elsewhere
-    the keys are written byte for byte.
+    Queues are not listed. Keys are printed byte for byte. On a terminal, a byte that can't be printed is shown as \\x..
 
     \b
     Examples:
@@ -211,23 +237,29 @@ Values = dict[bytes, bytes]
 
 
 @click.command()
-@click.argument("prefix", type=raw, default="")
-@click.option("-a", "--all", "is_all", is_flag=True, help="Begin with what is there.")
-@click.option("--count", type=click.IntRange(min=1), help="End after so many changes.")
+@click.argument("prefix", type=raw, default="", shell_complete=complete_key)
+@click.option("-a", "--all", "is_all", is_flag=True, help="First print the present keys and values.")
+@click.option("--count", metavar="NUMBER", type=click.IntRange(min=1), help="End after this many changes.")
 @click.option(
-    "--interval", metavar="SECONDS", type=time_limit, default="0.1", show_default=True, help="Rest after each look."
+    "--interval",
+    metavar="SECONDS",
+    type=time_limit,
+    default="0.1",
+    show_default=True,
+    help="The least time between two reads.",
 )
 @as_json
-@with_existing_store
+@with_store_to_read
 def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval: float, as_json: bool) -> None:
-    """Print what changes below PREFIX, as it comes.
+    """Print each change of the keys that begin with PREFIX.
 
-    That is, among the keys that begin with it. A change is a line: "set KEY VALUE", the value cut short if it is long,
-    or "delete KEY". A file store is looked at when it has changed, any other one again and again. Of several changes of
-    a key between two looks the last one counts. Queues are not shown. Each look reads all values, so this is for small
-    ones.
+    Each change is printed as it happens, as a line: "set KEY VALUE", where a long value is cut short, or "delete KEY".
+    A file store is read when it has changed, and any other store a few times in a second. If a key changes several
+    times between two reads, only the last change is printed. Queues are not shown. Each read reads all of these values,
+    so use this for small values.
 
-    Ends after --timeout, if that is given, with exit code 0, or 75 if --count changes have not come by then.
+    Without --timeout it waits without limit. With --timeout it ends then, with exit code 0, or with 75 if there were
+    fewer changes than --count. On a terminal it first says what it waits for.
 
     \b
     Examples:
@@ -239,7 +271,9 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
     end = system.time.monotonic() + (math.inf if limit is None else limit)
     store.set_timeout(min(READ_S, to_seconds(store.timeout)))
     left = math.inf if count is None else count
-    for changes in _changes(store, prefix, is_all=is_all, interval=interval, end=end):
+    wanted = "changes" if count is None else "1 change" if count == 1 else f"{count} changes"
+    words = f"watching for {wanted} of keys that begin with {key_text(prefix)!r}, {limit_text(limit)}"
+    for changes in _changes(store, prefix, words, is_all=is_all, interval=interval, end=end):
         for key, value in changes:
             _print_change(key, value, as_json=as_json)
             left -= 1
@@ -248,19 +282,22 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
         flush()  # before the next look, which may be the last before a Ctrl-C
     if count is not None:
         raise StoreTimeoutError(
-            f"{count - left} of {count} changes below {key_text(prefix)!r} came within {limit:g} s",
+            f"{count - left} of {wanted} of keys that begin with {key_text(prefix)!r} came within {limit:g} s",
             keys=[key_text(prefix)],
             waited=limit or 0.0,
         )
 
 
 def _changes(
-    store: Store, prefix: bytes, *, is_all: bool, interval: float, end: float
+    store: Store, prefix: bytes, words: str, *, is_all: bool, interval: float, end: float
 ) -> Iterator[list[tuple[bytes, bytes | None]]]:
-    """Yield what has changed between two reads: sorted keys with their values, None for a key that was deleted."""
+    """Yield the changes between two reads: sorted keys with their values, None for a key that was deleted.
+
+    Tells `words` after the first read: from then on no change is missed.
+    """
     heard = wait_for_change(store, None, READ_S)
     known: Values = {} if is_all else _read_all(store, prefix)
-    log.info("watching the keys that begin with %r", key_text(prefix))
+    tell(log, words)
     while True:
         found = _read_all(store, prefix)
         changed = {key for key, value in found.items() if known.get(key) != value}

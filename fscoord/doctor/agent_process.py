@@ -25,7 +25,7 @@ from fscoord.doctor.mailbox import GROUP_UMASK, OWN_MODE, Mailbox, file_mode, gr
 from fscoord.doctor.probe_file import ProbeFile
 from fscoord.stores.file import FileStore
 
-__all__ = ["LINES_MAX", "Agent", "main"]
+__all__ = ["LINES_MAX", "Agent", "main", "pause_until_end"]
 
 LINES_MAX: Final = 500
 SUMS_MAX: Final = 2000
@@ -46,7 +46,8 @@ class Agent:
 
     mailbox: Mailbox
 
-    def __init__(self) -> None:
+    def __init__(self, pause: Callable[[float], bool | None] = system.time.sleep) -> None:
+        self._pause = pause
         self.directory = ""
         self.mode = OWN_MODE
         self.files: dict[str, ProbeFile] = {}
@@ -341,7 +342,7 @@ class Agent:
 
     def enter(self, directory: str, name: str, facts: dict[str, Any]) -> bool:
         """See `Mailbox.enter`."""
-        self.mailbox = Mailbox(directory, name)
+        self.mailbox = Mailbox(directory, name, self._pause)
         return self.mailbox.enter(facts)
 
     def leave(self) -> None:
@@ -371,9 +372,19 @@ def _median(call: Callable[[], object], seconds: float) -> float:
     return sorted(took)[len(took) // 2]
 
 
-def main(questions: Iterable[bytes], answers: int) -> None:
+def pause_until_end(seconds: float, fd: int = 0) -> bool:
+    """Sleep for `seconds`, or until the pipe `fd` has no writer any more; return whether that is so.
+
+    Otherwise Ctrl-C would take effect only at the end of a wait for other instances, which may take long.
+    """
+    poll = system.select.poll()
+    poll.register(fd, 0)  # the end of a pipe is reported in any case
+    return bool(poll.poll(seconds * 1000))
+
+
+def main(questions: Iterable[bytes], answers: int, pause: Callable[[float], bool | None] = system.time.sleep) -> None:
     """Perform the operations in `questions` until they end; write the answers to the descriptor `answers`."""
-    agent = Agent()
+    agent = Agent(pause)
 
     def tell(answer: dict[str, Any]) -> None:
         safe_files.write_all(answers, json.dumps(answer).encode("ascii") + b"\n")
@@ -400,4 +411,4 @@ def _answer(agent: Agent, question: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.stdin.buffer, sys.stdout.fileno())
+    main(sys.stdin.buffer, sys.stdout.fileno(), pause_until_end)

@@ -28,6 +28,8 @@ EXPECTED_WAIT_S: Final = 60.0
 OPEN_WAIT_S: Final = 10.0
 """How long to wait on a network mount for an unknown number of instances, in seconds."""
 EFFORT_S: Final = 1.0
+PAIR_S: Final = 5.0
+"""How long the probes of one pair of agents take on a local disk, for people."""
 OTHERS_S: Final = 180.0
 """How long to retry while an examination without this instance is under way."""
 AGAIN_S: Final = 0.5
@@ -115,7 +117,7 @@ class _Instance:
 
     def run(self, expected: int | None, wait: float | None, group: str, client: str | None) -> dict[str, Any]:
         """See `examine`."""
-        self.tell(f"examining {self.path}")
+        self.tell(f"examining {self.path}: about {PAIR_S:g} s for each pair of processes, and longer on a slow mount")
         try:
             self.facts = {**self._ask("facts", path=self.path), "client": client}
             return self._examine(self.facts, expected, wait, group)

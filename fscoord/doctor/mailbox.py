@@ -12,6 +12,7 @@ server. A message is complete before its name appears, and a name is used once.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 from fscoord._log.io import safe_files
@@ -45,9 +46,12 @@ def put_file(path: str, draft: str, data: bytes, mode: int) -> None:
     try:
         safe_files.write_all(fd, data)
         system.os.fsync(fd)
+        system.os.rename(draft, path)
+    except BaseException:
+        safe_files.unlink_quietly(draft)
+        raise
     finally:
         system.close_quietly(fd)
-    system.os.rename(draft, path)
 
 
 def group_of(found: Any) -> int | None:
@@ -66,9 +70,13 @@ def file_mode(directory: str) -> int:
 
 
 class Mailbox:
-    """One instance's access to the mailbox `directory`, under its `name` there."""
+    """One instance's access to the mailbox `directory`, under its `name` there.
 
-    def __init__(self, directory: str, name: str) -> None:
+    Its waits sleep by `pause`, which returns whether the wait is no longer needed.
+    """
+
+    def __init__(self, directory: str, name: str, pause: Callable[[float], bool | None] = system.time.sleep) -> None:
+        self._pause = pause
         self.directory = directory
         self.name = name
         self.is_coordinator = False
@@ -194,7 +202,8 @@ class Mailbox:
             left = deadline - system.time.monotonic()
             if left <= 0:
                 return names
-            system.time.sleep(min(nap, left))
+            if self._pause(min(nap, left)):
+                return names
             nap = min(nap * 1.5, IDLE_NAP_S if idle else BUSY_NAP_S)
 
     def put_aside(self) -> None:
@@ -220,8 +229,8 @@ class Mailbox:
             safe_files.unlink_quietly(self._path(leaf))
         try:
             self.publish(f"left.{self.name}", None)
-        except OSError:  # the mailbox is gone
-            return
+        except OSError:  # the mailbox is gone, or the disk is full
+            pass
         try:
             if not {name.partition(".")[0] for name in system.os.listdir(self.directory)} - {"left"}:
                 _remove(self.directory)  # there is no coordinator, and no other instance

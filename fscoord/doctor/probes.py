@@ -81,16 +81,17 @@ def run(pair: Pair, lock: str, options: dict[str, Any] | None, before: Callable[
         pair: the agents.
         lock: the kind of lock that the store is to have.
         options: further options for the store; None: a store refuses the mount, so no store is tried.
-        before: called with the name of each probe before it begins.
+        before: called with the name and number of each probe before it begins.
 
     Raises:
         LostError: an agent is gone; the remaining probes were not run.
     """
     lost = dict.fromkeys(KINDS, False)
-    for name, kind, probe in _probes(pair, lock, options):
+    steps = list(_probes(pair, lock, options))
+    for number, (name, kind, probe) in enumerate(steps, 1):
         if kind and lost[kind]:
             continue
-        before(f"{name} ({kind})" if kind else name)
+        before(f"{f'{name} ({kind})' if kind else name}, step {number} of {len(steps)}")
         try:
             check = probe()
         except StuckError as error:

@@ -276,7 +276,7 @@ class Line:
     def lost(self, entry: Entry) -> LockLostError:
         """Return the error for an entry that another process removed."""
         return LockLostError(
-            f"{entry.owner} is no longer in line for {self.name!r}: it was taken for dead, or somebody took it out"
+            f"{entry.owner} is no longer in line for {self.name!r}: another process took it for dead, or removed it"
         )
 
     def timed_out(self, what: str, timeout: float) -> StoreTimeoutError:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from fscoord._arguments import Key, MalformedText, Timeout, Value, key_bytes, parse_uint63, to_seconds, value_bytes
 from fscoord._runtime import system, tracing
-from fscoord._waiting.awaited import LEADER, OFFICE, Awaited
+from fscoord._waiting.awaited import ELECTION, LEADER, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
@@ -40,21 +40,21 @@ class Leader(NamedTuple):
 
 
 class Election(Exclusive):
-    """The candidates for one office: the first in line leads until it resigns or dies, then the next one leads.
+    """The candidates of one election: the first in line leads until it resigns or dies, then the next one leads.
 
     An election is a `fscoord.recipes.Lock` whose holder publishes data. `campaign` acquires it, `resign` releases it,
     and `term` is the fencing token. It has all guarantees of a lock. As a context manager it campaigns and resigns.
 
     Args:
         store: the store that all candidates and observers share.
-        name: the office's name in the store. Keys that begin with the name and a slash belong to the office.
+        name: the election's name in the store. Keys that begin with the name and a slash belong to the election.
         data: the data that this candidate publishes when it leads.
         timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
         ttl: as for `fscoord.recipes.Lock`.
     """
 
-    _what = "the office"
-    _kind = OFFICE
+    _what = "the leadership of"
+    _kind = ELECTION
     _span_kind = "election"
 
     def __init__(
@@ -153,9 +153,10 @@ class Election(Exclusive):
                 return found
             left = limit - (system.time.monotonic() - start)
             if left <= 0:
+                term = f" in a later term than {after}" if after else ""
+                waited = f", and none was elected within {limit:g} s" if limit else ""
                 raise StoreTimeoutError(
-                    f"nobody led in a later term than {after} of {self.name!r} within {limit:g} s"
-                    + closer_look(self._store),
+                    f"{self.name!r} has no leader{term}{waited}" + closer_look(self._store),
                     keys=[self.name],
                     waited=limit,
                 )

@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from fscoord._arguments import MalformedText, key_text
-from fscoord._waiting.awaited import LOCK, OFFICE, SEMAPHORE
+from fscoord._waiting.awaited import ELECTION, LOCK, SEMAPHORE
 from fscoord.errors import FscoordError
 from fscoord.recipes._entry import Entry, parse_line
 from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import parse_claim
 
-__all__ = ["HeldItem", "LineState", "is_of_recipe", "items", "lines"]
+__all__ = ["HeldItem", "LineState", "is_of_recipe", "items", "lines", "parse_line"]
 
 LINE: Final = b"/line"
 CLAIM: Final = b"/claim/"
@@ -24,10 +24,10 @@ TERM: Final = b"/term/"
 
 
 class LineState(NamedTuple):
-    """The line of one lock, semaphore or office.
+    """The line of one lock, semaphore or election.
 
     Attributes:
-        kind: ``lock``, ``semaphore`` or ``office``.
+        kind: ``lock``, ``semaphore`` or ``election``.
         name: its name in the store.
         holders: the contenders that were served, in the order of their tokens.
         waiters: the contenders that wait, in the order of their requests.
@@ -69,7 +69,7 @@ def lines(values: Mapping[bytes, bytes], keys: Collection[bytes]) -> list[LineSt
         values: the values of the keys for which `is_of_recipe` is true.
         keys: all keys of the store.
     """
-    offices = {key.rpartition(TERM)[0] for key in keys if TERM in key}
+    elections = {key.rpartition(TERM)[0] for key in keys if TERM in key}
     found = []
     for key, text in sorted(values.items()):
         if not key.endswith(LINE):
@@ -80,13 +80,13 @@ def lines(values: Mapping[bytes, bytes], keys: Collection[bytes]) -> list[LineSt
         except MalformedText:  # another program's key
             continue
         if entries:
-            found.append(_line_state(name, entries, is_office=name in offices))
+            found.append(_line_state(name, entries, is_election=name in elections))
     return found
 
 
-def _line_state(name: bytes, entries: list[Entry], *, is_office: bool) -> LineState:
+def _line_state(name: bytes, entries: list[Entry], *, is_election: bool) -> LineState:
     mode = entries[0].mode
-    kind = SEMAPHORE if mode.isdigit() else OFFICE if is_office else LOCK
+    kind = SEMAPHORE if mode.isdigit() else ELECTION if is_election else LOCK
     waiting = [entry for entry in entries if not entry.token]
     return LineState(
         kind,

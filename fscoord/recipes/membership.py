@@ -195,7 +195,7 @@ class Membership:
             left = end - system.time.monotonic()
             if left <= 0:
                 raise StoreTimeoutError(
-                    f"nobody joined or left {self.name!r} within {limit:g} s{closer_look(self._store)}",
+                    f"no member joined or left {self.name!r} within {limit:g} s{closer_look(self._store)}",
                     keys=[self.name],
                     waited=limit,
                 )

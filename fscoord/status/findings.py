@@ -403,7 +403,7 @@ def _state(each: SessionStatus | None) -> str:
 def _fate(each: SessionStatus) -> str:
     if each.alive != "no":
         return f"stopped (process {each.pid} on {each.host})"
-    return "dead" if each.found_dead is None else f"dead since {clock_text(each.found_dead)}"
+    return "dead" if each.found_dead is None else f"dead, as found at {clock_text(each.found_dead)}"
 
 
 def _title(view: _View, number: int) -> str:

@@ -71,7 +71,7 @@ class Picture(NamedTuple):
         place: the address of the store.
         participants: the sessions, in the order of their numbers.
         ranks: the sessions that have named each rank, in the order of their numbers.
-        lines: the locks, semaphores and offices that have a contender.
+        lines: the locks, semaphores and elections that have a contender.
         rounds: the barriers that have begun and are not complete.
         log_lock: the holder of the log's lock, or None.
         notes: what could not be found out, each as a sentence.

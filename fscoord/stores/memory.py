@@ -139,7 +139,7 @@ class HashStore(Store):
         timeout: the time that operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
     """
 
-    capabilities = Capabilities(certain=True)
+    capabilities = Capabilities(knows_write_outcome=True)
     _typical_call_s = 0.0
 
     def __init__(self, *, timeout: Timeout | None = None) -> None:

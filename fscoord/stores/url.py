@@ -46,7 +46,8 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
     - ``etcd://host:port,host:port/prefix``: `EtcdStore` (extra ``etcd``); the default port is 2379.
 
     Characters that have a meaning in a URL are percent-encoded in paths and options (``%3F`` is a question mark). A
-    path with a colon before its first slash is written ``./a:b``.
+    path with a colon before its first slash is written ``./a:b``. A ``~`` at the beginning of a path stands for the
+    home directory, as in a shell; a directory with that name is written ``./~``. A ``Path`` is taken as it is.
 
     Args:
         url: the address. None: the address in the environment variable ``FSCOORD_STORE``.
@@ -130,7 +131,7 @@ def parse_url(address: str | system.os.PathLike[str]) -> tuple[str, str, str, di
                 f"the path {address!r} contains a question mark: write file:{address} to pass options,"
                 " or file: and %3F if it is part of the name"
             )
-        return "file", "", address, {}
+        return "file", "", _with_home(address), {}
     if "#" in address:
         raise ValueError(f"{address!r} contains a '#', which has no meaning here; write %23 if it is part of the name")
     rest, _, query = address[match.end() :].partition("?")
@@ -138,7 +139,13 @@ def parse_url(address: str | system.os.PathLike[str]) -> tuple[str, str, str, di
     if rest.startswith("//"):
         host, slash, rest = rest[2:].partition("/")
         rest = slash + rest
-    return match.group(1).lower(), _decode(host), _decode(rest), _options(query)
+    scheme, path = match.group(1).lower(), _decode(rest)
+    return scheme, _decode(host), _with_home(path) if scheme == "file" else path, _options(query)
+
+
+def _with_home(path: str) -> str:
+    """Return `path` with the home directory for a ``~`` or ``~user`` at its beginning, which a shell keeps in a URL."""
+    return system.os.path.expanduser(path) if path.startswith("~") else path
 
 
 def _options(query: str) -> dict[str, str]:

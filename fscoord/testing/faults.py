@@ -238,10 +238,10 @@ WRITES: Final = ("set", "add", "compare_set", "delete_key", "append", "multi_set
 class FaultyStore(StoreView):
     """A view of `store` whose operations fail on demand, to test how a program handles the errors.
 
-    Each of `delays`, `times_out`, `fails`, `loses_answers` and `bad_day` returns a context manager: the fault is active
-    in its block, and it gives the list of the operations that it has hit so far. The arguments are names of operations
-    (none: every operation that can have the fault); ``after``, the number of operations that pass first; and ``times``,
-    the number of operations that are hit after that (None: all)::
+    Each of `delays`, `times_out`, `fails`, `loses_answers` and `random_faults` returns a context manager: the fault is
+    active in its block, and it gives the list of the operations that it has hit so far. The arguments are names of
+    operations (none: every operation that can have the fault); ``after``, the number of operations that pass first; and
+    ``times``, the number of operations that are hit after that (None: all)::
 
         with store.fails("set", after=2, times=1) as hit:
             work(store)
@@ -257,7 +257,7 @@ class FaultyStore(StoreView):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self._plan = Plan()
-        self.capabilities = store.capabilities._replace(certain=False)
+        self.capabilities = store.capabilities._replace(knows_write_outcome=False)
 
     def delays(self, *operations: str, seconds: float, after: int = 0, times: int | None = None) -> Hits:
         """Make operations sleep for `seconds` before they begin."""
@@ -284,7 +284,7 @@ class FaultyStore(StoreView):
         """
         return self._activate(operations, Fault("lost", applied), after, times, WRITES)
 
-    def bad_day(self, seed: int, rate: float = 0.1, delay: float = 0.001) -> Hits:
+    def random_faults(self, seed: int, rate: float = 0.1, delay: float = 0.001) -> Hits:
         """Give each operation a fault with probability `rate`, drawn from all the kinds above.
 
         Args:

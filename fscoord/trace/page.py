@@ -215,7 +215,7 @@ def _tables(report: Document) -> Iterable[str]:
         ],
     )
     yield _table(
-        "Locks and offices",
+        "Locks and elections",
         "",
         ("kind", "name", "acquired", "contended", "waited", "held"),
         [

@@ -56,7 +56,7 @@ class Span(NamedTuple):
 
     @property
     def is_held(self) -> bool:
-        """Whether the span is of a lock or an office that was acquired, and is open."""
+        """Whether the span is of a lock or an election that was acquired, and is open."""
         return self.is_open and "token" in self.facts and self.kind in ("lock", "election")
 
     @property

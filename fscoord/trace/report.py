@@ -245,7 +245,7 @@ class Ended(NamedTuple):
 
 
 class Holds:
-    """The locks and offices of a trace, and which process held one while another one waited."""
+    """The locks and elections of a trace, and which process held one while another one waited."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace

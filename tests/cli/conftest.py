@@ -36,13 +36,17 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def fscoord(monkeypatch: pytest.MonkeyPatch, path: str) -> Callable[..., Result]:
-    """Give `fscoord(*words, stdin=b"", terminal=False)`: the command, on the store at `path`, in this process."""
+    """Give `fscoord(*words, stdin=b"", terminal=False)`: the command, on the store at `path`, in this process.
 
-    def call(*words: str | bytes, stdin: bytes = b"", terminal: bool = False) -> Result:
+    With `terminal` standard output is one, and with `person` standard error is one.
+    """
+
+    def call(*words: str | bytes, stdin: bytes = b"", terminal: bool = False, person: bool = False) -> Result:
         out, err = io.BytesIO(), io.BytesIO()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         monkeypatch.setattr(sys, "stdout", (Terminal if terminal else io.TextIOWrapper)(out, encoding="utf-8"))
-        monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(err, encoding="utf-8", errors="backslashreplace"))
+        stderr = (Terminal if person else io.TextIOWrapper)(err, encoding="utf-8", errors="backslashreplace")
+        monkeypatch.setattr(sys, "stderr", stderr)
         try:
             code = app.run([os.fsdecode(word) for word in words])
         finally:
@@ -73,6 +77,19 @@ def process(path: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Pope
         for pipe in (child.stdin, child.stdout, child.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB without a free byte."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a file system")
+    directory = tmp_path / "full"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(directory)], check=True)
+    (directory / "ballast").write_bytes(bytes(64 << 10))
+    yield directory
+    subprocess.run(["umount", str(directory)], check=True)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def test_once_gives_all_the_output_and_the_exit_code_of_one_run(fscoord, tmp_pat
 
 def test_caller_that_comes_during_the_run_waits_and_gets_its_result(process, line_with, path, tmp_path):
     child = process("once", "-v", "w", "--", "sh", "-c", f"until [ -e {tmp_path}/go ]; do sleep 0.02; done; echo done")
-    line_with(child, "runs the command of 'w' for all")
+    line_with(child, "running the command of 'w' for all callers")
     late = process("once", "-v", "w", "false")
     line_with(late, "waiting for the result of 'w'")
     with FileStore(path) as store:
@@ -64,7 +64,7 @@ def test_result_that_no_command_wrote_is_reported(fscoord, path):
         once(store, "w", lambda: b"a value")
     done = fscoord("once", "w", "true")
     assert (done.code, done.out) == (69, b"")
-    assert "the result of 'w' names no exit code" in done.err
+    assert "the result of 'w' has no exit code" in done.err
 
 
 def test_once_without_a_command_is_a_usage_error(fscoord):

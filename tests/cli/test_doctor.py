@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,44 @@ def test_directory_that_is_not_there_is_an_error(fscoord, tmp_path):
     done = fscoord("doctor", str(tmp_path / "nothing"))
     assert (done.code, done.out) == (74, b"")
     assert "nothing" in done.err
+
+
+def test_interruption_of_a_wait_for_other_instances_leaves_nothing(process, line_with, tmp_path):
+    directory = Path(tmp_path, "x")
+    directory.mkdir()
+    child = process("doctor", "-v", "-n", "2", "--wait", "600", str(directory))
+    line_with(child, "1 here, waiting for 2 instances")
+    child.send_signal(signal.SIGINT)
+    assert child.wait(60) == 130
+    assert os.listdir(directory) == []
+
+
+def test_full_disk_is_an_error_that_leaves_nothing_in_the_directory(fscoord, full_disk):
+    done = fscoord("doctor", str(full_disk))
+    assert (done.code, done.out) == (74, b"")
+    assert "No space left on device" in done.err
+    assert os.listdir(full_disk) == ["ballast"]
+
+
+def test_disk_that_fills_up_during_the_examination_is_left_without_its_files(fscoord, full_disk):
+    os.truncate(full_disk / "ballast", 48 << 10)
+    done = fscoord("doctor", str(full_disk))
+    assert "No space left on device" in done.out.decode() + done.err
+    assert os.listdir(full_disk) == ["ballast"]
+
+
+def test_help_has_a_table_of_the_verdicts(fscoord):
+    text = fscoord("doctor", "--help").out.decode()
+    for code, verdict in ((0, "safe"), (1, "not proven"), (69, "not safe")):
+        assert re.search(rf"^ +{code} +{verdict}  ", text, re.MULTILINE)
+
+
+def test_steps_are_numbered_and_their_time_is_told(process, line_with, tmp_path):
+    child = process("doctor", "-v", str(tmp_path))
+    assert re.search(r"examining .*: about 5 s for each pair of processes", line_with(child, "examining"))
+    first = re.search(r"between processes: exclusion \(ofd\), step 1 of (\d+)$", line_with(child, "exclusion").strip())
+    last = line_with(child, "speed")
+    assert last.endswith(f", step {first[1]} of {first[1]}\n")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

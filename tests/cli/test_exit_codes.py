@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -42,6 +44,7 @@ from fscoord import (
 )
 from fscoord._arguments import VALUE_MAX
 from fscoord.cli import exit_codes, options
+from fscoord.recipes import Lock
 
 EXAMPLES = [
     (RendezvousGracefulExit("x"), 0),
@@ -114,7 +117,7 @@ def test_internal_error_is_reported_as_a_bug(fscoord, monkeypatch):
     monkeypatch.setattr(options, "open_store", lambda *_, **__: {}["oops"])
     done = fscoord("get", "k")
     assert done.code == 70
-    assert done.err == "fscoord: a bug in fscoord, please report it with what -vv prints: KeyError: 'oops'\n"
+    assert done.err == "fscoord: a bug in fscoord; please report it with the output of -vv: KeyError: 'oops'\n"
 
 
 def test_store_not_given_is_a_usage_error_that_names_the_option(fscoord, monkeypatch):
@@ -142,7 +145,7 @@ def test_store_of_the_command_line_overrides_the_environment_and_the_last_wins(f
 def test_timeout_that_is_not_a_number_is_refused(fscoord, timeout):
     done = fscoord("get", "--timeout", timeout, "k")
     assert done.code == 64
-    assert "no number of seconds" in done.err
+    assert "not a number of seconds" in done.err
 
 
 def test_timeout_of_inf_waits_without_limit(fscoord):
@@ -165,11 +168,77 @@ def test_directory_that_is_not_there_is_an_input_error(fscoord):
     assert fscoord("get", "--store", "/nowhere/at/all", "k").code == 74
 
 
-def test_file_that_is_no_log_is_damaged(fscoord, tmp_path):
+READERS = (
+    ["keys"],
+    ["members"],
+    ["group", "g"],
+    ["items", "q"],
+    ["holders", "l"],
+    ["len", "q"],
+    ["dump"],
+    ["verify"],
+    ["ps"],
+    ["compact"],
+)
+WRITERS = (["get", "k"], ["set", "k", "v"], ["lock", "l", "true"], ["take-item", "q", "true"])
+COPIERS = (["repair", "-o", "new"], ["cp"])
+
+
+def on(words, path):
+    """Return the words of the verb, with `path` as its store."""
+    return [*words, path, "new"] if words == ["cp"] else [words[0], "--store", path, *words[1:]]
+
+
+@pytest.mark.parametrize("words", [*READERS, *WRITERS, *COPIERS], ids=lambda words: words[0])
+def test_file_of_another_kind_is_called_so_by_every_verb_with_the_next_step(fscoord, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
     other = tmp_path / "other"
-    other.write_bytes(b"not a log at all, but long enough to be one" * 10)
+    other.write_bytes(b"somebody's text\n" * 30)
     other.chmod(0o600)
-    assert fscoord("get", "--store", str(other), "k").code == 65
+    done = fscoord(*on(words, str(other)))
+    said = done.err + done.out.decode()
+    assert done.code == 65
+    assert said.count("not a log of fscoord: it begins with b'somebody', not with b'fscoord\\n'") == 1
+    assert "check the path" in said or "repair --salvage" in said
+    assert other.read_bytes() == b"somebody's text\n" * 30
+
+
+@pytest.mark.parametrize("words", [*READERS, *WRITERS, *COPIERS], ids=lambda words: words[0])
+def test_directory_is_called_so_by_every_verb_with_the_next_step(fscoord, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job").mkdir()
+    done = fscoord(*on(words, str(tmp_path / "job")))
+    assert done.code == 77
+    assert (
+        f"{tmp_path}/job is not a regular file, but a directory; name a file in it, such as {tmp_path}/job/store\n"
+        in done.err
+    )
+
+
+@pytest.mark.parametrize("words", [*READERS, *COPIERS], ids=lambda words: words[0])
+def test_store_that_is_not_there_is_called_so_once_and_not_made(fscoord, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    done = fscoord(*on(words, f"{tmp_path}/none"))
+    assert done.code == 74
+    says = f"no store at {tmp_path}/none; check the path (`set` creates one)"
+    assert done.err == f"fscoord: {says}\n"
+    assert os.listdir(tmp_path) == []
+
+
+def test_copy_into_a_directory_that_is_not_there_names_that_directory(fscoord, tmp_path):
+    fscoord("set", "k", "v")
+    done = fscoord("cp", f"{tmp_path}/store", f"{tmp_path}/none/copy")
+    assert done.code == 74
+    assert f"{tmp_path}/none/copy: " in done.err
+    assert f"its directory {tmp_path}/none does not exist: create it first" in done.err
+
+
+def test_tilde_in_the_address_is_the_home_directory_also_for_commands(fscoord, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for address in ("~/mine", "file:~/mine?timeout=9"):
+        done = fscoord("lock", "--store", address, "l", "-c", 'test "${FSCOORD_STORE#*~}" = "$FSCOORD_STORE"')
+        assert (done.code, done.err) == (0, "")
+    assert (tmp_path / "mine").exists()
 
 
 def test_file_of_another_user_is_not_permitted(fscoord, as_nobody, public_dir):
@@ -188,7 +257,7 @@ def test_symbolic_link_is_not_followed(fscoord, path, tmp_path):
 
 def test_store_that_is_deleted_under_a_wait_is_gone(process, line_with, path):
     child = process("get", "-v", "k")
-    line_with(child, "waiting for b'k'")
+    line_with(child, "waiting for 'k'")
     os.unlink(path)
     _, said = child.communicate()
     assert child.returncode == 69, said
@@ -201,6 +270,40 @@ def test_ctrl_c_ends_a_wait_without_output_and_with_130(process, line_with, word
     child.send_signal(signal.SIGINT)
     out, said = child.communicate()
     assert (child.returncode, out, said.strip()) == (130, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["get", "--timeout", "inf", "k"], "waiting for 'k', without a time limit"),
+        (["wait", "k", "l"], "waiting for 'k', 'l', up to 300 s"),
+        (["pop", "q"], "waiting for a value in queue 'q', up to 300 s"),
+        (["take-item", "q", "true"], "waiting for an item of queue 'q'"),
+        (["leader", "e"], "waiting for a leader of 'e', up to 300 s"),
+        (["lock", "-w", "60", "l", "true"], "waiting for the lock 'l', up to 60 s"),
+    ],
+    ids=lambda value: value[0],
+)
+def test_wait_that_lasts_is_told_on_a_terminal(path, words, said):
+    with FileStore(path) as store, Lock(store, "l"):
+        child, parent = os.openpty()
+        with subprocess.Popen(
+            [sys.executable, "-m", "fscoord", *words],
+            stderr=parent,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "FSCOORD_STORE": path},
+        ) as waiting:
+            os.close(parent)
+            try:
+                with open(child, "rb", buffering=0) as terminal:
+                    assert terminal.readline().decode() == f"fscoord: {said}\r\n"
+            finally:
+                waiting.kill()
+
+
+def test_wait_that_is_short_is_not_told(fscoord):
+    fscoord("set", "k", "v")
+    assert fscoord("get", "k", person=True) == (0, b"v", "")
 
 
 LOSE_CTRL_C = """
@@ -268,6 +371,39 @@ def test_full_disk_under_standard_output_is_reported(process, fscoord):
         child = process("get", "k", stdout=full)
         assert child.wait() == 74
     assert child.stderr.read() == b"fscoord: standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["set", "k", "v"],
+        ["add", "k"],
+        ["push", "q", "v"],
+        ["put-item", "q", "v"],
+        ["lock", "l", "true"],
+        ["elect", "e", "true"],
+        ["once", "o", "true"],
+        ["join", "g", "true"],
+        ["barrier", "-n", "1", "b"],
+        ["compact"],
+        ["cp", "STORE", "copy"],
+        ["repair", "-o", "copy", "--yes"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_full_disk_has_one_exit_code_and_the_next_step(fscoord, full_disk, monkeypatch, words):
+    store, copy = str(full_disk / "store"), str(full_disk / "copy")
+    os.truncate(full_disk / "ballast", 32 << 10)
+    with FileStore(store) as handle:
+        for size in (1500, 1):
+            with contextlib.suppress(StoreUnavailableError):
+                for number in itertools.count():
+                    handle.set(f"{number}", bytes(size))
+    monkeypatch.setenv("FSCOORD_STORE", store)
+    done = fscoord(*({"STORE": store, "copy": copy}.get(word, word) for word in words))
+    assert done.code == 74, done
+    assert "No space left on device; free some space" in done.err
+    assert not os.path.exists(copy)
 
 
 @pytest.mark.parametrize(("redirect", "code"), [(">&-", 74), ("<&-", 0), ("2>&-", 0)])

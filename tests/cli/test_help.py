@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import fscoord as package
+from fscoord import FileStore, StoreTimeoutError, barrier
 from fscoord.cli.app import cli
+from fscoord.recipes import Election, Lock, Membership, Queue, once
 
 VERBS = sorted(cli.commands)
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -21,8 +23,8 @@ def test_verbs_are_those_of_the_design():
         *("get", "set", "add", "cas", "append", "delete", "wait", "keys", "barrier", "push", "pop", "len", "dump"),
         *("verify", "repair", "cp", "compact", "members", "ps", "top", "demo", "doctor", "run", "trace", "completion"),
         *(
-            "put",
-            "take",
+            "put-item",
+            "take-item",
             "items",
             "lock",
             "rwlock",
@@ -63,7 +65,8 @@ def test_command_without_a_verb_is_a_usage_error_that_shows_the_help(fscoord):
 
 
 def test_version_is_that_of_the_package(fscoord):
-    assert fscoord("--version") == (0, f"fscoord {package.__version__}\n".encode(), "")
+    for option in ("--version", "-V"):
+        assert fscoord(option) == (0, f"fscoord {package.__version__}\n".encode(), "")
 
 
 def test_script_and_module_are_one_command(process):
@@ -88,10 +91,88 @@ def test_completion_completes_verbs(process):
     assert (child.returncode, out) == (0, b"plain,barrier\n")
 
 
+def completed(process, *words, store=None):
+    """Return the type and text of each word that is offered for the last of `words`."""
+    line = " ".join(["fscoord", *words])
+    variables = {"_FSCOORD_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
+    if store is not None:
+        variables["FSCOORD_STORE"] = store
+    child = process(env=variables)
+    out, said = child.communicate()
+    assert (child.returncode, said) == (0, b"")
+    return out.decode().split()
+
+
+@pytest.fixture
+def filled(path):
+    """A store with keys, and with something of each recipe."""
+    with FileStore(path) as store:
+        store.multi_set(["phase", "progress/0", "progress/1", "bad\nname"], ["v"] * 4)
+        with Lock(store, "backup"), Election(store, "front"), Membership(store, "workers"):
+            pass
+        Queue(store, "shards").put("x")
+        once(store, "dataset", lambda: b"x")
+        with pytest.raises(StoreTimeoutError):
+            barrier(store, 2, "loaded", 0, rank=0)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "offers"),
+    [
+        (["get", "p"], ["phase", "progress/0", "progress/1"]),
+        (["delete", "phase", "pro"], ["progress/0", "progress/1"]),
+        (["watch", "ph"], ["phase"]),
+        (["lock", "b"], ["backup"]),
+        (["break-lock", "f"], ["front"]),
+        (["leader", ""], ["front"]),
+        (["group", ""], ["workers"]),
+        (["items", ""], ["shards"]),
+        (["take-item", "sh"], ["shards"]),
+        (["once", ""], ["dataset"]),
+        (["barrier", "-n", "2", ""], ["loaded"]),
+        (["get", "bad"], []),
+    ],
+    ids=lambda value: "-".join(value),
+)
+def test_keys_and_names_of_the_store_are_completed(process, filled, words, offers):
+    assert completed(process, *words) == [f"plain,{offer}" for offer in offers]
+
+
+def test_completion_reads_the_store_of_the_command_line(process, filled, tmp_path):
+    assert completed(process, "get", "--store", filled, "ph", store=f"{tmp_path}/none") == ["plain,phase"]
+    assert completed(process, "--store", f"file:{filled}", "get", "ph", store=f"{tmp_path}/none") == ["plain,phase"]
+
+
+@pytest.mark.parametrize("store", ["none", "text", "tcp://127.0.0.1:1", "nonsense:x", ""])
+def test_store_that_cannot_be_read_offers_nothing_says_nothing_and_is_not_made(process, tmp_path, store):
+    (tmp_path / "text").write_text("hello")
+    address = f"{tmp_path}/{store}" if store in ("none", "text") else store
+    assert completed(process, "get", "k", store=address) == []
+    assert [file.name for file in tmp_path.iterdir()] == ["text"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["verify", "x"], ["cp", "a", "x"], ["ps", "x"], ["top", "x"], ["get", "--store", "x"], ["repair", "-o", "x"]],
+)
+def test_paths_are_completed_as_files(process, words):
+    assert completed(process, *words) == ["file,x"]
+
+
+@pytest.mark.parametrize("words", [["doctor", "x"], ["trace", "report", "x"]])
+def test_directories_are_completed_as_such(process, words):
+    assert completed(process, *words) == ["dir,x"]
+
+
+def test_subcommands_are_completed(process):
+    assert completed(process, "trace", "re") == ["plain,report"]
+
+
 def test_verbose_option_logs_to_standard_error_before_and_behind_the_verb(fscoord):
     fscoord("set", "k", "v")
     assert fscoord("get", "k").err == ""
-    assert "fscoord: waiting for b'k'" in fscoord("get", "-v", "k").err
+    assert "fscoord: waiting for 'k'" in fscoord("get", "-v", "k").err
     assert fscoord("get", "-v", "k").out == b"v"
     assert "Traceback" in fscoord("-v", "get", "-v", "--timeout", "0", "other").err
 

@@ -73,11 +73,11 @@ def test_command_may_be_given_in_several_ways(fscoord, words):
         (["a", "--"], "missing COMMAND"),
         (["a", ""], "missing COMMAND"),
         (["a", "-n", "true"], "'-n' found where COMMAND is expected"),
-        (["-c", "true", "a", "true"], "-c stands for COMMAND"),
-        (["--ttl", "0", "a", "true"], "--ttl is a time above 0"),
+        (["-c", "true", "a", "true"], "either -c TEXT or COMMAND"),
+        (["--ttl", "0", "a", "true"], "--ttl must be above 0"),
         (["-E", "256", "a", "true"], "256"),
         (["--unknown", "a", "true"], "--unknown"),
-        (["-w", "soon", "a", "true"], "no number of seconds"),
+        (["-w", "soon", "a", "true"], "not a number of seconds"),
         (["k" * 2000, "true"], "limit"),
     ],
 )
@@ -121,7 +121,7 @@ def test_lock_is_shared_by_readers(fscoord, store):
         assert fscoord("lock", "-n", "-s", "a", "true").code == 1
     done = fscoord("rwlock", "a", "true")
     assert done.code == 64
-    assert "for reading (-s) or for writing (-x)?" in done.err
+    assert "give -s to read or -x to write" in done.err
 
 
 def test_semaphore_admits_as_many_as_its_value(fscoord, store):
@@ -187,9 +187,9 @@ def test_lock_that_is_broken_stops_the_command(fscoord, store, tmp_path, said, m
     breaks = f"{os.sys.executable} -m fscoord break-lock --yes a > {tmp_path}/broken 2>&1"
     done = fscoord("lock", "a", *sh(text.replace("fscoord_break", breaks)))
     assert done.code == 69
-    assert "somebody took it out; the command was stopped" in done.err
+    assert "or removed it; the command was stopped" in done.err
     assert said() == "told\n"
-    assert (tmp_path / "broken").read_text().startswith("holds     1 yes ")
+    assert (tmp_path / "broken").read_text().startswith("TURN   TOKEN  STATE  PROCESS\nholds      1  alive  ")
 
 
 def test_lock_that_is_lost_as_the_command_ends_is_reported(fscoord, store, monkeypatch):

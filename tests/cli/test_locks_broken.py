@@ -22,9 +22,9 @@ def store(path):
 
 def test_lock_that_was_never_held_has_no_holders(fscoord, store):
     assert fscoord("holders", "a") == (1, b"", "")
-    assert fscoord("break-lock", "--yes", "a") == (1, b"", "fscoord: nobody holds a\n")
+    assert fscoord("break-lock", "--yes", "a") == (1, b"", "fscoord: no process holds a\n")
     with Lock(store, "a"):
-        assert fscoord("break-lock", "--yes", "--token", "2", "a").err == "fscoord: nobody holds a with token 2\n"
+        assert fscoord("break-lock", "--yes", "--token", "2", "a").err == "fscoord: no process holds a with token 2\n"
         assert fscoord("holders", "a").code == 0
 
 
@@ -33,7 +33,13 @@ def test_holders_are_listed_with_their_tokens_and_whether_they_live(fscoord, sto
     assert Semaphore(store, "a", 2).acquire()
     assert Semaphore(gone, "a", 2).acquire()
     gone.close()
-    assert fscoord("holders", "a").out.decode() == f"holds     1 yes     {ME}\nholds     2 no      {ME}\n"
+    lines = fscoord("holders", "a").out.decode().splitlines()
+    assert [line.split() for line in lines] == [
+        ["TURN", "TOKEN", "STATE", "PROCESS"],
+        ["holds", "1", "alive", ME],
+        ["holds", "2", "dead", ME],
+    ]
+    assert lines[1].index("alive") == lines[0].index("STATE")
     told = json.loads(fscoord("holders", "--json", "a").out)
     assert [(each["token"], each["owner"], each["alive"]) for each in told["holders"]] == [
         (1, ME, "yes"),
@@ -47,7 +53,8 @@ def test_break_lock_without_a_terminal_changes_nothing_without_yes(fscoord, stor
         done = fscoord("break-lock", "a")
         assert (done.code, done.out) == (1, b"")
         assert done.err == (
-            f"holds     1 yes     {ME}\nfscoord: nothing was changed: that needs --yes, where nobody can be asked\n"
+            f"TURN   TOKEN  STATE  PROCESS\nholds      1  alive  {ME}\n"
+            "fscoord: nothing was changed: standard input is not a terminal, so give --yes\n"
         )
         lock.check()
 

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fscoord import FileStore
+from fscoord import BrokenBarrierError, FileStore, StoreTimeoutError, barrier
+from fscoord.recipes import Lock, Membership
+
+ME = f"{os.uname().nodename}:{os.getpid()}"
 
 
 def records(text: bytes) -> list[dict[str, object]]:
@@ -22,11 +25,12 @@ def test_record_is_a_line_with_offset_time_writer_kind_key_and_value(fscoord, pa
         store.queue_push("q", "job 1")
     done = fscoord("dump")
     assert (done.code, done.err) == (0, "")
-    lines = done.out.decode().splitlines()
+    heads, *lines = done.out.decode().splitlines()
+    assert heads.split() == ["OFFSET", "TIME", "(UTC)", "WRITER", "KIND", "KEY", "VALUE"]
     time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
-    assert re.fullmatch(rf" +\d+ {time}    1 session +- .*:{os.getpid()}", lines[0])
-    assert re.fullmatch(rf" +\d+ {time}    1 set +k v", lines[1])
-    assert re.fullmatch(rf" +\d+ {time}    1 queue_push +q job 1", lines[-1])
+    assert re.fullmatch(rf" +\d+ {time}      1 session +- .*:{os.getpid()}", lines[0])
+    assert re.fullmatch(rf" +\d+ {time}      1 set +k v", lines[1])
+    assert re.fullmatch(rf" +\d+ {time}      1 queue_push +q job 1", lines[-1])
     offsets = [int(line.split()[0]) for line in lines]
     assert offsets == sorted(set(offsets))
 
@@ -53,8 +57,73 @@ def test_long_values_are_shortened_unless_asked_for(fscoord, path):
 def test_terminal_never_gets_control_characters_of_a_value(fscoord, path):
     with FileStore(path) as store:
         store.set("k\n ", "\x1b[2J\x9b\u202e\xff")
-    line = fscoord("dump").out.decode()
-    assert line.endswith("k\\n\\x20 \\x1b[2J\\x9b\\u202e\xff\n")
+    *_, line = fscoord("dump").out.decode().splitlines()
+    assert line.endswith("k\\n\\x20 \\x1b[2J\\x9b\\u202e\xff")
+
+
+def dumped(fscoord) -> list[str]:
+    """Return the records as ``KIND KEY VALUE``, without the headings."""
+    return [" ".join(line.split()[3:]) for line in fscoord("dump").out.decode().splitlines()[1:]]
+
+
+def test_session_is_described_by_its_process_rank_and_label(fscoord, path):
+    with FileStore(path, rank=3, label="worker 3") as store:
+        store.set("k", "v")
+    assert dumped(fscoord)[0] == f"session - {ME} rank 3 worker 3"
+
+
+def test_death_names_the_session_and_the_process_that_was_found_dead(fscoord, path):
+    with FileStore(path) as store:
+        FileStore(path, rank=1).close()
+        assert store.dead_ranks([1]) == [1]
+    (death,) = [line for line in dumped(fscoord) if line.startswith("death")]
+    number = json.loads(fscoord("members", "--json").out)[0]["number"]
+    assert death == f"death - session {number} ({ME}) was found dead"
+
+
+def test_arrivals_at_a_barrier_and_its_end_are_told_in_words(fscoord, path):
+    with FileStore(path, rank=0) as store:
+        with pytest.raises(StoreTimeoutError):
+            barrier(store, 2, "b", 0, rank=0)
+        FileStore(path, rank=1).close()
+        with pytest.raises(BrokenBarrierError):
+            barrier(store, 2, "b", 9, rank=0, fail_fast=True)
+        barrier(store, 1, "alone", rank=0)
+    told = dumped(fscoord)
+    for line in (
+        "append b/arrivals rank 0 of 2 arrived",
+        "append b/arrivals rank 0 of 2 timed out",
+        "append b/arrivals rank 1 found dead: the round is broken",
+        "set alone/complete all ranks have arrived",
+    ):
+        assert line in told
+
+
+def test_line_of_a_lock_names_its_holder_and_waiters(fscoord, path):
+    with FileStore(path) as store, FileStore(path) as other, Lock(store, "a b"):
+        assert not Lock(other, "a b").acquire(timeout=0.01)
+    (taken, *_, waited, left, freed) = [line for line in dumped(fscoord) if line.startswith("compare_set")]
+    held = f"compare_set a\\x20b/line held by {ME} (token 1)"
+    assert (taken, waited, left) == (held, f"{held}; waiting: {ME}", held)
+    assert freed == "compare_set a\\x20b/line free (last token 1)"
+
+
+def test_keys_that_are_set_at_once_are_told_apart_and_so_are_members(fscoord, path):
+    with FileStore(path) as store:
+        store.multi_set(["a b", "c"], ["1", "2\n"])
+        with Membership(store, "g", "there:80"):
+            number = store.register()
+    told = dumped(fscoord)
+    assert "multi_set - a\\x20b=1, c=2\\n" in told
+    assert f"set g/member/0000000000000001 {ME} (session {number}): there:80" in told
+
+
+@pytest.mark.parametrize("key", ["x/arrivals", "x/line", "x/member/1"])
+def test_value_of_another_program_under_such_a_name_is_shown_as_it_is(fscoord, path, key):
+    with FileStore(path) as store:
+        for write in (store.set, store.append, lambda key, text: store.compare_set(key, "nonsense", text)):
+            write(key, "nonsense")
+    assert [line for line in dumped(fscoord) if key in line and not line.endswith("nonsense")] == []
 
 
 @pytest.fixture

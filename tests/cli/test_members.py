@@ -7,18 +7,37 @@ import os
 import re
 
 from fscoord import FileStore
+from fscoord.status.findings import clock_text
+
+ME = f"{os.uname().nodename}:{os.getpid()}"
+TIME = r"\d+-\d+-\d+T\d+:\d+:\d+Z"
 
 
-def test_members_lists_the_sessions_that_live_and_those_that_are_dead(fscoord, path):
-    with FileStore(path, rank=3, label="a b\n") as store:
+def lines(done):
+    assert (done.code, done.err) == (0, "")
+    return done.out.decode().splitlines()
+
+
+def test_members_are_a_table_sorted_by_rank_those_without_one_last(fscoord, path):
+    with FileStore(path, label="no rank") as other, FileStore(path, rank=3, label="a b\n"), FileStore(path, rank=0):
+        other.set("k", "v")
+        heads, *rows = lines(fscoord("members"))
+        assert heads.split() == ["RANK", "SESSION", "PROCESS", "STATE", "SINCE", "LABEL"]
+        assert re.fullmatch(rf" +0 +3  {ME}  alive  {TIME}", rows[0])
+        assert re.fullmatch(rf" +3 +2  {ME}  alive  {TIME}  a b\\n", rows[1])
+        assert re.fullmatch(rf" +- +1  {ME}  alive  {TIME}  no rank", rows[2])
+        assert rows[1].index("alive") == heads.index("STATE")
+
+
+def test_session_that_has_ended_is_told_apart_from_one_that_was_found_dead(fscoord, path):
+    with FileStore(path, rank=3) as store:
         FileStore(path, rank=4).close()
-        done = fscoord("members")
-        lines = done.out.decode().splitlines()
-        host = os.uname().nodename
-        assert (done.code, done.err, len(lines)) == (0, "", 2)
-        assert re.fullmatch(rf" +1 yes +{host}:{os.getpid()} +3 \d+-\d+-\d+T\d+:\d+:\d+Z a b\\n", lines[0])
-        assert re.fullmatch(rf" +2 no +{host}:{os.getpid()} +4 \d+-\d+-\d+T\d+:\d+:\d+Z", lines[1])
-        assert store.members()[0].found_dead is None
+        assert re.fullmatch(rf" +4 +2  {ME}  ended  {TIME}", lines(fscoord("members"))[2])
+        assert store.dead_ranks([4]) == [4]
+        found = store.members()[1].found_dead
+        assert found is not None
+        row = rf" +4 +2  {ME}  dead, found {clock_text(found)}  {TIME}"
+        assert re.fullmatch(row, lines(fscoord("members"))[2])
 
 
 def test_members_are_printed_as_json(fscoord, path):

@@ -32,7 +32,7 @@ def test_group_is_listed_in_the_order_of_joining(fscoord, store):
     assert fscoord("group", "g") == (0, b"", "")
     with Membership(store, "g", b"a\nb"), Membership(store, "g"):
         lines = fscoord("group", "g").out.decode().splitlines()
-        assert [line.split() for line in lines] == [["1", ME, "a\\nb"], ["2", ME]]
+        assert [line.split() for line in lines] == [["NUMBER", "PROCESS", "DATA"], ["1", ME, "a\\nb"], ["2", ME]]
 
 
 def test_member_that_is_taken_for_dead_has_its_command_stopped(fscoord, store, monkeypatch):
@@ -40,7 +40,7 @@ def test_member_that_is_taken_for_dead_has_its_command_stopped(fscoord, store, m
     monkeypatch.setattr(Membership, "members", lambda _: [])
     done = fscoord("join", "g", "sleep", "600")
     assert done.code == 69
-    assert "it was taken for dead; the command was stopped" in done.err
+    assert "another process took it for dead; the command was stopped" in done.err
 
 
 def test_join_without_a_command_is_a_usage_error_and_joins_nothing(fscoord, store):

@@ -194,7 +194,7 @@ def test_ps_of_a_store_in_order_exits_with_0(fscoord, path):
 def test_ended_sessions_are_shown_only_with_all(fscoord, path):
     for _ in range(3):
         FileStore(path, label="gone").close()
-    assert fscoord("ps").out == b"nobody is in this store now\n"
+    assert fscoord("ps").out == b"no process has this store open now\n"
     assert len(table(fscoord("ps", "--all").out)) == 4
 
 

@@ -28,7 +28,7 @@ def test_pop_exits_with_75_when_time_runs_out(fscoord):
 
 def test_pop_waits_for_another_process_to_push(process, line_with, path):
     child = process("pop", "-v", "q")
-    line_with(child, "waiting for a value in queue b'q'")
+    line_with(child, "waiting for a value in queue 'q'")
     with FileStore(path) as store:
         store.queue_push("q", b"v")
     out, _ = child.communicate()

@@ -20,7 +20,14 @@ def test_report_prints_the_tables(fscoord, traces):
     assert (done.code, done.err) == (0, "")
     text = done.out.decode()
     assert text.startswith(f"{text.split()[0]} spans of 4 processes on 2 hosts, in {traces}\n")
-    for title in ("came last to barriers", "Waiting time by name", "Locks and offices", "Deaths", "longest", "Clocks"):
+    for title in (
+        "came last to barriers",
+        "Waiting time by name",
+        "Locks and elections",
+        "Deaths",
+        "longest",
+        "Clocks",
+    ):
         assert title in text
     assert "rank 3 " in text
     assert "rank 1, which set 'plan'" in text
@@ -66,13 +73,42 @@ def test_directory_without_a_trace_is_an_error(fscoord, tmp_path):
     assert "FSCOORD_TRACE" in done.err
 
 
-def test_directory_that_is_not_there_is_a_usage_error(fscoord, tmp_path):
-    assert fscoord("trace", "html", str(tmp_path / "nothing")).code == 64
+@pytest.mark.parametrize("verb", ["report", "export", "html"])
+def test_directory_that_is_missing_or_a_file_is_an_error_of_input(fscoord, tmp_path, verb):
+    (tmp_path / "file").touch()
+    for name, why in (("nothing", "No such file or directory"), ("file", "Not a directory")):
+        done = fscoord("trace", verb, str(tmp_path / name))
+        assert (done.code, done.err) == (74, f"fscoord: {tmp_path}/{name}: {why}\n")
+        assert fscoord("doctor", str(tmp_path / name)).code == 74
 
 
 def test_output_that_can_not_be_written_is_an_error_of_input_and_output(fscoord, traces, tmp_path):
     done = fscoord("trace", "export", traces, "-o", str(tmp_path / "no" / "such" / "directory"))
     assert done.code == 74
+
+
+@pytest.mark.parametrize("verb", ["export", "html"])
+def test_full_disk_is_an_error_that_names_the_file_and_leaves_the_last_one(fscoord, traces, full_disk, verb):
+    (full_disk / "ballast").write_bytes(bytes(60 << 10))
+    output = full_disk / "output"
+    output.write_text("the last report")
+    done = fscoord("trace", verb, traces, "-o", str(output))
+    assert (done.code, done.err) == (74, f"fscoord: {output}: No space left on device\n")
+    assert output.read_text() == "the last report"
+    assert sorted(file.name for file in full_disk.iterdir()) == ["ballast", "output"]
+
+
+def test_output_may_be_a_device_or_a_link(fscoord, traces, tmp_path):
+    assert fscoord("trace", "export", traces, "-o", "/dev/null").code == 0
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real").write_text("before")
+    assert fscoord("trace", "export", traces, "-o", str(tmp_path / "link")).code == 0
+    assert (tmp_path / "link").is_symlink()
+    assert json.loads((tmp_path / "real").read_text())["traceEvents"]
+
+
+def test_trace_without_a_verb_is_a_usage_error_that_shows_the_help(fscoord):
+    assert fscoord("trace") == (64, b"", fscoord("trace", "--help").out.decode())
 
 
 @pytest.mark.parametrize("verb", ["report", "export", "html"])

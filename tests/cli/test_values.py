@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from fscoord import FileStore
+from fscoord._arguments import missing_message
 from fscoord._runtime import system
 from fscoord.cli import options
 
@@ -169,7 +170,7 @@ def test_wait_names_the_missing_keys_when_time_runs_out(fscoord):
 
 def test_wait_returns_when_another_process_sets_the_key(process, line_with, path):
     child = process("wait", "-v", "k")
-    line_with(child, "waiting for b'k'")
+    line_with(child, "waiting for 'k'")
     with FileStore(path) as store:
         store.set("k", "1")
     assert child.wait() == 0
@@ -213,3 +214,15 @@ def test_value_without_a_token_is_not_taken_for_one_with_a_token(fscoord):
     assert fscoord("get", "--fenced", "k").code == 69
     assert fscoord("set", "--token", "1", "k", "one").code == 69
     assert fscoord("get", "k").out == b"plain"
+
+
+@pytest.mark.parametrize(
+    ("keys", "waited", "said"),
+    [
+        ([b"a"], 0, "key 'a' is not there"),
+        ([b"a", b"b"], 0, "keys 'a', 'b' are not there"),
+        ([b"a", b"b"], 2, "keys 'a', 'b' did not come within 2 s"),
+    ],
+)
+def test_keys_that_are_missing_are_named_in_one_sentence(keys, waited, said):
+    assert missing_message("key", keys, waited) == said

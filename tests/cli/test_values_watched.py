@@ -24,6 +24,14 @@ def test_watch_prints_the_present_values_if_asked(fscoord):
     ]
 
 
+def test_watch_says_on_a_terminal_what_it_waits_for_and_how_long(fscoord):
+    fscoord("set", "k", "v")
+    said = fscoord("watch", "--timeout", "0", "p/", person=True).err
+    assert said == "fscoord: watching for changes of keys that begin with 'p/', up to 0 s\n"
+    said = fscoord("watch", "--all", "--count", "1", person=True).err
+    assert said == "fscoord: watching for 1 change of keys that begin with '', without a time limit\n"
+
+
 def test_long_value_is_cut_short_for_people_alone(fscoord):
     fscoord("set", "k", "x" * 200)
     assert fscoord("watch", "--all", "--timeout", "0").out == b"set k " + b"x" * 120 + b"...\n"
@@ -34,7 +42,7 @@ def test_changes_are_printed_as_they_come(process, line_with, path):
     with FileStore(path) as store:
         store.multi_set(["k/a", "k/b", "k/c"], ["1", "2", "3"])
         child = process("watch", "-v", "--interval", "0.01", "--count", "4", "k/")
-        line_with(child, "watching the keys that begin with 'k/'")
+        line_with(child, "watching for 4 changes of keys that begin with 'k/'")
         store.set("other", "x")
         for change, told in (
             (lambda: store.set("k/b", "22"), b"set k/b 22\n"),

@@ -18,7 +18,7 @@ WORDS = {
     "survives_handles": "outlives its last handle",
     "survives_first_handle": "outlives its first handle",
     "sessions": "knows its sessions and detects deaths",
-    "certain": "always knows whether a failed write has taken effect",
+    "knows_write_outcome": "always knows whether a failed write has taken effect",
     "lists_any_key": "lists keys that are not UTF-8",
     "deletes_at_once": "a key's value and queue vanish in one step",
     "value_max": "the longest value",

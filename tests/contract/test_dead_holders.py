@@ -90,7 +90,7 @@ def test_dead_leader_does_not_lead(place: Place, store: Store) -> None:
     assert look.observe().data == b"first"
     die(lost)
     assert look.leader() is None
-    with pytest.raises(StoreTimeoutError, match="nobody led"):
+    with pytest.raises(StoreTimeoutError, match="has no leader"):
         look.observe(timeout=0)
     with start_thread(look.observe) as observer:
         assert look.campaign()

@@ -69,6 +69,15 @@ def test_agent_whose_parent_is_gone_leaves_the_mailbox(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_agent_that_waits_for_messages_ends_when_its_parent_is_gone(tmp_path):
+    place = tmp_path / "place"
+    scribe = MailboxAgent("the scribe")
+    assert scribe.ask("enter", LIMIT_S, directory=str(place), name="me", facts={})
+    scribe.begin("wait", LIMIT_S, prefixes=["none"], known=[], seconds=100 * LIMIT_S)
+    assert scribe.dismiss(LIMIT_S)
+    assert os.listdir(tmp_path) == []
+
+
 def test_mailbox_agent_whose_call_returns_late_still_leaves_the_mailbox(agent, tmp_path):
     place = tmp_path / "place"
     scribe = MailboxAgent("the scribe")

@@ -228,7 +228,10 @@ INSECURE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a link": (link_to_a_log, "is a symbolic link"),
     "a dangling link": (lambda path: path.symlink_to("nowhere"), "is a symbolic link"),
     "a link to itself": (lambda path: path.symlink_to(path), "is a symbolic link"),
-    "a directory": (lambda path: path.mkdir(), "is not a regular file"),
+    "a directory": (
+        lambda path: path.mkdir(),
+        "is not a regular file, but a directory; name a file in it, such as .*/store",
+    ),
     "a FIFO": (lambda path: os.mkfifo(path), "is not a regular file"),
     "a socket": (make_socket, "is not a regular file"),
 }

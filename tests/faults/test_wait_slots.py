@@ -141,7 +141,7 @@ WAITS: dict[str, tuple[Callable[[Store], object], Callable[[Store, Any], object]
     "campaign": (
         lambda store: Election(store, "dataset").campaign(END_S),
         lambda _, holder: holder.release(),
-        "office 'dataset'",
+        "election 'dataset'",
     ),
     "once": (
         lambda store: once(store, "dataset", lambda: b"x"),

@@ -122,7 +122,7 @@ def test_timeout_names_the_keys_and_clones_and_barriers_fail_too() -> None:
 def day(seed: int) -> list[Any]:
     store = FaultyStore(prepared())
     seen: list[Any] = []
-    with store.bad_day(seed, rate=0.5, delay=0) as hit:
+    with store.random_faults(seed, rate=0.5, delay=0) as hit:
         for how in list(CALLS) * 20:
             try:
                 seen.append(CALLS[how](store))
@@ -131,20 +131,20 @@ def day(seed: int) -> list[Any]:
     return [*seen, *hit]
 
 
-def test_bad_day_is_the_same_for_the_same_seed_and_has_every_fault(seed: int) -> None:
+def test_random_faults_is_the_same_for_the_same_seed_and_has_every_fault(seed: int) -> None:
     assert day(seed) == day(seed)
     assert day(1) != day(2)
     for kind in [("StoreTimeoutError", False), ("StoreUnavailableError", False), ("StoreUnavailableError", True)]:
         assert kind in day(1)
 
 
-def test_bad_day_of_rate_0_has_no_faults_and_one_of_rate_1_nothing_else() -> None:
+def test_random_faults_of_rate_0_has_no_faults_and_one_of_rate_1_nothing_else() -> None:
     store = FaultyStore(prepared())
-    with store.bad_day(3, rate=0) as hit:
+    with store.random_faults(3, rate=0) as hit:
         for call in CALLS.values():
             call(store)
     assert hit == []
-    with store.bad_day(3, rate=1, delay=0) as hit:
+    with store.random_faults(3, rate=1, delay=0) as hit:
         for _ in range(10):
             try:
                 store.get("k")
@@ -160,7 +160,7 @@ def test_fault_that_is_impossible_is_refused() -> None:
         lambda: store.loses_answers("get"),
         lambda: store.fails("get", after=-1),
         lambda: store.delays(seconds=1, times=-1),
-        lambda: store.bad_day(1, rate=1.5),
+        lambda: store.random_faults(1, rate=1.5),
         lambda: FaultyFiles().fails("mkdir"),
         lambda: FaultyFiles().fails(),
     ]:

@@ -269,7 +269,7 @@ def test_read_only_handle_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_read_only_handle_creates_no_log(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailableError, match="there is no such log"):
+    with pytest.raises(StoreUnavailableError, match=f"no store at {tmp_path}/store; check the path"):
         FileStore(tmp_path / "store", read_only=True)
     assert files(tmp_path) == set()
     with pytest.raises(ValueError, match="needs a path"):

@@ -77,8 +77,8 @@ def test_barrier_tells_how_many_came_and_the_state_of_each_missing_rank() -> Non
     (found,) = find_all(seen)
     assert found.kind == "barrier"
     assert found.message == (
-        "barrier 'epoch 7': 5 of 8 came, and the first has waited for 42 s. Missing: 5, 6, 7 (rank 7 is dead since"
-        " 12:03:11 UTC; rank 5 is alive, waits for nothing here, last wrote 41 s ago; rank 6 was never here)"
+        "barrier 'epoch 7': 5 of 8 came, and the first has waited for 42 s. Missing: 5, 6, 7 (rank 7 is dead, as found"
+        " at 12:03:11 UTC; rank 5 is alive, waits for nothing here, last wrote 41 s ago; rank 6 was never here)"
     )
     assert found.sessions == (6, 8)
     assert found.seconds == 42.0

@@ -31,7 +31,7 @@ def test_lines_tell_kind_holders_and_waiters() -> None:
         found = lines(values, values.keys())
         assert [(each.kind, each.name, len(each.holders), len(each.waiters)) for each in found] == [
             ("lock", "dataset", 1, 1),
-            ("office", "front", 1, 0),
+            ("election", "front", 1, 0),
             ("semaphore", "slots", 2, 0),
         ]
         assert [each.needs_all for each in found] == [True, True, False]

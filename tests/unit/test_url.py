@@ -19,7 +19,7 @@ from fscoord.store import Store
 from fscoord.stores import url
 from fscoord.stores.file import FileStore
 from fscoord.stores.memory import HashStore
-from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store, register_scheme
+from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store, parse_url, register_scheme
 
 
 @pytest.fixture(autouse=True)
@@ -267,6 +267,23 @@ def test_scheme_of_another_package_is_loaded_from_its_entry_point_on_demand() ->
         with open_store("acme://host/path?timeout=3") as store:
             assert store.timeout.total_seconds() == 3
     assert "the entry point acme_stores:nothing of the scheme broken: failed" in refused("broken:x")
+
+
+def test_tilde_at_the_beginning_of_a_path_is_the_home_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    for directory in (home, here, here / "~"):
+        directory.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(here)
+    for number, address in enumerate(("~/0", "file:~/1", "file:~/2?timeout=3", "file://localhost/~/3")):
+        assert parse_url(address)[2] == (f"/~/{number}" if "localhost" in address else f"{home}/{number}")
+    open_store("~/store").close()
+    for exact in ("./~/exact", Path("~/exact of a path")):
+        open_store(exact).close()
+    assert sorted(os.listdir(home)) == ["store"]
+    assert sorted(os.listdir(here / "~")) == ["exact", "exact of a path"]
 
 
 def test_single_letter_and_a_colon_are_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,9 +166,13 @@ class Header(NamedTuple):
         return header, LogPosition(size, checksum)
 
 
+class ForeignFile(MalformedRecord):
+    """The file does not begin as a log: another program wrote it, or its first bytes were overwritten."""
+
+
 def _check_version(data: bytes) -> None:
     if not data.startswith(MAGIC):
-        raise MalformedRecord(f"it begins with {data[:8]!r}, not with {MAGIC!r}: this is not a log of fscoord")
+        raise ForeignFile(f"not a log of fscoord: it begins with {data[:8]!r}, not with {MAGIC!r}")
     if len(data) < 10:
         raise MalformedRecord("the header is incomplete")
     version = data[8] | data[9] << 8

@@ -11,7 +11,7 @@ from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.io import safe_files, torn_tail
-from fscoord._log.io.opening import read_header
+from fscoord._log.io.opening import read_header, refused_header
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
@@ -28,8 +28,8 @@ class Entry(NamedTuple):
         writer: the number of the session that wrote it.
         time: the time by the writer's wall clock, in seconds since the epoch. It is for people only.
         key: the key, empty for a record without one.
-        value: the value. For some kinds it is a text: for ``void`` the offset that is skipped, for ``session`` a
-            description of the session, and for ``seal`` and ``forward`` the name of the next file.
+        value: the value. For some kinds it is a text: for ``void`` the offset that is skipped, for ``session`` the
+            session's ``host:pid``, rank and label, and for ``seal`` and ``forward`` the name of the next file.
         generation: the number of the file; 0 has the log's own name.
     """
 
@@ -106,7 +106,7 @@ def _open_generation(path: str, file: str, named: GenerationRef | None) -> tuple
         try:
             header, start = Header.decode(read_header(fd))
         except MalformedRecord as error:
-            raise safe_files.damaged(path, file, 0, str(error)) from None
+            raise refused_header(path, file, error) from None
         if named is not None and header.log_id != named.log_id:
             raise safe_files.damaged(path, file, 0, "it is not the generation that was to follow")
     except BaseException:
@@ -145,6 +145,12 @@ def _records(path: str, fd: int, start: LogPosition, header: Header, following: 
         system.os.lseek(fd, offset, 0)
 
 
+def _description(session: Session) -> bytes:
+    rank = "" if session.rank is None else f" rank {session.rank}"
+    label = f" {session.label}" if session.label else ""
+    return f"{session}{rank}{label}".encode("utf-8", "surrogateescape")
+
+
 def _void(fd: int, start: int, chain: int, generation: int) -> Entry:
     void = record.decode_void(torn_tail.read_at(fd, start, record.VOID_SIZE), chain)
     assert void is not None, "`examine` has just decoded it, and bytes of a log never change"
@@ -156,7 +162,7 @@ def _entry(path: str, offset: int, found: record.Record, generation: int, follow
     kind, key, value, writer, time_ns = found
     if kind == record.SESSION:
         try:
-            value = str(Session.decode(value)).encode("utf-8", "surrogateescape")
+            value = _description(Session.decode(value))
         except MalformedRecord as error:
             raise safe_files.damaged(following.log, path, offset, str(error)) from None
     elif kind in (record.SEAL, record.FORWARD):

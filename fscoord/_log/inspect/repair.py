@@ -238,6 +238,10 @@ def _repair(request: _Request, output: str, *, write: bool) -> Repair:
     path = request.path
     if system.os.path.lexists(output):
         raise ValueError(f"{output} exists, and nothing is overwritten; name another file for the copy")
+    directory = system.os.path.dirname(output)
+    if not system.os.path.isdir(directory):
+        absent = FileNotFoundError(system.errno.ENOENT, system.os.strerror(system.errno.ENOENT), output)
+        raise safe_files.unavailable(absent, output, "writing the copy")
     try:
         with _open_for_repair(request) as (source, root, notes):
             copier = _RecordCopier(request, source, root, notes)
@@ -254,7 +258,7 @@ def _repair(request: _Request, output: str, *, write: bool) -> Repair:
         raise
     except OSError as error:
         raise_if_foreign(error)
-        raise safe_files.unavailable(error, path, "copying the log") from error
+        raise safe_files.unavailable(error, path, f"copying the log to {output}") from error
 
 
 def _count_only(found: Record) -> None:

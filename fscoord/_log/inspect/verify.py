@@ -12,7 +12,7 @@ from fscoord._log.access.mount import find_mount
 from fscoord._log.format import record
 from fscoord._log.format.control_records import decode_control
 from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
-from fscoord._log.format.header import Header, LogIdentity, Provenance, provenance_of
+from fscoord._log.format.header import ForeignFile, Header, LogIdentity, Provenance, provenance_of
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
 from fscoord._log.inspect.scan import Damaged, ProgressCallback, Scan, Sound, Torn, Voided, WriterLockout, iter_records
@@ -33,6 +33,10 @@ FINDINGS_MAX: Final = 1000
 _TORN_ADVICE = "nothing: no success was reported for it, and the next writer skips it"
 _DAMAGE_ADVICE = (
     "end the processes that use it; `fscoord repair` copies the sound records to another file, and reports the others"
+)
+_FOREIGN_ADVICE = (
+    "check the path; if the file was a store, end the processes that use it: `fscoord repair --salvage` copies the"
+    " records that it still holds"
 )
 
 
@@ -227,7 +231,8 @@ class _Verification:
                 raise MalformedRecord(f"its kind of lock, or durability, is not that of {self._path}")
         except MalformedRecord as error:
             size = system.os.fstat(fd).st_size
-            self.damage(file, 0, size, str(error))
+            foreign = isinstance(error, ForeignFile)
+            self.damage(file, 0, size, str(error), _FOREIGN_ADVICE if foreign else _DAMAGE_ADVICE)
             self.generations.append(Generation(file, named.generation if named else 0, size, 0, 0, DAMAGED))
             return None
         inode = system.os.fstat(fd).st_ino if self._inodes_last else 0

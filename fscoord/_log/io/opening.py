@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from fscoord._log.format.header import Header, Run
+from fscoord._log.format.header import ForeignFile, Header, Run
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.io import safe_files
 from fscoord._log.locking.log_lock import KIND_NAMES, OFD, SOFT, LogLock
@@ -140,17 +140,20 @@ def _open_for_writing(path: str, options: LogOptions, flags: int, owned_fds: set
         return safe_files.open_descriptor(path, flags | system.os.O_CREAT, options.mode, owned_fds)
 
 
+def refused_header(path: str, file: str, error: MalformedRecord) -> CorruptLogError:
+    """Return the error for the log `path` whose `file` has a header that can't be used, for the reason `error`."""
+    if isinstance(error, ForeignFile):
+        what = f"{file} is {error}. Nothing was changed; check the path, or if a store was there"
+    else:
+        what = f"{file} can't be used: {error}. Nothing was changed; choose another path, or before you remove the file"
+    return CorruptLogError(f"{what}, run `fscoord verify {path}`", path=path, offset=0, reason=str(error))
+
+
 def _check_header(path: str, options: LogOptions, reader: int, writer: int, data: bytes) -> OpenedLog:
     try:
         header, start = Header.decode(data)
     except MalformedRecord as error:
-        raise CorruptLogError(
-            f"{path} can't be used: {error}. Nothing was changed; choose another path, or see what"
-            f" `fscoord verify {path}` says before you remove the file",
-            path=path,
-            offset=0,
-            reason=str(error),
-        ) from None
+        raise refused_header(path, path, error) from None
     known = KIND_NAMES.get(header.lock_kind, f"kind {header.lock_kind}")
     if header.lock_kind != options.lock_kind and not options.read_only:
         raise StoreError(

@@ -40,8 +40,11 @@ def unavailable(error: OSError, path: str, doing: str, *, maybe_applied: bool = 
     """Convert `error` into a StoreUnavailableError that says what failed (`doing`), and what to do about it."""
     number, text = error.errno, error.strerror or str(error)
     directory = system.os.path.dirname(path)
+    if number == system.errno.ENOENT and system.os.path.isdir(directory):
+        message = f"no store at {path}; check the path (`set` creates one)"
+        return StoreUnavailableError(message, path=path, maybe_applied=maybe_applied, errno=number)
     advice = {
-        system.errno.ENOENT: _absent(directory),
+        system.errno.ENOENT: f"; its directory {directory} does not exist: create it first",
         system.errno.ENOTDIR: f"; {directory} is not a directory",
         system.errno.EACCES: "; check the owners and modes of the log and its directory",
         system.errno.EROFS: "; pass read_only=True to read it, or choose a path that can be written",
@@ -65,12 +68,6 @@ def damaged(path: str, file: str, offset: int, reason: str) -> CorruptLogError:
     )
 
 
-def _absent(directory: str) -> str:
-    if system.os.path.isdir(directory):
-        return "; there is no such log: a handle that may write creates it"
-    return f"; its directory {directory} does not exist: create it first"
-
-
 def open_descriptor(path: str, flags: int, mode: int = 0o600, owned_fds: set[int] | None = None) -> int:
     """Open `path` without following a symbolic link, blocking on a FIFO, or passing the descriptor to a new program.
 
@@ -87,8 +84,17 @@ def open_descriptor(path: str, flags: int, mode: int = 0o600, owned_fds: set[int
         if error.errno == system.errno.ELOOP:
             raise InsecurePathError(f"{path} is a symbolic link; name the file itself", path=path) from error
         if error.errno in (system.errno.EISDIR, system.errno.ENXIO):
-            raise InsecurePathError(f"{path} is not a regular file; pass the path of a file", path=path) from error
+            raise InsecurePathError(
+                _not_a_file(path, is_directory=error.errno == system.errno.EISDIR), path=path
+            ) from error
         raise
+
+
+def _not_a_file(path: str, *, is_directory: bool) -> str:
+    if is_directory:
+        example = system.os.path.join(path, "store")
+        return f"{path} is not a regular file, but a directory; name a file in it, such as {example}"
+    return f"{path} is not a regular file; pass the path of a file"
 
 
 def _open_owned(path: str, flags: int, mode: int, owned_fds: set[int]) -> int:
@@ -120,7 +126,7 @@ def check(path: str, fd: int, mode: int, *, read_only: bool, is_fifo: bool = Fal
     if is_fifo and not system.stat.S_ISFIFO(found.st_mode):
         raise InsecurePathError(f"{path} is not a FIFO; remove it", path=path)
     if not is_fifo and not system.stat.S_ISREG(found.st_mode):
-        raise InsecurePathError(f"{path} is not a regular file; pass the path of a file", path=path)
+        raise InsecurePathError(_not_a_file(path, is_directory=system.stat.S_ISDIR(found.st_mode)), path=path)
     if read_only:
         return
     strangers = found.st_mode & 0o022 & ~mode

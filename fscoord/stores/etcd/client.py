@@ -204,9 +204,10 @@ class Client:
                 return failure
             left = ends - system.time.monotonic()
             if left <= 0:
+                why = str(failure).removeprefix(f"{self}: ")
                 raise StoreUnavailableError(
-                    f"timeout: {self}: no answer within {limit:.3g} s ({failure}); see that etcd runs there, and that"
-                    " the port is open"
+                    f"timeout: {self}: no answer within {limit:.3g} s ({why}); see that etcd runs there, and that the"
+                    " port is open"
                 ) from failure.__cause__
             system.time.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE_S)

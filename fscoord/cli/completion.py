@@ -1,0 +1,59 @@
+"""The words that a shell offers at Tab: keys of the store, and the names of locks, elections, queues and groups.
+
+Nothing here prints, creates a store or raises: a shell shows no message while it completes a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import click
+from click.shell_completion import CompletionItem
+
+from fscoord._runtime import system
+from fscoord.cli.options import file_path, store_url
+from fscoord.stores.url import open_store
+
+__all__ = ["Completer", "complete_key", "complete_name"]
+
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+LIMIT_S: Final = 1.0
+"""The timeout of the store that is read."""
+SIZE_MAX: Final = 64 << 20
+"""The size in bytes of a log above which keys are not completed: reading it takes longer than a user waits for Tab."""
+OFFERS_MAX: Final = 1000
+
+
+def complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the keys of the store."""
+    return _offers(_keys(ctx, incomplete))
+
+
+def complete_name(*marks: str) -> Completer:
+    """Return a function that offers the names of a recipe, which are the parts of keys before one of `marks`."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        keys = _keys(ctx, incomplete)
+        return _offers(key.rpartition(mark)[0] for key in keys for mark in marks if mark in key)
+
+    return complete
+
+
+def _offers(names: Iterable[str]) -> list[CompletionItem]:
+    found = sorted({name for name in names if name.isprintable()})
+    return [CompletionItem(name) for name in found[:OFFERS_MAX]]
+
+
+def _keys(ctx: click.Context, prefix: str) -> list[str]:
+    try:
+        url = store_url(ctx)
+        path = file_path(url)
+        options: dict[str, Any] = {} if path is None else {"read_only": True}
+        if path is not None and system.os.path.getsize(path) > SIZE_MAX:
+            return []
+        with open_store(url, timeout=LIMIT_S, **options) as store:
+            return [key for key in store.list_keys(prefix) if key.startswith(prefix)]
+    except Exception:  # noqa: BLE001 - no store, a damaged one, one that does not answer: there is nothing to offer
+        return []

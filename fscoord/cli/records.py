@@ -1,0 +1,77 @@
+"""`RecordWords`: the meaning of a record in words, for `fscoord dump`: a death, an arrival, a line, several keys."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fscoord._arguments import MalformedText, parse_uint63, words_in
+from fscoord._log.format.control_records import decode_death
+from fscoord._log.format.record import MalformedRecord, decode_pairs
+from fscoord.cli.output import printable
+from fscoord.collectives.rounds import ARRIVALS, COMPLETE
+from fscoord.inspect import Entry
+from fscoord.recipes.holdings import LINE, parse_line
+
+__all__ = ["RecordWords"]
+
+MEMBER: Final = b"/member/"
+
+
+class RecordWords:
+    """Puts the records of a log, given in their order, into words. It remembers the process of each session."""
+
+    def __init__(self) -> None:
+        self._owners: dict[int, str] = {}
+
+    def words(self, entry: Entry) -> str | None:
+        """Return the meaning of `entry`, or None if its value is to be shown as it is."""
+        key, value = entry.key, entry.value
+        try:
+            if entry.kind == "session":
+                self._owners[entry.writer] = printable(value).partition(" ")[0]
+            elif entry.kind == "death":
+                number = decode_death(value)
+                return f"session {number} ({self._owners.get(number, 'unknown')}) was found dead"
+            elif entry.kind == "multi_set":
+                return ", ".join(f"{_word(name)}={printable(each)}" for name, each in decode_pairs(value))
+            elif entry.kind == "append" and key.endswith(ARRIVALS):
+                return ", ".join(map(_arrival, value.split()))
+            elif entry.kind == "set" and key.endswith(COMPLETE):
+                return "all ranks have arrived"
+            elif entry.kind == "set" and MEMBER in key:
+                return _participant(value)
+            elif entry.kind == "compare_set" and key.endswith(LINE):
+                return _line(value)
+        except (MalformedText, MalformedRecord):  # the value of another program, whose key has such a name
+            pass
+        return None
+
+
+def _word(key: bytes) -> str:
+    return printable(key).replace(" ", "\\x20")
+
+
+def _arrival(token: bytes) -> str:
+    """Return one token of a barrier in words; see `fscoord.collectives.arrivals`."""
+    if token.startswith(b"!"):
+        ranks = [parse_uint63(rank) for rank in token.partition(b":")[2].split(b",")]
+        return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} found dead: the round is broken"
+    rank, slash, size = token.removeprefix(b"-").partition(b"/")
+    if not slash:
+        raise MalformedText("no arrival")
+    does = "timed out" if token.startswith(b"-") else "arrived"
+    return f"rank {parse_uint63(rank)} of {parse_uint63(size)} {does}"
+
+
+def _line(value: bytes) -> str:
+    state = parse_line(value)
+    holders = [f"{each.owner} (token {each.token})" for each in state.entries if each.token]
+    waiters = [each.owner for each in state.entries if not each.token]
+    held = f"held by {', '.join(holders)}" if holders else f"free (last token {state.last})"
+    return printable(held + (f"; waiting: {', '.join(waiters)}" if waiters else ""))
+
+
+def _participant(value: bytes) -> str:
+    head, _, data = value.partition(b"\n")
+    session, owner = words_in(head, " ", 2)
+    return printable(f"{owner} (session {parse_uint63(session)})") + (f": {printable(data)}" if data else "")
