@@ -570,11 +570,11 @@ def test_page_on_the_tests_lists_every_folder_of_them() -> None:
     assert set(re.findall(r"^  (\w+)/  ", page, re.MULTILINE)) == folders
 
 
-def test_page_on_the_tests_names_only_tests_that_are_there() -> None:
-    page = (REPOSITORY / "docs" / "testing.md").read_text(encoding="utf-8")
+def test_pages_on_the_tests_name_only_tests_that_are_there() -> None:
+    pages = [(REPOSITORY / "docs" / name).read_text(encoding="utf-8") for name in ("testing.md", "campaigns.md")]
     sources = [path.read_text(encoding="utf-8") for folder in ("tests", "fscoord") for path in walk(folder)]
     there = set(re.findall(r"^ *def (test_\w+)", "\n".join(sources), re.MULTILINE))
-    named = set(re.findall(r"`(test_\w+)`", page))
+    named = set(re.findall(r"`(test_\w+)`", "".join(pages)))
     assert len(named) > 70
     assert named <= there, f"no such tests: {sorted(named - there)}"
 
