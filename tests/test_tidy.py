@@ -579,6 +579,23 @@ def test_pages_on_the_tests_name_only_tests_that_are_there() -> None:
     assert named <= there, f"no such tests: {sorted(named - there)}"
 
 
+def test_claims_on_the_page_on_the_tests_each_have_a_command_that_is_there() -> None:
+    page = (REPOSITORY / "docs" / "testing.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| (.+) \|$", page.partition("## What is shown")[2].partition("\n\n**")[0], re.MULTILINE)
+    claims = [row.split(" | ") for row in table if not row.startswith(("claim |", "---"))]
+    environments = set(
+        re.findall(r"^\[testenv:(\w+)\]", (REPOSITORY / "tox.ini").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    environments |= {"py", "py310", "py311", "py312", "py313"}
+    assert len(claims) > 30
+    for claim, _shown_by, commands in claims:
+        paths = re.findall(r"tests/[\w/.]+", commands)
+        named = [name for names in re.findall(r"tox -e ([\w,]+)", commands) for name in names.split(",")]
+        assert paths or named, f"{claim} has no command"
+        assert [path for path in paths if not (REPOSITORY / path).exists()] == []
+        assert set(named) <= environments
+
+
 def walk(folder: str) -> Iterator[Path]:
     """Every Python file below this folder of the repository."""
     return (REPOSITORY / folder).rglob("*.py")
