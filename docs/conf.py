@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 from sphinx.application import Sphinx
 
@@ -51,6 +54,8 @@ default_role = "py:obj"
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = f"fscoord {release}"
+html_theme_options = {"light_logo": "logo-light.svg", "dark_logo": "logo-dark.svg"}
+html_favicon = "static/logo-light.svg"
 
 graphviz_output_format = "svg"  # of docs/drawings, by Graphviz' `dot`; without that program the build warns, and fails
 
@@ -77,7 +82,17 @@ def skip_reference_to_contract(
     return True if re.fullmatch(r"See `Store\.\w+`\.\s*", getattr(member, "__doc__", None) or "") else None
 
 
+def record_demonstration(app: Sphinx, failure: Exception | None) -> None:
+    """Put a recording of this version's demonstration in place of the one in the repository, which the README shows."""
+    shown = Path(app.outdir, app.builder.imagedir, "demo.svg")
+    if failure is None and shown.exists():
+        subprocess.run(  # noqa: S603 - our own program
+            [sys.executable, Path(app.confdir, "recording.py"), shown], check=True, timeout=300
+        )
+
+
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
     app.connect("source-read", install_from_index)
+    app.connect("build-finished", record_demonstration)
     app.connect("autodoc-skip-member", skip_reference_to_contract)
