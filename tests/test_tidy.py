@@ -534,9 +534,21 @@ def test_public_names_are_all_there_sorted_and_in_the_reference() -> None:
     assert all(hasattr(fscoord, name) for name in fscoord.__all__)
     public = {name for name, thing in vars(fscoord).items() if name[0] != "_" and not inspect.ismodule(thing)}
     assert public == set(fscoord.__all__) - {"__version__"}
-    reference = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
-    documented = set(re.findall(r"^\.\. auto\w+:: fscoord\.(\w+)$", reference, re.MULTILINE))
-    assert documented == public
+    documented = [name.removeprefix("fscoord.") for name in reference() if name.count(".") == 1]
+    assert sorted(documented) == sorted(public)
+
+
+def reference() -> list[str]:
+    """Return every name of docs/api.md: those in its tables, each of which has a page, and those on the page itself."""
+    names = []
+    text = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
+    for block in re.findall(r"^```{eval-rst}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        module = re.search(r"^\.\. currentmodule:: ([\w.]+)$", block, re.MULTILINE)
+        tabled = re.findall(r"^   ([A-Za-z][\w.]*)$", block, re.MULTILINE)
+        assert module or not tabled, "a table of names has no module"
+        names += [f"{module[1]}.{name}" for name in tabled if module]
+        names += re.findall(r"^\.\. (?:auto|py:)\w+:: ([\w.]+)", block, re.MULTILINE)
+    return names
 
 
 PUBLIC_MODULES = ["aio", "barriers", "environment", "integrations.torch", "launch", "recipes", "rendezvous", "testing"]
@@ -545,9 +557,8 @@ PUBLIC_MODULES = ["aio", "barriers", "environment", "integrations.torch", "launc
 @pytest.mark.parametrize("name", PUBLIC_MODULES)
 def test_names_of_the_other_public_modules_are_in_the_reference_too(name: str) -> None:
     """From the sources, for torch may not be here. Names of `fscoord` itself stand there once, as those."""
-    reference = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
-    prefix = rf"^\.\. (?:auto\w+|py:\w+):: fscoord\.{re.escape(name)}\.(\w+)\b"
-    documented = re.findall(prefix, reference, re.MULTILINE)
+    prefix = f"fscoord.{name}."
+    documented = [each.removeprefix(prefix) for each in reference() if each.startswith(prefix)]
     named = [
         node for node in tree(name).body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     ]
@@ -556,8 +567,7 @@ def test_names_of_the_other_public_modules_are_in_the_reference_too(name: str) -
 
 
 def test_reference_has_no_name_twice() -> None:
-    reference = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
-    names = re.findall(r"^\.\. (?:auto\w+|py:\w+):: ([\w.]+)", reference, re.MULTILINE)
+    names = reference()
     # The names of `fscoord.aio` are those of what they stand for: each of these stands there once, and those once.
     things = [(name.startswith("fscoord.aio."), name.rpartition(".")[2]) for name in names]
     assert len(things) > 50
