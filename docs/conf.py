@@ -27,11 +27,11 @@ def title(fullname: str) -> str:
     return fullname.removeprefix("fscoord.")
 
 
-def members_of(fullname: str) -> tuple[list[str], list[str]]:
-    """Return the methods, and the attributes, that the page of a class shows: those with a docstring from fscoord."""
+def members_of(fullname: str) -> dict[str, list[str]]:
+    """Return the members that the page of a class shows, those with a docstring from fscoord, by their kind."""
     module, _, name = fullname.rpartition(".")
     shown = getattr(importlib.import_module(module), name)
-    documented: dict[str, bool] = {}  # in the order of the source, those of the class before those of its bases
+    documented: dict[str, str] = {}  # in the order of the source, those of the class before those of its bases
     for base in shown.__mro__:
         if not base.__module__.startswith("fscoord."):
             continue
@@ -39,13 +39,16 @@ def members_of(fullname: str) -> tuple[list[str], list[str]]:
         attributes = {member for owner, member in analyzer.find_attr_docs() if owner == base.__qualname__}
         for member in sorted({*vars(base), *attributes}, key=lambda each: order(analyzer, base, each)):
             value = inspect.getattr_static(base, member, None)
-            is_method = inspect.isfunction(value) or isinstance(value, (classmethod, staticmethod))
-            is_documented = member in attributes or (is_method and inspect.getdoc(getattr(shown, member)))
-            is_documented = is_documented or (isinstance(value, property) and inspect.getdoc(value))
+            if inspect.isfunction(value) or isinstance(value, (classmethod, staticmethod)):
+                kind = "method"
+            else:
+                kind = "property" if isinstance(value, property) else "attribute"
+            has_docstring = member in attributes or (kind != "attribute" and inspect.getdoc(getattr(shown, member)))
             # The suite for stores is a class of tests, whose names say what they test.
-            if is_documented and not member.startswith(("_", "test_")):
-                documented.setdefault(member, is_method)
-    return [each for each in documented if documented[each]], [each for each in documented if not documented[each]]
+            if has_docstring and not member.startswith(("_", "test_")):
+                documented.setdefault(member, kind)
+    kinds = ("method", "property", "attribute")
+    return {kind: [member for member in documented if documented[member] == kind] for kind in kinds}
 
 
 def order(analyzer: ModuleAnalyzer, owner: type, member: str) -> int:
@@ -102,7 +105,6 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
 autodoc_preserve_defaults = True  # mode=0o600
-autodoc_default_options = {"no-value": True}  # a default that matters stands in the docstring
 python_maximum_signature_line_length = 90
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
