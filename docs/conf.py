@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 
@@ -130,6 +131,15 @@ def show_the_contract(
             lines += ["", *own]
 
 
+def measure_columns(_app: Sphinx, page: nodes.document) -> None:
+    """Mark the cells of each table by the longest text of their column, so that no column of sentences is squeezed."""
+    for table in page.findall(nodes.table):
+        for column in zip(*(row.children for row in table.findall(nodes.row)), strict=True):
+            longest = max(len(cell.astext()) for cell in column)
+            for cell in column:
+                cell["classes"].append("wide" if longest > 50 else "medium" if longest > 12 else "narrow")
+
+
 def record_demonstration(app: Sphinx, failure: Exception | None) -> None:
     """Put a recording of this version's demonstration in place of the one in the repository, which the README shows."""
     shown = Path(app.outdir, app.builder.imagedir, "demo.svg")
@@ -142,5 +152,6 @@ def record_demonstration(app: Sphinx, failure: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
     app.connect("source-read", install_from_index)
+    app.connect("doctree-read", measure_columns)
     app.connect("build-finished", record_demonstration)
     app.connect("autodoc-process-docstring", show_the_contract, priority=400)  # before napoleon
