@@ -183,7 +183,7 @@ class Soak:
         self.happened["stops"] += 1
 
     def resume(self, *, everybody: bool = False) -> None:
-        """Let those go on who were stopped for long enough."""
+        """Let the processes go on that were stopped for long enough."""
         for process, (until, with_children) in list(self.stopped.items()):
             if everybody or time.monotonic() >= until:
                 process.signal(signal.SIGCONT, group=with_children)
@@ -201,7 +201,7 @@ class Soak:
     # -- what becomes of them --------------------------------------------------------------------------------------
 
     def hear(self, limit: float) -> None:
-        """Take in what the processes print."""
+        """Take in the output of the processes."""
         for key, _ in self.selector.select(limit):
             process: Process = key.data
             for line in process.lines():

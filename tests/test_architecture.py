@@ -1,4 +1,4 @@
-"""The page on the architecture is a map: every path and name on it is there, and every part of the log is on it."""
+"""The page on the architecture is a map: every path and name on it exists, and it has every part of the log."""
 
 from __future__ import annotations
 

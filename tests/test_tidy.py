@@ -1,4 +1,4 @@
-"""The source itself: who may import whom, where the system is touched, how large things are, what is documented.
+"""The source itself: imports, calls of the system, sizes, and documentation.
 
 `ruff` sees to the rest (docstrings of functions, prints, leftover notes, formatting): see pyproject.toml.
 """

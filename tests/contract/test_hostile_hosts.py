@@ -1,4 +1,4 @@
-"""Hosts with names that sethostname(2) takes and no resolver does: such a name breaks no recipe, for nobody."""
+"""Hosts with names that sethostname(2) accepts and no resolver knows: such a name breaks no recipe."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def compare_set(store: Store, count: int) -> int:
 
 
 def move(store: Store, rank: int, size: int, count: int) -> list[str]:
-    """Push `count` items, and pop as many, whoever pushed them."""
+    """Push `count` items, and pop as many, of any process."""
     taken = []
     for i in range(count):
         store.queue_push("q", f"{rank}.{i}")

@@ -1,4 +1,4 @@
-"""Each way in which a file system lies is told by the probe that is made for it, and a sound one passes them all."""
+"""Each lie of a file system is detected by the probe for it, and a sound file system passes all probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one hook after a fork: its steps, their order, and the page that says what each lock and thread becomes."""
+"""The one hook after a fork: its steps, their order, and the page that describes each lock and thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Full disks and failing ones: the error says what happened and what may have; what was acknowledged stays."""
+"""Full and failing disks: the error says whether the write may have taken effect, and acknowledged writes stay."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def test_read_that_fails_changes_nothing_and_can_be_repeated(path: str, faulty: 
 
 @pytest.mark.parametrize("fit", [0, 10, 10_000])
 def test_error_of_a_failed_write_says_whether_the_record_may_be_there(fit: int, path: str, faulty: FaultyOs) -> None:
-    """Once its last byte is written a record counts, whatever its writer is told."""
+    """Once its last byte is written a record counts, even if its writer gets an error."""
     fill(path)
 
     def does(name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""repair: what is sound of a damaged log comes out whole, what is not is told, and the log itself stays as it is."""
+"""repair: it copies the sound records of a damaged log, reports the others, and leaves the log unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do with a log, or with words, whatever a user can, and let only errors pass that the user is told of."""
+"""Use a log, or words, in every way that a user can; only the documented errors may come out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Under the keys of recipes, barriers and exchanges stands anything: who reads it goes on, or says that it is wrong."""
+"""Random content under the keys of recipes, barriers and exchanges: a reader goes on, or reports the content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a key's value, a queue, a lock and a fenced value do when nobody else is there."""
+"""Models of a key's value, a queue, a lock and a fenced value, each for one process."""
 
 from __future__ import annotations
 

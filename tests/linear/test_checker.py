@@ -186,7 +186,7 @@ def test_keys_are_judged_separately() -> None:
 
 
 class Wrong:
-    """A store whose mistake shows only between two: with `mistake` every so many operations."""
+    """A store whose mistake shows only between two processes, every `mistake` operations."""
 
     def __init__(self, mistake: str) -> None:
         self.mistake, self.state, self.before, self.count = mistake, None, None, 0

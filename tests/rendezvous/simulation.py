@@ -53,7 +53,7 @@ class World:
         self.tell(f"{node.name} dies")
 
     def bury(self) -> bool:
-        """Somebody finds out who is dead, and takes them out."""
+        """One node detects the dead nodes, and removes them."""
         new = evict(self.state, self.dead & self.state.present)
         return self._put(new, f"the dead are taken out: {sorted(self.dead & self.state.present)}")
 
@@ -153,7 +153,7 @@ class World:
         assert rank < size
 
     def settle(self) -> None:
-        """Let everybody find out everything, until nothing changes any more."""
+        """Let all nodes look and act until nothing changes."""
         self.is_settling = True
         for _ in range(40 * (len(self.nodes) + 2)):
             changed = self.bury()

@@ -82,7 +82,7 @@ class Crew:
                 stopped.remove(agent)
 
     def awaited(self, stopped):
-        """Return those of `stopped` that keep everybody waiting."""
+        """Return the `stopped` agents for which all others wait."""
         number = None
         try:
             with FileStore(self.arguments[0], timeout=1) as store:

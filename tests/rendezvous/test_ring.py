@@ -1,4 +1,4 @@
-"""Nodes watch their successors in a ring: what that costs, and that no death stays unnoticed."""
+"""Nodes watch their successors in a ring: its cost, and that it detects each death."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Log:
 
 
 def read_log(data: bytes) -> Log:
-    """Read the log that is `data`."""
+    """Read the log whose bytes are `data`."""
     log = Log(read_header(data))
     offset, chain = log.header["size"], log.header["checksum"]
     while True:

@@ -1,4 +1,4 @@
-"""The line for a lock that the kernel is asked to wait for: who gets it, who has left, and what is closed, and once."""
+"""Waits for a lock in the kernel: the waiter that gets it, waiters that have left, and descriptors closed once."""
 
 from __future__ import annotations
 

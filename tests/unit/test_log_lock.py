@@ -1,4 +1,4 @@
-"""The lock of a log by itself: what it excludes, whom it names, how it is waited for and handed over."""
+"""The lock of a log by itself: exclusion, the name of the holder, waits, and hand-overs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a handle knows of sessions, its own among them: the cases that real deaths come to only by luck."""
+"""A handle's knowledge of sessions, its own among them: cases that real deaths cause only by luck."""
 
 from __future__ import annotations
 

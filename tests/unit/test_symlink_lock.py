@@ -301,7 +301,7 @@ def test_marker_of_a_process_whose_pid_was_reused_is_removed(path: str) -> None:
 
 @pytest.fixture
 def remover() -> Iterator[socket.socket]:
-    """Somebody whose turn it is to remove a marker."""
+    """A process whose turn it is to remove a marker."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as found:
         yield found
 

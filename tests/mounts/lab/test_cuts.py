@@ -1,4 +1,4 @@
-"""What only the lab can do: a client is cut off from the network and healed, the server restarts.
+"""Faults that need the lab: a client is cut off from the network and comes back, and the server restarts.
 
 Run with `--lease 15 --grace 15`, which is how long an NFS 4 server keeps the locks of a client that it does not hear.
 """
@@ -139,7 +139,7 @@ def finish(pending: Any) -> Exception | None:
 
 
 def recovers(agent: Agent) -> bool:
-    """After a failure a handle goes on; nobody has to open another."""
+    """After a failure a handle goes on; the program need not open another."""
     agent.do("store:set", "again", "1")
     return True
 
