@@ -216,7 +216,7 @@ class Soak:
                 self.selector.unregister(process.output)
 
     def look_after(self, *, replace: bool) -> None:
-        """Start others for those who have ended, reap those whose children have ended, and find those that hang."""
+        """Replace the processes that have ended, reap those whose children have ended, and detect those that hang."""
         now = time.monotonic()
         for slot, process in enumerate(self.slots):
             code = process.exit_code()
@@ -268,7 +268,7 @@ class Soak:
             self.blame(f"the observer ended with {code}; its last words stand among the errors")
 
     def end(self) -> None:
-        """Kill and reap all who are left."""
+        """Kill and reap the remaining processes."""
         observer = [self.observer] if self.observer is not None else []
         for process in {*self.slots, *self.ghosts, *observer}:
             process.reap()

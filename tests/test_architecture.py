@@ -28,7 +28,7 @@ OF_THE_SYSTEM = {"XDG_RUNTIME_DIR"}
 
 
 class Names:
-    """What the package defines: classes, functions, variables, attributes, arguments, and its string constants."""
+    """The names of the package: classes, functions, variables, attributes, arguments, and its string constants."""
 
     def __init__(self) -> None:
         self.defined: set[str] = set()

@@ -1,4 +1,4 @@
-"""The demonstration: what real processes do together, who is missed, and that none is left behind."""
+"""The demonstration with real processes: the work, the lost process, and that no process is left behind."""
 
 from __future__ import annotations
 

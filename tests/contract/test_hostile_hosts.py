@@ -54,7 +54,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture(params=NAMES)
 def owner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a recipe says of this process, on a host of such a name."""
+    """The text by which a recipe names this process, on a host of such a name."""
     name, word = NAMES[request.param]
     monkeypatch.setattr(system, "hostname", lambda: name)
     return f"{word}:{os.getpid()}"

@@ -1,4 +1,4 @@
-"""What the other processes of the contract suite do: ``python worker.py WHAT STORE ARGUMENTS``, all but the first JSON.
+"""The other processes of the contract suite: ``python worker.py WHAT STORE ARGUMENTS``, all but the first in JSON.
 
 Every worker opens a handle of its own, says that it is there, waits for the start, works, and prints its result.
 """

@@ -109,7 +109,7 @@ def test_agents_that_never_meet_prove_nothing(pair, monkeypatch):
     one.ask("race", 1, **question, writer="one")
 
     class Later:
-        """The other agent, who comes when the first has gone."""
+        """The other agent, which comes when the first has gone."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(one, name)

@@ -109,7 +109,7 @@ def file_size_limit(size: int) -> Iterator[None]:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("introduced", [False, True])
 def test_write_that_stops_at_any_byte_is_not_applied_and_can_be_repeated(introduced: bool, path: str) -> None:
-    """What is torn is the record itself, or the introduction of a handle that has not written before."""
+    """The torn record is the record itself, or the session record of a handle that has not written before."""
     fill(path)
     content = b"new" + bytes(20)
     length = next_size(path, content, introduced) - os.path.getsize(path)

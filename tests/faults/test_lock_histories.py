@@ -79,7 +79,7 @@ def make_progress(journals: Path) -> None:
 
 
 def kills_and_stops(rng: random.Random) -> Callable[[list[Any], Path], dict[str, float]]:
-    """Return what kills three, one after the other, and stops some for a while, at any moment.
+    """Return the trouble that kills three processes, one after the other, and stops some for a while, at any moment.
 
     Nobody who is in trouble is asked for anything: the others go on, or wait until it is over.
     """

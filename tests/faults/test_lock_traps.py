@@ -138,7 +138,7 @@ def test_holder_whose_introduction_was_not_read_yet_is_named(path: str) -> None:
 
 @every_kind
 def test_reads_need_no_lock(path: str, lock: str) -> None:
-    """What is complete is read while a holder is stopped; what it has half written is not there."""
+    """Complete records are read while a holder is stopped; its half record does not count."""
     with FileStore(path, lock=lock, timeout=HANG_S) as store:
         store.set("k", "1")
         with Holder(path, lock) as holder:
@@ -379,7 +379,7 @@ def test_log_that_goes_on_elsewhere_while_its_waiter_reopens_it_is_not_gone(
 def test_waiter_for_the_lock_of_a_log_that_is_gone_fails_while_another_holds_it(
     lock: str, replaced: bool, path: str, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And does not open what is there instead over and over meanwhile."""
+    """Meanwhile it does not open the file in its place again and again."""
     opened: list[int] = []
     reopen = log_file.Log._reopen_for_lock
 
@@ -572,7 +572,7 @@ def test_reader_passes_a_torn_record_that_looked_like_damage(path: str, monkeypa
 
 
 def test_damage_seen_without_the_lock_is_looked_at_again_with_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer may be in the middle of voiding what is torn."""
+    """A writer may be in the middle of voiding the torn record."""
     examine, looks = torn_tail.examine, []
 
     def examine_too_soon(

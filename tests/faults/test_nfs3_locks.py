@@ -171,7 +171,7 @@ OPERATIONS: dict[str, tuple[Callable[[FileStore], object], object]] = {
 def test_operation_survives_the_loss_of_its_file_before_any_call(
     name: str, kind: str, forgets: bool, path: str, other: OtherHost, kernel: SharedOs, locks: LockManager
 ) -> None:
-    """Once or twice, where the handle does not hold its lock, because otherwise no process could compact.
+    """It is lost once or twice, and only while the handle does not hold its lock: otherwise no process could compact.
 
     The client may remember what it knows of the file, or ask the server, which `forgets` it.
     """

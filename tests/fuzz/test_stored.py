@@ -156,7 +156,7 @@ KINDS = {
 
 
 def outcome(call: Callable[[], Any]) -> Exception | None:
-    """What `call` raises, if that is what it may raise."""
+    """Return the error that `call` raises, which must be a documented one."""
     try:
         call()
     except FscoordError as error:

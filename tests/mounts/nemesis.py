@@ -1,4 +1,4 @@
-"""What befalls agents at work on one store, on both hosts and at any moment: kill -9, and SIGSTOP for a while."""
+"""Faults for agents that use one store on both hosts: SIGKILL, and SIGSTOP for a while, at any moment."""
 
 from __future__ import annotations
 

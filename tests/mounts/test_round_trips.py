@@ -1,4 +1,4 @@
-"""What operations cost in requests to the server, counted by the client itself in /proc/self/mountstats.
+"""The requests of each operation to the server, which the client counts in /proc/self/mountstats.
 
 The bounds are the design's. On NFS 3 the client counts no requests of the lock manager.
 """

@@ -1,4 +1,4 @@
-"""What agents do for the tests of shared mounts, beside what `contract.worker` has."""
+"""The work of agents in the tests of shared mounts, in addition to that of `contract.worker`."""
 
 from __future__ import annotations
 

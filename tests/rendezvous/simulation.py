@@ -131,7 +131,7 @@ class World:
         return True
 
     def check_state(self, state: State) -> None:
-        """What holds in every state."""
+        """The conditions that hold in every state."""
         assert len(set(state.participants)) == len(state.participants) <= self.limits.max_nodes
         assert not set(state.participants) & set(state.waiting + state.former)
         assert len(set(state.waiting)) == len(state.waiting)
@@ -169,7 +169,7 @@ class World:
         raise AssertionError("it never comes to rest")
 
     def check_agreement(self) -> None:
-        """What holds when all is at rest."""
+        """The conditions that hold when all nodes rest."""
         living = [node for node in self.nodes.values() if not node.is_over]
         if self.state.closed:
             assert all(node.outcome for node in living)

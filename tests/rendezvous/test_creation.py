@@ -33,7 +33,7 @@ def create():
 
 @pytest.fixture
 def events(caplog):
-    """Give `events()`: what was recorded so far."""
+    """Give `events()`: the events recorded so far."""
     caplog.set_level(logging.INFO, "fscoord")
     return lambda: [
         RdzvEvent.deserialize(record.message) for record in caplog.records if record.name == "fscoord.rendezvous.events"

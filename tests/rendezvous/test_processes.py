@@ -66,7 +66,7 @@ class Crew:
             self.last[agent] = told
 
     def agree_without(self, stopped, patience):
-        """As `agree`, of all that are not `stopped`. A stopped process lives: those who must wait for one let it go on.
+        """As `agree`, of all that are not `stopped`. A stopped process lives. It goes on if others must wait for it.
 
         That is who was stopped with the log's lock, and rank 0, whose address all others wait for.
         """
@@ -96,7 +96,7 @@ class Crew:
         return [agent for agent in stopped if number and agent.pid == int(number[1])]
 
     def close(self):
-        """End all in good order; who does not end is killed."""
+        """End all processes in good order; kill those that do not end."""
         for agent in self.agents:
             if agent.poll() is None:
                 os.kill(agent.pid, signal.SIGCONT)

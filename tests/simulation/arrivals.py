@@ -34,7 +34,7 @@ TROUBLES = (
 
 
 class Meetings:
-    """What one seed draws: the ranks, which of them share a process or a handle, and what goes wrong.
+    """The draw of one seed: the ranks, which of them share a process or a handle, and the faults.
 
     Attributes:
         between: whether a rank died when its arrival was recorded, and that all have come was not.

@@ -32,7 +32,7 @@ class ScheduleError(AssertionError):
 
 
 class Process:
-    """What dies together.
+    """The tasks that die together.
 
     Attributes:
         number: the process's number, given once.
@@ -149,7 +149,7 @@ class Scheduler:
 
     @property
     def process(self) -> Process:
-        """That of the task that runs."""
+        """The process of the task that runs."""
         assert self._current is not None
         return self._current.process
 

@@ -95,7 +95,7 @@ before: list[object] = []
 
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is granted the lock may take any time to take it."""
+    """A waiter that is granted the lock may take any time to take it."""
     monkeypatch.setattr(kernel_wait, "HANDOVER_S", LIMIT_S)
     before[:] = [*threading.enumerate(), *kernel_wait._requests.values()]
 

@@ -236,7 +236,7 @@ def test_soft_lock_on_nfs_voids_a_torn_tail(torn: int, path: str, mounted: objec
 def test_soft_lock_on_nfs_refuses_to_write_if_the_end_has_moved(
     shift: int, path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever moves the end while the marker is there has lost its own, and works on."""
+    """A process that moves the end while the marker is there has lost its own marker, and works on."""
     with FileStore(path, lock="soft") as store:
         store.set("k", "1")
         before = Path(path).read_bytes()
@@ -861,7 +861,7 @@ def test_write_opens_a_new_descriptor_once_a_second(
 def test_write_after_a_pause_checks_one_half_of_liveness_before_the_lock(
     path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of the two is a request, and nobody else can write while one is made under the lock."""
+    """Each of the two is a request, and no other process can write during a request under the lock."""
     done: list[str] = []
     is_lost, hold = LivenessFile.is_lost, LivenessFile.hold
     monkeypatch.setattr(LivenessFile, "is_lost", lambda file: (done.append("name"), is_lost(file))[1])

@@ -26,7 +26,7 @@ CHAIN = 77
 
 
 class Holder:
-    """Somebody else who has the lock of the log."""
+    """Another process that has the lock of the log."""
 
     def __init__(self, path: str, kind: int, session: int = 0) -> None:
         self._fd = os.open(path, os.O_RDWR)
