@@ -265,7 +265,7 @@ def test_decoder_that_is_slow_is_asked_no_more_once_the_time_is_up(monkeypatch: 
     asked: list[int] = []
 
     class Clock:
-        """The real one, which each question sets forward."""
+        """The real clock, which each question sets forward by 400 s."""
 
         def monotonic(self) -> float:
             return time.monotonic() + 400 * len(asked)

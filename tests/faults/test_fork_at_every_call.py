@@ -122,7 +122,7 @@ def test_parent_that_is_killed_right_after_a_fork_leaves_no_lock_to_its_child(
 def test_fork_at_any_call_on_a_shared_mount_leaves_both_usable(
     operation: str, coherence: str, directory: Path, draw: Draw
 ) -> None:
-    """There a handle asks for all of its node, or stands in line for that."""
+    """On such a mount the handle polls for its whole host, or waits to become the poller."""
     assert fork_everywhere(directory, draw, OPERATIONS[operation], options={"coherence": coherence}) > 5
 
 

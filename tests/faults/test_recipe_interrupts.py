@@ -65,7 +65,7 @@ def hold(kind: Callable[[Store], Any], store: Store) -> Any:
 
 @pytest.fixture(params=["itself", "another"])
 def settle(request: pytest.FixtureRequest, kind: Callable[[Store], Any], hold: Any, store: Store) -> Callable[[], None]:
-    """What to do before each acquisition, which knows the line if `hold` was the last to have it, and reads it else."""
+    """Give the call before each acquisition. The acquisition knows the line if `hold` had it last, or must read it."""
     users = [hold] if request.param == "itself" else [hold, kind(store)]
 
     def settle() -> None:

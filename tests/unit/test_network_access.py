@@ -1125,7 +1125,7 @@ def test_new_session_changes_all_buckets_and_its_later_writes_only_their_own(pat
 def test_server_that_refuses_the_lock_is_asked_four_times_in_a_row(
     error: int, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, each time through new descriptors; who has waited for nobody has not run out of time, either."""
+    """The four tries follow each other at once, each through new descriptors. They end with no time-out."""
     left, bind = 0, LogLock.bind
 
     def refusing(lock: LogLock, fd: int, session: int) -> None:
