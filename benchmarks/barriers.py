@@ -137,7 +137,7 @@ def make_floor(member: crew.Member, place: Place) -> None:
 
 
 def meet(member: crew.Member, place: Place, kind: str, count: int) -> Meetings:
-    """Meet `count` times. Before that, some meetings do not count, and all begin together."""
+    """Meet a few times without counting, begin together, and meet `count` times."""
     barrier = way_to_meet(member, place, kind)
     for number in range(WARM_UP):
         barrier(f"warm.{number}")

@@ -1,4 +1,4 @@
-"""EtcdStore beside FileStore, and beside how torch's EtcdStore does it: read the whole directory, and again.
+"""EtcdStore beside FileStore, and beside the method of torch's EtcdStore, which reads the whole directory each time.
 
 Only on request (``--only etcd``): it needs an etcd on PATH and the extra ``etcd``.
 """
@@ -157,7 +157,7 @@ def uncontended(settings: Settings, count: int) -> Iterator[Row]:
 
 
 def wake_up(settings: Settings, count: int) -> Row:
-    """How long after one process began to set a key the other's get returns it."""
+    """The time from the `set` of one process to the return of another's `get`."""
     rounds = settings.rounds(3)
 
     def once(store: str) -> list[float]:

@@ -172,7 +172,7 @@ def test_process_that_is_killed_is_named_by_the_others_which_do_its_work(texts):
 
 
 def test_process_that_is_killed_unasked_is_named_too(texts):
-    """It is killed when the launcher is about to kill another one, so that the rest waits for that one anyway."""
+    """It is killed just before the launcher kills another worker, for which the rest waits anyway."""
 
     def kill_another(event: dict[str, Any]) -> None:
         if event["event"] == "met":

@@ -24,7 +24,7 @@ STOPPED_S = 0.02
 
 
 class Member:
-    """A process, and the lines it has told so far."""
+    """A process, and the lines that it has printed so far."""
 
     def __init__(self, name: int, process: subprocess.Popen[bytes]) -> None:
         self.name, self.process = name, process

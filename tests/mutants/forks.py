@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 def put(code: CodeType, functions: Sequence[FunctionType]) -> None:
-    """Give each of `functions`, which one module has made, its new code out of `code`, that of the whole module."""
+    """Replace the code of each of `functions` of one module by that in `code`, the code of the whole module."""
     fresh: dict[tuple[str, int], list[CodeType]] = defaultdict(list)
     waiting = [code]
     while waiting:

@@ -52,7 +52,7 @@ class Crew:
                 self.told.put((agent, json.loads(line)))
 
     def agree(self, size, agents=None, patience=PATIENCE_S):
-        """Return the number of the round when `agents` have told of one that all of them are in, and nobody else."""
+        """Return the number of the round when all `agents`, and no others, have reported to be in it."""
         agents = self.agents if agents is None else agents
         until = time.monotonic() + patience
         while True:

@@ -1,4 +1,4 @@
-"""Logs on mounts that hosts share, as one process can see them: what is asked of the kernel, and what lies survive."""
+"""Logs on mounts that hosts share, in one process: the calls of the kernel, and caches and servers that lie."""
 
 from __future__ import annotations
 

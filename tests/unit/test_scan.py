@@ -1,4 +1,4 @@
-"""One file of a log from end to end: what is read of it, when its writers are kept away, and for how long."""
+"""One file of a log from end to end: the part that is read, and when and how long its lock is held."""
 
 from __future__ import annotations
 
