@@ -52,7 +52,7 @@ GROUPS = {"meet": ("barrier", "contended", "wakeup", "handover", "reading", "unc
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what the command line asks for."""
+    """Run the measurements that the command line names."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure fscoord beside torch's stores, and its lock beside others. All take turns in one run, so"

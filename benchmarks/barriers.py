@@ -1,4 +1,4 @@
-"""All processes meet at a barrier, again and again, each time with another key: how long it takes, and what it costs.
+"""All processes meet at barriers, each with a key of its own: the time and the cost of each barrier.
 
 The cost is processor time per rank, with all processes and TCPStore's server counted. It stays true on a machine with a
 core for each rank, where the time on the clock does not. The floor is the prototype in `barrier_floor.py`: the same
@@ -48,7 +48,7 @@ SPENT = "processor time per rank"
 
 
 class Meetings(NamedTuple):
-    """What a process found: begin and end, its processor time, and what each barrier took, all in seconds."""
+    """The results of a process: begin and end, its processor time, and the time of each barrier, all in seconds."""
 
     begin: float
     end: float
@@ -57,7 +57,7 @@ class Meetings(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A round: ms per barrier, µs of processor time per rank and barrier, and what each barrier took, in ms."""
+    """A round: ms per barrier, µs of processor time per rank and barrier, and the time of each barrier in ms."""
 
     wall: float
     spent: float
@@ -137,7 +137,7 @@ def make_floor(member: crew.Member, place: Place) -> None:
 
 
 def meet(member: crew.Member, place: Place, kind: str, count: int) -> Meetings:
-    """Meet `count` times. Before that, some meetings do not count, and all begin together."""
+    """Meet a few times without counting, begin together, and meet `count` times."""
     barrier = way_to_meet(member, place, kind)
     for number in range(WARM_UP):
         barrier(f"warm.{number}")
@@ -154,7 +154,7 @@ def meet(member: crew.Member, place: Place, kind: str, count: int) -> Meetings:
 
 
 def way_to_meet(member: crew.Member, place: Place, kind: str) -> Callable[[str], object]:
-    """Return what a process calls with the key of a barrier."""
+    """Return the function that a process calls with the key of a barrier."""
     size, rank = member.size, member.rank
     if kind == FLOOR:
         barrier_floor.STRAT_LOCK, barrier_floor.NAP = "n", FLOOR_NAP_S

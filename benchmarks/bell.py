@@ -1,4 +1,4 @@
-"""A bare wake-up by inotify, the least that one can take: a process touches a file, another sleeps in poll(2)."""
+"""A bare wake-up by inotify, the lower bound: one process touches a file, and another sleeps in poll(2)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ FAIR_S = 0.05
 
 
 class Additions(NamedTuple):
-    """What a process found: begin, end and longest wait in s, calls that took longer than `FAIR_S`, processor time."""
+    """The results of a process: begin, end and longest wait in s, calls longer than `FAIR_S`, processor time."""
 
     begin: float
     end: float

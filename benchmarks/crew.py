@@ -1,7 +1,7 @@
-"""Run a task in several processes that begin together, and bring their results home.
+"""Run a task in several processes that begin together, and return their results.
 
 The processes are forked by a clean server process that has torch imported and nothing opened: 64 processes that each
-import torch would take longer than what they measure.
+import torch would take longer than the measurement itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Member:
     pipe: Connection
 
     def start(self) -> None:
-        """Say that the preparations are over, and return when everybody has said so."""
+        """Report that this process is ready, and return when all processes are ready."""
         self.pipe.send("ready")
         self.pipe.recv()
 

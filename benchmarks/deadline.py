@@ -1,4 +1,4 @@
-"""How late a call ends that is out of time: a wait for a key that never comes, a write while others hold the lock."""
+"""The delay of time-outs: of a wait for a key that never comes, and of a write while others hold the lock."""
 
 from __future__ import annotations
 

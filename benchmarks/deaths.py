@@ -46,7 +46,7 @@ def measure(settings: Settings) -> Iterator[Row]:
 
 
 def see_a_death(member: crew.Member, place: Place) -> float:
-    """Return when this rank was told; the last kills another in its place, and returns when it did, below zero.
+    """Return when this rank learned of the death. The last rank kills a process, and returns minus the time of that.
 
     The clock is the monotonic one of the host, in seconds.
     """

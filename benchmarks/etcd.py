@@ -1,4 +1,4 @@
-"""EtcdStore beside FileStore, and beside how torch's EtcdStore does it: read the whole directory, and again.
+"""EtcdStore beside FileStore, and beside the method of torch's EtcdStore, which reads the whole directory each time.
 
 Only on request (``--only etcd``): it needs an etcd on PATH and the extra ``etcd``.
 """
@@ -38,9 +38,9 @@ START_S = 60
 class ReReading(fscoord.EtcdStore):
     """An EtcdStore that gets, waits and adds as torch's does.
 
-    ``torch/distributed/elastic/rendezvous/etcd_store.py``: every look reads all keys of the store, a wait is a watch of
-    all of them that ends with whatever is written, and who loses a race for a counter sleeps for 50 ms on average. What
-    it is measured with (version 3 of the protocol, these connections) is the same for both.
+    It follows ``torch/distributed/elastic/rendezvous/etcd_store.py``: every look reads all keys of the store. A wait is
+    a watch of all keys, which any write ends. A process that loses a race for a counter sleeps for 50 ms on average.
+    Both stores use version 3 of the protocol and the same connections.
     """
 
     def _everything(self, limit: float) -> tuple[dict[bytes, bytes], int]:
@@ -68,7 +68,7 @@ class ReReading(fscoord.EtcdStore):
         return all(key.encode() in everything for key in keys)
 
     def add(self, key: Any, amount: int) -> int:
-        """Create the counter, or else read it and exchange it, until nobody is quicker."""
+        """Create the counter, or read and exchange it, until no other process is quicker."""
         place, limit = self._keys.value(key.encode()), self._timeout
         write = self._transactions.write
         if write([put(place, b"%d" % amount)], limit, [compare(place, "create", 0)]).is_done:
@@ -132,7 +132,7 @@ def measure(settings: Settings) -> Iterator[Row]:
 
 
 def uncontended(settings: Settings, count: int) -> Iterator[Row]:
-    """What each operation costs one process."""
+    """The cost of each operation for one process."""
     rounds = settings.rounds(9)
     times = 5 if settings.quick else 50
     with ExitStack() as stack:
@@ -163,7 +163,7 @@ def uncontended(settings: Settings, count: int) -> Iterator[Row]:
 
 
 def wake_up(settings: Settings, count: int) -> Row:
-    """How long after one process began to set a key the other's get returns it."""
+    """The time from the `set` of one process to the return of another's `get`."""
     rounds = settings.rounds(3)
 
     def once(store: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""Open a file store that has a long history: how fast it is replayed, and how long a newcomer takes."""
+"""Open a file store with a long history: the speed of the replay, and the time of a process that joins."""
 
 from __future__ import annotations
 

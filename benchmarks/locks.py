@@ -1,10 +1,11 @@
-"""Locks between processes: what a pair costs where nobody else is, how soon the next has it, and who overtakes whom.
+"""Locks between processes: the cost of lock and unlock, the time to the next holder, and overtaking.
 
-Who is overtaken counts from before its call: until it has written that it wants ours, others may. In line nobody is
-overtaken, which a test shows in the log itself, see `arrivals` in tests/contract/test_locks.py.
+Overtaking counts from the call of `acquire`: others may overtake a process until it has written its place in the line.
+No process in the line is overtaken; a test shows this in the log, see `arrivals` in tests/contract/test_locks.py.
 
-Beside ours: flock(2), the least that a lock can cost; portalocker and filelock, as they come; and the semaphore of
-`multiprocessing`, which only processes of one family can share. Ours alone queues, survives its holder, and has tokens.
+fscoord's lock is compared with flock(2), the cheapest lock; with portalocker and filelock, with their defaults; and
+with the semaphore of `multiprocessing`, which only a process and its children can share. Only fscoord's lock queues,
+survives its holder, and has tokens.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ ENDS = ("is killed", "closes its store")
 
 
 class Hold(NamedTuple):
-    """One hold: when it was asked for, got and given back, by the monotonic clock of the host."""
+    """One hold: when it was requested, acquired and released, by the monotonic clock of the host."""
 
     asked: float
     got: float
@@ -67,16 +68,16 @@ class Flock:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def acquire(self) -> None:
-        """Block until it is had."""
+        """Block until the lock is acquired."""
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the lock."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
 
 class Writes:
-    """No lock: the two writes that one of ours makes, of as many bytes."""
+    """No lock: the two writes of fscoord's lock, with the same numbers of bytes."""
 
     def __init__(self, store: fscoord.FileStore) -> None:
         self._store = store
@@ -84,16 +85,16 @@ class Writes:
         store.set(b"lock/line", self._values[0])
 
     def acquire(self) -> None:
-        """Write the longer one."""
+        """Write the longer record."""
         self._store.compare_set(b"lock/line", *self._values)
 
     def release(self) -> None:
-        """Write the shorter one."""
+        """Write the shorter record."""
         self._store.compare_set(b"lock/line", *self._values[::-1])
 
 
 def open_store(path: str) -> fscoord.FileStore:
-    """Return a store that has loaded what is loaded at the first wait, and that has a bell, as where others wait."""
+    """Return a store that has loaded the modules of the first wait, and that has a bell, as if others waited."""
     store = fscoord.FileStore(path, timeout=LIMIT_S)
     with suppress(fscoord.StoreTimeoutError):
         store.wait(["never"], 0.01)
@@ -120,13 +121,13 @@ def measure(settings: Settings) -> Iterator[Row]:
 
 
 def measure_ours(settings: Settings) -> Iterator[Row]:
-    """Yield the first two of these rows, for our own lock and the least that it can cost."""
+    """Yield the first two of these rows: fscoord's lock, and the lower bound of its cost."""
     yield pair(settings, (OURS,))
     yield handover(settings, (OURS,))
 
 
 def pair(settings: Settings, kinds: tuple[str, ...]) -> Row:
-    """Return what a lock and an unlock cost where no other process is."""
+    """Return the cost of a lock and an unlock without other processes."""
     rounds = settings.rounds(15)
     pairs, missing = take_turns(
         settings, (*kinds, WRITES), rounds, lambda kind: alone(kind, settings), "lock and unlock"
@@ -258,7 +259,7 @@ def end_a_holder(member: crew.Member, path: str, how: str) -> float:
 
 
 def alone(kind: str, settings: Settings) -> float:
-    """Return how long a pair takes where nobody else is, in µs."""
+    """Return the time of a lock and an unlock without other processes, in µs."""
     count = 10 if settings.quick else 100 if kind in (PORTALOCKER, FILELOCK) else PAIRS
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=settings.directory) as place:
         lock = make(kind, str(Path(place, "lock")), multiprocessing.Lock())
@@ -300,7 +301,7 @@ def want(member: crew.Member, kind: str, path: str, family: Any, seconds: float)
 
 
 def handed_over(holds: list[Hold]) -> list[float]:
-    """Return how long it took from each release to the hold of another, who waited, in µs."""
+    """Return the time from each release to the hold of a process that waited, in µs."""
     return [
         (after.got - max(before.released, after.asked)) * 1e6
         for before, after in pairwise(holds)
@@ -309,21 +310,21 @@ def handed_over(holds: list[Hold]) -> list[float]:
 
 
 def longest_wait(holds: list[Hold]) -> float:
-    """Return how long the one waited that waited longest, in ms."""
+    """Return the longest wait, in ms."""
     return max(hold.got - hold.asked for hold in holds) * 1e3
 
 
 def overtakers(holds: list[Hold]) -> list[int]:
-    """Return for each hold how many had it before who asked for it later."""
+    """Return for each hold how many processes overtook it."""
     return [sum(other.asked > hold.asked for other in holds[:place]) for place, hold in enumerate(holds)]
 
 
 def bias(holds: list[Hold]) -> float:
-    """Return how many holds the process had that had most, for one of the process that had least."""
+    """Return the highest number of holds of a process, divided by the lowest."""
     counts = [sum(hold.rank == rank for hold in holds) for rank in {hold.rank for hold in holds}]
     return max(counts) / min(counts)
 
 
 def rate(holds: list[Hold]) -> float:
-    """Return the holds in a second."""
+    """Return the number of holds in a second."""
     return len(holds) / (holds[-1].released - holds[0].got)

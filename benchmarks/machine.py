@@ -1,4 +1,4 @@
-"""On what it was measured: facts without which a figure means nothing."""
+"""The machine of a measurement: the facts without which a figure means nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import fscoord
 
 
 def facts(directory: str) -> dict[str, str | int | float]:
-    """Return what may matter: processor, kernel, Python, versions, file system, and how busy it was."""
+    """Return its facts: processor, kernel, Python, versions, file system, and load."""
     found: dict[str, str | int | float] = {
         "date": time.strftime("%Y-%m-%d"),
         "processor": _processor(),
@@ -33,7 +33,7 @@ def facts(directory: str) -> dict[str, str | int | float]:
 
 
 def load() -> float:
-    """Return how many processes wanted to run, on average, in the last minute."""
+    """Return the load: the average number of runnable processes in the last minute."""
     return round(os.getloadavg()[0], 2)
 
 

@@ -1,4 +1,4 @@
-"""What a measurement is: values per store, the budget between them, and rounds in which all take turns."""
+"""A measurement: the values of each store, the budget between them, and rounds in which all stores take turns."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Settings:
     """How much to measure, and where.
 
     Attributes:
-        quick: only see that everything runs; the figures mean nothing.
+        quick: only check that everything runs; the figures mean nothing.
         repeat: rounds, or None for each benchmark's own number.
         directory: where the stores' files go.
-        report: is told what is measured now.
+        report: called with the name of the present measurement.
     """
 
     quick: bool
@@ -29,16 +29,16 @@ class Settings:
     report: Callable[[str], None]
 
     def rounds(self, usual: int) -> int:
-        """Return the number of rounds, `usual` unless something else was asked for."""
+        """Return the number of rounds: `usual`, unless the command line gives another."""
         return self.repeat or (1 if self.quick else usual)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What is to be reached: to be `factor` times as good as `peer`, or `limit`, in the row's unit.
+    """The goal: to be `factor` times as good as `peer`, or `limit`, in the row's unit.
 
     Attributes:
-        of: whose figure counts; our first, unless another is named.
+        of: the store whose figure counts; the first one by default.
     """
 
     text: str
@@ -50,13 +50,13 @@ class Budget:
 
 @dataclass
 class Row:
-    """One thing that stores do, and how well each did it.
+    """One kind of work, and the figure of each store.
 
     Attributes:
         values: the figure of each store; ours is first.
         missing: why a store has no figure.
         details: more figures, by store.
-        statistic: what the figures are, of how many rounds.
+        statistic: how the figures follow from the rounds, and how many rounds there were.
     """
 
     work: str
@@ -70,16 +70,16 @@ class Row:
 
     @property
     def ours(self) -> float:
-        """Our own figure."""
+        """The figure of fscoord."""
         return next(iter(self.values.values()))
 
     def ratio(self, store: str, of: str = "") -> float:
-        """Return how many times as good as `store` we are, or the store `of` is."""
+        """Return how many times as good as `store` fscoord is, or the store `of`."""
         ours, theirs = self.values[of] if of else self.ours, self.values[store]
         return ours / theirs if self.more_is_better else theirs / ours
 
     def is_met(self, budget: Budget) -> bool | None:
-        """Return whether `budget` is met, or None when that can't be said here."""
+        """Return whether `budget` is met; None if a figure is missing."""
         if budget.peer:
             return None if budget.peer not in self.values else self.ratio(budget.peer, budget.of) >= budget.factor
         value = self.values[budget.of] if budget.of else self.ours
@@ -101,9 +101,9 @@ def take_turns(
     what: str,
     absent: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, list[Any]], dict[str, str]]:
-    """Return what `measure` finds for each store in each round, and why some were not measured.
+    """Return the result of `measure` for each store in each round, and why some stores were not measured.
 
-    All stores are measured once before any is measured again, so that whatever else the machine does hits them alike.
+    All stores are measured once before any is measured again, so that other work on the machine affects them alike.
     `absent` says why a store can't be measured this time.
     """
     missing = {store: (absent or {}).get(store, "") or is_missing(store) for store in stores}

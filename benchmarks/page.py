@@ -1,7 +1,7 @@
-"""`python -m benchmarks.page RESULTS`: put what `--only meet --json RESULTS` found into docs/performance.md.
+"""`python -m benchmarks.page RESULTS`: put the results of `--only meet --json RESULTS` into docs/performance.md.
 
-The page has marks, between which its tables are; the picture beside it is drawn anew. With `--check` nothing is
-written, and the exit status says whether the page is what the results make of it.
+The tables stand between marks of the page. The picture is drawn anew. With `--check` the program writes nothing,
+and the exit status says whether the page agrees with the results.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ SINGLE = [f"{operation}, one process" for operation in OPERATIONS]
 
 
 class Run(NamedTuple):
-    """What was found: facts of the machine, and the rows by their work."""
+    """The results: facts of the machine, and the rows by their work."""
 
     machine: dict[str, Any]
     rows: dict[str, dict[str, Any]]
 
 
 class Line(NamedTuple):
-    """A line of the table of budgets: what was to be reached in one or several rows of a run.
+    """A line of the table of budgets: the goal of one or several rows of a run.
 
     Attributes:
-        of: whose figures.
-        peer: beside whose; empty for a fixed limit.
-        longer: whether the ratio says how much more it takes us, and not how much better we are.
+        of: the store whose figures count.
+        peer: the store that they are compared with; empty for a fixed limit.
+        longer: whether the ratio is the cost of fscoord divided by that of the peer, and not the reverse.
     """
 
     title: str
@@ -107,7 +107,7 @@ LINES = [
 
 
 def figure(value: float) -> str:
-    """Return a figure with three digits that count."""
+    """Return a figure with three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -118,7 +118,7 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def machine(run: Run) -> str:
-    """Return where and when it was measured."""
+    """Return the place and the time of the measurement."""
     on = run.machine
     return (
         f"Measured on {on['date']}: {on['cores']} cores of an {on['processor']}, {on['system']}, {on['file_system']},"
@@ -165,7 +165,7 @@ def _budget(line: Line, run: Run) -> tuple[str, ...]:
 
 
 def costs(run: Run) -> str:
-    """Return what each barrier costs, for each number of processes."""
+    """Return the cost of each barrier, for each number of processes."""
 
     def cell(size: int, kind: str) -> str:
         rows = [run.rows.get(work, {"values": {}}) for work in (*_barriers(size, spent=True), *_barriers(size))]
@@ -178,7 +178,7 @@ def costs(run: Run) -> str:
 
 
 def records(run: Run) -> str:
-    """Return what it costs to read what others wrote, for each number of processes."""
+    """Return the cost of reading the records of others, for each number of processes."""
     each = run.rows[RECORD]["values"][OURS]
     sizes = [size for size in barriers.PROCESSES if _barriers(size)[0] in run.rows]
     least = run.rows[_barriers(sizes[0], spent=True)[0]]["values"][barriers.RANKS]
@@ -207,7 +207,7 @@ def _peer(run: Run, work: str) -> str:
 
 
 def adds(run: Run) -> str:
-    """Return what was found where several processes add."""
+    """Return the results for several processes that add."""
     parts = ("", ", processor time", ", longest wait")
 
     def cell(size: int, store: str) -> str:
@@ -221,7 +221,7 @@ def adds(run: Run) -> str:
 
 
 def wakes(run: Run) -> str:
-    """Return how long wake-ups take."""
+    """Return the times of wake-ups."""
     kinds = (OURS, TORCH_TCP, TORCH_FILE, BARE)
     works = ("wake-up, one way, ping-pong", AFTER_A_PAUSE)
     return table(
@@ -234,7 +234,7 @@ def wakes(run: Run) -> str:
 
 
 def single(run: Run) -> str:
-    """Return what operations of one process take."""
+    """Return the times of the operations of one process."""
     kinds = (OURS, TORCH_FILE, TORCH_TCP)
     return table(
         ("one process, µs", *kinds),

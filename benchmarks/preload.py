@@ -1,4 +1,4 @@
-"""Import this in the server process that forks the processes of a crew: it loads what they use.
+"""Imported by the server process that forks the processes of a crew: loads the modules that they use.
 
 The objects of torch and fscoord are then kept out of garbage collections. Otherwise the first full collection of each
 process would copy all of their pages, which takes up to 0.6 s, in the middle of the measurement (see `gc.freeze`).

@@ -1,4 +1,4 @@
-"""torch's process groups on gloo, over each store: how long it takes to make one, and a monitored barrier in it."""
+"""torch's process groups on gloo, over each store: the time to make one, and the time of a monitored barrier in it."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def measure(settings: Settings) -> Iterator[Row]:
 
 
 def from_last_call_to_last_return(spans: Sequence[list[Span]]) -> list[float]:
-    """Return, for each time that all did the same, how many ms it was from the last call to the last return."""
+    """Return, for each common call of all processes, the ms from the last call to the last return."""
     return [
         (max(end for _, end in time_) - max(begin for begin, _ in time_)) * 1e3 for time_ in zip(*spans, strict=True)
     ]
 
 
 def groups(member: crew.Member, place: Place, count: int) -> tuple[list[Span], list[Span]]:
-    """Make `count` process groups, one after the other, and return when each was begun and made, and a barrier met.
+    """Make `count` process groups, one after the other; return the times of each begin and end, and of a barrier.
 
-    The first group, in which torch opens what it keeps, does not count.
+    The first group does not count, because torch opens files in it that it keeps.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""What each process pays for what others write: one handle has written, and another reads, decodes and applies it."""
+"""The cost of the records of others: one handle has written, and another reads, decodes and applies the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eight nodes meet in a rendezvous: how long it takes from the call of the last to the return of the last."""
+"""Eight nodes meet in a rendezvous: the time from the last call to the last return."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def measure(settings: Settings) -> Iterator[Row]:
 
 
 def meet(member: crew.Member, place: Place, count: int) -> list[tuple[float, float]]:
-    """Meet `count` times, each time by another name, and return when each call began and ended."""
+    """Meet `count` times, each time under another name; return when each call began and ended."""
     store = place.open()
     spans = []
     member.start()
@@ -53,7 +53,7 @@ def meet(member: crew.Member, place: Place, count: int) -> list[tuple[float, flo
 
 
 def make_handler(place: Place, store: object, run_id: str, nodes: int) -> object:
-    """Return the handler of whoever made `store`."""
+    """Return the handler of the process that opened `store`."""
     if place.store == OURS:
         from fscoord.rendezvous import C10dRendezvousBackend, DynamicRendezvousHandler
     else:

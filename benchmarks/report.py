@@ -1,4 +1,4 @@
-"""Say what is going on, what was found, and put it down as JSON."""
+"""Report the progress and the results, and write the results as JSON."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _figure(value: float) -> str:
 
 
 def write_json(path: str, machine: dict[str, Any], arguments: dict[str, Any], rows: Iterable[Row]) -> None:
-    """Write everything that was found to the file `path`."""
+    """Write all results to the file `path`."""
     found = {"machine": machine, "arguments": arguments, "results": [_as_json(row) for row in rows]}
     Path(path).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

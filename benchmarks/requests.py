@@ -1,4 +1,4 @@
-"""`python -m benchmarks.requests DIRECTORY`: what operations cost on NFS, in requests, beside torch's FileStore.
+"""`python -m benchmarks.requests DIRECTORY`: the requests of each operation on NFS, beside torch's FileStore.
 
 The client counts its requests itself, in /proc/self/mountstats; on NFS 3 it does not count those of the lock manager.
 Unlike times, counts carry over from one machine to another.
@@ -44,7 +44,7 @@ def requests(directory: str) -> int:
 
 
 def per_operation(place: Place, directory: str) -> dict[str, float]:
-    """Return what each operation costs."""
+    """Return the requests of each operation."""
     store = place.open()
     store.set("key", "value")
     store.add("counter", 1)
@@ -58,7 +58,7 @@ def per_operation(place: Place, directory: str) -> dict[str, float]:
 
 
 def wait_or_watch(member: crew.Member, place: Place, directory: str) -> float:
-    """As rank 0, count while all others wait for a key that comes at the end; return requests a second."""
+    """As rank 0, count while all others wait for a key that comes at the end; return the requests per second."""
     store = place.open()
     if member.rank:
         member.start()

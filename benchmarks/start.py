@@ -1,4 +1,4 @@
-"""What a fresh process pays: for the import, and until its first write is done."""
+"""The cost of a new process: of the import, and until its first write is done."""
 
 from __future__ import annotations
 

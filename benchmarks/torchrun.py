@@ -1,7 +1,8 @@
 """`python -m benchmarks.torchrun`: how long torchrun takes to start a job, by each backend of its rendezvous.
 
-Agents of a worker each, on this machine, which share a directory, or a port. Two times, up to the start of the last
-worker: from the start of the last agent, torch being loaded included, and from the last call of torchrun's `main`.
+The agents have one worker each. They run on this machine, and share a directory or a port. Two times end with the start
+of the last worker. One begins with the start of the last agent, and so includes the import of torch. The other begins
+with the last call of torchrun's `main`.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def launch(backend: str, nodes: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Launch by each backend in turn, and print the middle of the times."""
+    """Launch by each backend in turn, and print the median times."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.torchrun", description=__doc__)
     parser.add_argument(
         "--repeat", type=int, default=ROUNDS, metavar="N", help="launches of each (default: %(default)s)"

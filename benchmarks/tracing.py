@@ -1,4 +1,4 @@
-"""What a trace costs: processor time for each span, and nothing without a trace."""
+"""The cost of a trace: processor time for each span, and nothing without a trace."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ with FileStore(sys.argv[2], trace=sys.argv[3] or None) as store:
 
 
 def measure(settings: Settings) -> Iterator[Row]:
-    """Yield a row for a span, one for the test that is left without a trace, and one for a barrier with and without."""
+    """Yield rows for a span, for the check that remains without a trace, and for a barrier with and without one."""
     rounds = settings.rounds(7)
     count = "200" if settings.quick else "20000"
 

@@ -1,4 +1,4 @@
-"""One process, one handle, nobody else: what each operation costs."""
+"""One process with one handle alone: the cost of each operation."""
 
 from __future__ import annotations
 

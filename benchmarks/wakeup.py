@@ -1,4 +1,4 @@
-"""How long after one process began to set a key the other's get returns it: one way, both processes awake or asleep."""
+"""The time from the `set` of one process to the return of another's `get`: one way, both processes awake or asleep."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def measure(settings: Settings) -> Iterator[Row]:
 
 
 def exchange(kind: str, count: int, pause: float, directory: str) -> list[float]:
-    """Return what each wake-up took, in µs, in an exchange of two processes."""
+    """Return the time of each wake-up, in µs, in an exchange of two processes."""
     with fresh(OURS if kind == BARE else kind, directory) as place:
         return one_way(place, count, pause, bare=kind == BARE)
 
 
 def one_way(place: Place, count: int, pause: float, *, bare: bool = False) -> list[float]:
-    """Return what each wake-up took, in µs, in an exchange of two processes on the store at `place`."""
+    """Return the time of each wake-up, in µs, in an exchange of two processes on the store at `place`."""
     (set_0, got_1), (set_1, got_0) = crew.run(set_and_get, 2, place, bare, count, pause)
     return [(got - begun) / 1e3 for begun, got in (*zip(set_0, got_0, strict=True), *zip(set_1, got_1, strict=True))]
 
 
 def set_and_get(member: crew.Member, place: Place, bare: bool, count: int, pause: float) -> tuple[list[int], list[int]]:
-    """Set a key that the other waits for, wait for the answer, and so on; return when each call began, and returned.
+    """Set a key that the other process waits for, wait for the answer, and repeat; return the times of each call.
 
     The clock is CLOCK_MONOTONIC, the same in all processes.
     """

@@ -1,6 +1,6 @@
 """fscoord's plugin for pytest: stores as fixtures, and work that is done once for all workers of pytest-xdist.
 
-It is outside of the package, and imports it where a fixture is asked for, so that it costs other test runs nothing.
+It is outside of the package, and imports the package only for a fixture, so that other test runs do not pay for it.
 ``-p no:fscoord`` turns it off.
 """
 
@@ -94,7 +94,7 @@ def _opened(config: pytest.Config, directory: Callable[[], Path]) -> Run:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """In a worker: be counted among those who may do the work, before xdist, which waits for all, starts any test."""
+    """In a worker: register as one that may do the work. xdist waits for all workers before it starts any test."""
     workers = getattr(session.config, "workerinput", None)
     if workers and any("fscoord_once" in getattr(item, "fixturenames", ()) for item in session.items):
         _opened(session.config, lambda: Path(session.config.getoption("basetemp"))).register()
@@ -102,9 +102,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In a worker: tear down what nobody else will; here, not in a fixture, for others may be at their tests for long.
+    """In a worker: tear down the values that no other worker will tear down. In the main process: fail the run if a
+    teardown has failed.
 
-    In the process that the workers report to: a teardown that failed fails the run.
+    This is no fixture, because other workers may run tests for a long time yet.
     """
     config = session.config
     if RUN in config.stash:
@@ -124,7 +125,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Keep what a worker of pytest-xdist has to say at its end."""
+    """Keep the report that a worker of pytest-xdist sends at its end."""
     text = getattr(node, "workeroutput", {}).get(FAILED)
     if text:
         node.config.stash.setdefault(FAILURES, []).append(f"{node.gateway.id}: {text}")

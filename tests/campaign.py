@@ -1,9 +1,9 @@
 """The long campaign: `python tests/campaign.py --hours 8 [PART...]`, by `tox -e long -- --hours 8`.
 
-It goes round by round through the tests that have a large size, or only that, each round with another seed, until the
-hours are over; nothing is begun that took longer, the last time, than what is left. The first round is in the size of
-every change, so that each part has run; the others in that of ``--scale``. A line says how each part went, and how to
-repeat it; each is kept in a file of JSON as well.
+It runs the tests that have a large size, in rounds, each with another seed, until the hours are over. It begins no part
+that took longer the last time than the time that is left. The first round has the size of every change, so that each
+part runs once; the others have the size of ``--scale``. A line reports the result of each part, and how to repeat it. A
+file of JSON has the same results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every test gets: a seed that is printed when it fails, a check for leaks, and the fixtures that need care.
+"""The base of every test: a seed that a failure prints, a check for leaks, and the fixtures that need care.
 
 `FSCOORD_SEED=n` repeats a run's random draws; `FSCOORD_SCALE=x` multiplies the sizes that tests ask `scale` for.
 """
@@ -65,7 +65,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under coverage leave out who interrupts itself: within coverage that leaves its lock taken, and everything hangs.
+    """Under coverage leave out the tests that interrupt themselves: coverage's own lock would stay locked.
 
     Not even the time limit of a test ends that, for what it calls is measured, too.
     """

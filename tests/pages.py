@@ -1,4 +1,4 @@
-"""What a page of the documentation holds, and a program that runs its blocks.
+"""The blocks of a page of the documentation, and a program that runs them.
 
 - ``python pages.py PAGE`` runs all blocks in their order, in the present directory.
 - ``python pages.py PAGE 2`` does so twice, in the same directory.

@@ -183,7 +183,7 @@ class Soak:
         self.happened["stops"] += 1
 
     def resume(self, *, everybody: bool = False) -> None:
-        """Let those go on who were stopped for long enough."""
+        """Let the processes go on that were stopped for long enough."""
         for process, (until, with_children) in list(self.stopped.items()):
             if everybody or time.monotonic() >= until:
                 process.signal(signal.SIGCONT, group=with_children)
@@ -201,7 +201,7 @@ class Soak:
     # -- what becomes of them --------------------------------------------------------------------------------------
 
     def hear(self, limit: float) -> None:
-        """Take in what the processes print."""
+        """Take in the output of the processes."""
         for key, _ in self.selector.select(limit):
             process: Process = key.data
             for line in process.lines():
@@ -216,7 +216,7 @@ class Soak:
                 self.selector.unregister(process.output)
 
     def look_after(self, *, replace: bool) -> None:
-        """Start others for those who have ended, reap those whose children have ended, and find those that hang."""
+        """Replace the processes that have ended, reap those whose children have ended, and detect those that hang."""
         now = time.monotonic()
         for slot, process in enumerate(self.slots):
             code = process.exit_code()
@@ -268,7 +268,7 @@ class Soak:
             self.blame(f"the observer ended with {code}; its last words stand among the errors")
 
     def end(self) -> None:
-        """Kill and reap all who are left."""
+        """Kill and reap the remaining processes."""
         observer = [self.observer] if self.observer is not None else []
         for process in {*self.slots, *self.ghosts, *observer}:
             process.reap()

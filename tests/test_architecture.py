@@ -1,4 +1,4 @@
-"""The page on the architecture is a map: every path and name on it is there, and every part of the log is on it."""
+"""The page on the architecture is a map: every path and name on it exists, and it has every part of the log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OF_THE_SYSTEM = {"XDG_RUNTIME_DIR"}
 
 
 class Names:
-    """What the package defines: classes, functions, variables, attributes, arguments, and its string constants."""
+    """The names of the package: classes, functions, variables, attributes, arguments, and its string constants."""
 
     def __init__(self) -> None:
         self.defined: set[str] = set()

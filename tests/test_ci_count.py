@@ -18,7 +18,7 @@ SELECTED = {"3.10": PLAIN | EXHAUSTIVE, "3.11": PLAIN, "3.12": PLAIN, "3.13": PL
 
 
 def report(version: str, tests: dict[str, str], inside: dict[str, str]) -> str:
-    """What pytest writes: `tests` gives the marker of each, `inside` what stands in the case of some."""
+    """A report of pytest: `tests` gives the marker of each test, and `inside` the content of some."""
     cases = []
     for name, marker in tests.items():
         held = f"<properties><property name='marker' value='{marker}'/></properties>" if marker else ""

@@ -1,4 +1,4 @@
-"""The demonstration: what real processes do together, who is missed, and that none is left behind."""
+"""The demonstration with real processes: the work, the lost process, and that no process is left behind."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_process_that_is_killed_is_named_by_the_others_which_do_its_work(texts):
 
 
 def test_process_that_is_killed_unasked_is_named_too(texts):
-    """It is killed when the launcher is about to kill another one, so that the rest waits for that one anyway."""
+    """It is killed just before the launcher kills another worker, for which the rest waits anyway."""
 
     def kill_another(event: dict[str, Any]) -> None:
         if event["event"] == "met":

@@ -1,4 +1,4 @@
-"""The package as it is installed: what an import brings, what it does without, and what its metadata claim."""
+"""The installed package: the modules that an import loads, missing dependencies, and the metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The source itself: who may import whom, where the system is touched, how large things are, what is documented.
+"""The source itself: imports, calls of the system, sizes, and documentation.
 
 `ruff` sees to the rest (docstrings of functions, prints, leftover notes, formatting): see pyproject.toml.
 """
@@ -536,9 +536,21 @@ def test_public_names_are_all_there_sorted_and_in_the_reference() -> None:
     assert all(hasattr(fscoord, name) for name in fscoord.__all__)
     public = {name for name, thing in vars(fscoord).items() if name[0] != "_" and not inspect.ismodule(thing)}
     assert public == set(fscoord.__all__) - {"__version__"}
-    reference = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
-    documented = set(re.findall(r"^\.\. auto\w+:: fscoord\.(\w+)$", reference, re.MULTILINE))
-    assert documented == public
+    documented = [name.removeprefix("fscoord.") for name in reference() if name.count(".") == 1]
+    assert sorted(documented) == sorted(public)
+
+
+def reference() -> list[str]:
+    """Return every name of docs/api.md: those in its tables, each of which has a page, and those on the page itself."""
+    names = []
+    text = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
+    for block in re.findall(r"^```{eval-rst}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        module = re.search(r"^\.\. currentmodule:: ([\w.]+)$", block, re.MULTILINE)
+        tabled = re.findall(r"^   ([A-Za-z][\w.]*)$", block, re.MULTILINE)
+        assert module or not tabled, "a table of names has no module"
+        names += [f"{module[1]}.{name}" for name in tabled if module]
+        names += re.findall(r"^\.\. (?:auto|py:)\w+:: ([\w.]+)", block, re.MULTILINE)
+    return names
 
 
 PUBLIC_MODULES = ["aio", "barriers", "environment", "integrations.torch", "launch", "recipes", "rendezvous", "testing"]
@@ -547,9 +559,8 @@ PUBLIC_MODULES = ["aio", "barriers", "environment", "integrations.torch", "launc
 @pytest.mark.parametrize("name", PUBLIC_MODULES)
 def test_names_of_the_other_public_modules_are_in_the_reference_too(name: str) -> None:
     """From the sources, for torch may not be here. Names of `fscoord` itself stand there once, as those."""
-    reference = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
-    prefix = rf"^\.\. (?:auto\w+|py:\w+):: fscoord\.{re.escape(name)}\.(\w+)\b"
-    documented = re.findall(prefix, reference, re.MULTILINE)
+    prefix = f"fscoord.{name}."
+    documented = [each.removeprefix(prefix) for each in reference() if each.startswith(prefix)]
     named = [
         node for node in tree(name).body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     ]
@@ -558,8 +569,7 @@ def test_names_of_the_other_public_modules_are_in_the_reference_too(name: str) -
 
 
 def test_reference_has_no_name_twice() -> None:
-    reference = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
-    names = re.findall(r"^\.\. (?:auto\w+|py:\w+):: ([\w.]+)", reference, re.MULTILINE)
+    names = reference()
     # The names of `fscoord.aio` are those of what they stand for: each of these stands there once, and those once.
     things = [(name.startswith("fscoord.aio."), name.rpartition(".")[2]) for name in names]
     assert len(things) > 50
@@ -572,13 +582,30 @@ def test_page_on_the_tests_lists_every_folder_of_them() -> None:
     assert set(re.findall(r"^  (\w+)/  ", page, re.MULTILINE)) == folders
 
 
-def test_page_on_the_tests_names_only_tests_that_are_there() -> None:
-    page = (REPOSITORY / "docs" / "testing.md").read_text(encoding="utf-8")
+def test_pages_on_the_tests_name_only_tests_that_are_there() -> None:
+    pages = [(REPOSITORY / "docs" / name).read_text(encoding="utf-8") for name in ("testing.md", "campaigns.md")]
     sources = [path.read_text(encoding="utf-8") for folder in ("tests", "fscoord") for path in walk(folder)]
     there = set(re.findall(r"^ *def (test_\w+)", "\n".join(sources), re.MULTILINE))
-    named = set(re.findall(r"`(test_\w+)`", page))
+    named = set(re.findall(r"`(test_\w+)`", "".join(pages)))
     assert len(named) > 70
     assert named <= there, f"no such tests: {sorted(named - there)}"
+
+
+def test_claims_on_the_page_on_the_tests_each_have_a_command_that_is_there() -> None:
+    page = (REPOSITORY / "docs" / "testing.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| (.+) \|$", page.partition("## What is shown")[2].partition("\n\n**")[0], re.MULTILINE)
+    claims = [row.split(" | ") for row in table if not row.startswith(("claim |", "---"))]
+    environments = set(
+        re.findall(r"^\[testenv:(\w+)\]", (REPOSITORY / "tox.ini").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    environments |= {"py", "py310", "py311", "py312", "py313"}
+    assert len(claims) > 30
+    for claim, _shown_by, commands in claims:
+        paths = re.findall(r"tests/[\w/.]+", commands)
+        named = [name for names in re.findall(r"tox -e ([\w,]+)", commands) for name in names.split(",")]
+        assert paths or named, f"{claim} has no command"
+        assert [path for path in paths if not (REPOSITORY / path).exists()] == []
+        assert set(named) <= environments
 
 
 def walk(folder: str) -> Iterator[Path]:

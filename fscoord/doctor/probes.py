@@ -248,8 +248,8 @@ def _faults(ends: dict[str, Any], tallies: list[dict[str, Any]]) -> list[str]:
     worst = max(tallies, key=lambda each: int(each["twice"]))
     if worst["twice"]:
         faults.append(
-            f"{worst['twice']} of {worst['sound']} appends did not know of the one before: who held the lock saw old"
-            " data, or was not alone"
+            f"{worst['twice']} of {worst['sound']} appends did not know of the one before: the holder of the lock saw"
+            " old data, or was not alone"
         )
     for each in tallies:
         lost = sum(written.values()) - each["sound"]
@@ -259,7 +259,7 @@ def _faults(ends: dict[str, Any], tallies: list[dict[str, Any]]) -> list[str]:
             faults.append(f"{each['garbled']} lines hold bytes that nobody wrote")
     garbled = sum(end["garbled"] for end in ends.values())
     if garbled:
-        faults.append(f"{garbled} times who held the lock saw bytes that nobody wrote")
+        faults.append(f"{garbled} times the holder of the lock saw bytes that nobody wrote")
     return faults
 
 

@@ -81,7 +81,7 @@ class _View:
     def of_rank(self, rank: int) -> SessionStatus | None:
         """Return the participant that is `rank`: of several the last one that may be alive, or else the last one.
 
-        A process may have several handles of one rank, such as clones. Then that is returned which waits.
+        A process may have several handles of one rank, such as clones. Then the handle that waits is returned.
         """
         named = [self.by_number[number] for number in self.picture.ranks.get(rank, ()) if number in self.by_number]
         newest = max(named, key=lambda each: (each.alive != "no", each.number), default=None)

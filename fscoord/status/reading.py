@@ -169,7 +169,7 @@ class _StoreObserver:
         if not shows_waits(store):
             notes.append("this kind of store does not show what its participants wait for, nor since when")
         if not store.capabilities.sessions:
-            notes.append("this kind of store has no sessions, so it does not show who has it open or who lives")
+            notes.append("this kind of store has no sessions, so it shows neither its open handles nor deaths")
         rounds = tuple(open_rounds(values, keys))
         return Picture(self._place, participants, ranks, tuple(found), rounds, None, tuple(notes)), None
 

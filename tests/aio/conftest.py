@@ -21,9 +21,9 @@ def _idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def every_call_is_an_await(monkeypatch: pytest.MonkeyPatch) -> Callable[[Store], AsyncStore]:
-    """Give a function that makes an `AsyncStore` each of whose calls is made when its task waits for it.
+    """Give a function that makes an `AsyncStore` which makes each call while the task of the call waits.
 
-    As with threads, but in an order that is the same each time.
+    So it is with threads, too, but here the order is the same each time.
     """
 
     def submit(self: CallExecutor, call: Any) -> None:

@@ -1,4 +1,4 @@
-"""A task that is cancelled, at whichever await: nothing stays held, nobody in line, nothing is lost."""
+"""A task that is cancelled at any await holds nothing, is in no line, and loses nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_hold_whose_acquisition_is_cancelled_is_free(kind: str, persists: bool, 
 def test_waiter_in_line_that_is_cancelled_leaves_the_line(
     kind: str, way: str, persists: bool, every_call_is_an_await: Make
 ) -> None:
-    """Also where the hold comes at the same time: whoever had it gives it back while the other waits."""
+    """This holds also if the hold comes at the same time: its holder releases it while the task waits."""
     inside = 0
 
     async def act(cancelled: Any) -> None:

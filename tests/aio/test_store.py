@@ -44,4 +44,4 @@ class TestEveryStore(Handles, Waiting, Members):
 
 @pytest.mark.parametrize("place", ["file"], indirect=True)
 class TestValues(Values):
-    """Calls that wait for nobody: how they are handed on is the same for each store."""
+    """Calls that do not wait: they are passed on in the same way for each store."""

@@ -132,7 +132,7 @@ def test_hold_that_is_broken_goes_to_the_next_task_in_line(store: Store) -> None
 
 
 def test_values_are_not_asked_for_before_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look in vain is a time-out in some other store's client, which may be slow, and say so each time."""
+    """In another store's client each look in vain is a time-out, which may be slow, and be logged."""
     asked: list[bool] = []
     multi_get = ThirdPartyStore.multi_get
 

@@ -1,4 +1,4 @@
-"""A store that is used through an `AsyncStore`, in a loop of a thread of its own: so that the contract's suite can."""
+"""A store that the contract's suite uses through an `AsyncStore`, in a loop of a thread of its own."""
 
 from __future__ import annotations
 

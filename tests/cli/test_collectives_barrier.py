@@ -1,4 +1,4 @@
-"""barrier: who comes, who is missing, who came twice."""
+"""The verb barrier: ranks that arrive, that are missing, and that arrive twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""once: who runs the command, who gets what came of it."""
+"""The verb once: one process runs the command, and all get its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command says when things go wrong, and the exit codes, brought about for real where that is possible."""
+"""The messages and the exit codes of errors, which the tests cause in earnest where that is possible."""
 
 from __future__ import annotations
 

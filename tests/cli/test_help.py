@@ -1,4 +1,4 @@
-"""What the command tells of itself."""
+"""The help of the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lock, rwlock, sem: who holds, who waits, how it ends."""
+"""The verbs lock, rwlock and sem: holders, waiters, and the end of the command."""
 
 from __future__ import annotations
 

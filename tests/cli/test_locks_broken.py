@@ -1,4 +1,4 @@
-"""break-lock, holders: who is shown, who is asked, what is taken away."""
+"""The verbs break-lock and holders: the list of holders, the question to the user, and the lost hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""elect, leader: who leads, what it has to say, who stands again."""
+"""The verbs elect and leader: the leader, its data, and the next term."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""repair on the command line: what it would leave out, and with --yes the copy."""
+"""The verb repair: it lists the records that it leaves out, and with --yes it makes the copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""members: who has the store open, who lives."""
+"""The verb members: the sessions of a store, living and dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""join, group: who takes part, with what to say, for how long."""
+"""The verbs join and group: the members, their data, and the time of a membership."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""put, take, items: what is worked on, when it is done, and when it comes back."""
+"""The verbs put, take and items: items that are taken, acknowledged, and handed out again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sh(text):
 
 
 def ready(store, name="q"):
-    """Return what nobody has taken, in its order, and take it."""
+    """Take all free items, and return them in their order."""
     queue = PriorityQueue(store, name)
     return [queue.take(block=False).data for _ in range(len(queue))]
 

@@ -1,4 +1,4 @@
-"""get, set, add, cas, append, delete, wait, keys: what they do to the store, and what they print."""
+"""The verbs get, set, add, cas, append, delete, wait and keys: their effects on the store, and their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""watch: what is told of which change, and when it ends."""
+"""The verb watch: the lines that it prints about changes, and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`force_release`: what is taken from whom, and who has it then."""
+"""`force_release`: the holder loses its hold, and the next waiter gets it."""
 
 from __future__ import annotations
 

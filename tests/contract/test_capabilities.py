@@ -1,4 +1,4 @@
-"""The flags of the stores, and the table of the documentation that is made of them."""
+"""The capabilities of the stores, and the documentation's table, which is made from them."""
 
 from __future__ import annotations
 

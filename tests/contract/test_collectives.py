@@ -211,7 +211,7 @@ def test_bad_arguments_of_a_barrier_leave_nothing_behind(
 
 
 def late(ranks: list[int], call: Callable[[int], Any]) -> list[StoreTimeoutError]:
-    """Let every rank come and time out, and then again: now all of them are known to all. Return what they say."""
+    """Let every rank arrive and time out twice, so that each knows all others. Return their errors."""
     for rank in ranks:
         timed_out(lambda: call(rank))  # noqa: B023
     return [timed_out(lambda: call(rank)) for rank in ranks]  # noqa: B023
@@ -265,7 +265,7 @@ def test_decoder_that_is_slow_is_asked_no_more_once_the_time_is_up(monkeypatch: 
     asked: list[int] = []
 
     class Clock:
-        """The real one, which each question sets forward."""
+        """The real clock, which each question sets forward by 400 s."""
 
         def monotonic(self) -> float:
             return time.monotonic() + 400 * len(asked)

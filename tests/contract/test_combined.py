@@ -1,4 +1,4 @@
-"""The contract where the writes of a host are combined: by whoever comes first, and by a leader who is always there."""
+"""The contract with combined writes: the first writer leads, or a leader that is always there."""
 
 from __future__ import annotations
 

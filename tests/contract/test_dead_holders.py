@@ -1,4 +1,4 @@
-"""Who died, or closed its store, holds nothing and waits for nothing: nobody is told that it does."""
+"""A process that died or closed its store is in no list of holders or waiters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts with names that sethostname(2) takes and no resolver does: such a name breaks no recipe, for nobody."""
+"""Hosts with names that sethostname(2) accepts and no resolver knows: such a name breaks no recipe."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture(params=NAMES)
 def owner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a recipe says of this process, on a host of such a name."""
+    """The text by which a recipe names this process, on a host of such a name."""
     name, word = NAMES[request.param]
     monkeypatch.setattr(system, "hostname", lambda: name)
     return f"{word}:{os.getpid()}"

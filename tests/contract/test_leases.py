@@ -1,4 +1,4 @@
-"""Holds that end without a sign of life, and values that refuse whoever lost one."""
+"""Holds that end without a sign of life, and values that refuse the writes of a former holder."""
 
 from __future__ import annotations
 

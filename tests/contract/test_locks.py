@@ -512,7 +512,7 @@ def test_holds_by_the_thousand_of_many_processes_do_not_overlap(tmp_path: Path, 
 def test_close_without_release_wakes_the_next_waiter_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Whoever is not woken sleeps for longer than this test may take."""
+    """A waiter that is not woken sleeps for longer than this test may take."""
     for module, name in (
         (_line, "SLOW_LOOK_S"),
         (ticket, "DEATH_WATCH_FIRST_S"),

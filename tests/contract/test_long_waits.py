@@ -1,4 +1,4 @@
-"""A wait of 30 seconds is logged: in the recipes, in a loop, and on stores whose own waits do not speak."""
+"""A wait of 30 seconds is logged: in recipes, in an event loop, and on stores whose own waits log nothing."""
 
 from __future__ import annotations
 

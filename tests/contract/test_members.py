@@ -1,4 +1,4 @@
-"""Who has a store open: which of the stores of this project can tell the living from the dead, and what comes of it."""
+"""The sessions of a store: the stores that detect deaths, and the consequences."""
 
 from __future__ import annotations
 

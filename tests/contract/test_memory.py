@@ -1,4 +1,4 @@
-"""What `HashStore` promises beyond the contract: it is the model, so nobody is woken, or left, without need."""
+"""The promises of `HashStore` beyond the contract: as the model, it wakes no waiter in vain, and forgets none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FileStore against HashStore, by hypothesis: whatever is done to both, through whichever handle, looks the same."""
+"""FileStore against HashStore, by Hypothesis: all operations have the same results, through any handle."""
 
 from __future__ import annotations
 

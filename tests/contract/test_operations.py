@@ -1,4 +1,4 @@
-"""What each operation of `Store` means, on every kind of store."""
+"""The meaning of each operation of `Store`, on every kind of store."""
 
 from __future__ import annotations
 

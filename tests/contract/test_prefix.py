@@ -1,4 +1,4 @@
-"""What `PrefixStore` adds to the contract: where its keys lie, whose timeout it has, and what closing it closes."""
+"""The additions of `PrefixStore` to the contract: its keys, its timeout, and its close."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues whose items come back when their consumers die, and groups that tell who left, on every kind of store."""
+"""Queues whose items come back when their consumers die, and groups that report leaves, on every kind of store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def file_place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def no_slow_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is not woken hangs, for longer than a test may take."""
+    """A waiter that is not woken hangs, for longer than a test may take."""
     monkeypatch.setattr(queue, "LOOK_S", LONG_S)
     monkeypatch.setattr(membership, "LOOK_S", LONG_S)
 

@@ -1,4 +1,4 @@
-"""Semaphores and locks for readers and writers: what they share with locks is tested there."""
+"""Semaphores and read-write locks. `test_locks` tests the features that they share with locks."""
 
 from __future__ import annotations
 

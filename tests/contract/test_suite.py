@@ -1,4 +1,4 @@
-"""The suite itself: somebody else's store that keeps the contract passes it, and stores that do not are found out."""
+"""The suite itself: a foreign store that keeps the contract passes it, and a store that does not fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the other processes of the contract suite do: ``python worker.py WHAT STORE ARGUMENTS``, all but the first JSON.
+"""The other processes of the contract suite: ``python worker.py WHAT STORE ARGUMENTS``, all but the first in JSON.
 
 Every worker opens a handle of its own, says that it is there, waits for the start, works, and prints its result.
 """
@@ -68,7 +68,7 @@ def compare_set(store: Store, count: int) -> int:
 
 
 def move(store: Store, rank: int, size: int, count: int) -> list[str]:
-    """Push `count` items, and pop as many, whoever pushed them."""
+    """Push `count` items, and pop as many, of any process."""
     taken = []
     for i in range(count):
         store.queue_push("q", f"{rank}.{i}")

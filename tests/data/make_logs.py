@@ -124,7 +124,7 @@ def write(path: Path, key: str, value: str | bytes, torn: int = 0, durable: bool
 
 
 def make_torn(path: Path, world: World) -> None:
-    """A writer has died in the middle of a record, and nobody has written since."""
+    """A writer has died in the middle of a record, and no process has written since."""
     write(path, "kept", "value")
     write(path, "lost", "x" * 100, torn=77)
 

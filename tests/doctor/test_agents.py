@@ -105,7 +105,7 @@ def test_exception_that_ends_an_agent_is_reported(agent):
 
 
 def test_agent_keeps_no_open_file_of_its_parent(agent, tmp_path):
-    """Whoever reads what the asker says would wait for an agent that the kernel keeps."""
+    """A reader of the standard input would wait for an agent that the kernel blocks."""
     agent.ask("settle", LIMIT_S, directory=str(tmp_path))
     ours = {os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)} - {os.devnull}
     theirs = {os.readlink(f"/proc/{agent._process.pid}/fd/{fd}") for fd in (0, 1, 2)}

@@ -52,7 +52,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[str]:
-    """What is examined; empty again at the end of every test."""
+    """The examined directory; empty again at the end of every test."""
     made = tmp_path / "x"
     made.mkdir()
     yield str(made)

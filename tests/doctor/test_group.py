@@ -1,4 +1,4 @@
-"""A directory that belongs to a group: its users meet at one place, and each works on what the others have made."""
+"""A directory of a group: its users share one mailbox, and each can use the files of the others."""
 
 from __future__ import annotations
 

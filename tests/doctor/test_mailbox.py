@@ -1,4 +1,4 @@
-"""The meeting place: who presides, what is told, and that all of it goes away."""
+"""The mailbox: its coordinator, its messages, and its removal."""
 
 from __future__ import annotations
 

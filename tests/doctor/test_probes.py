@@ -1,4 +1,4 @@
-"""Each way in which a file system lies is told by the probe that is made for it, and a sound one passes them all."""
+"""Each lie of a file system is detected by the probe for it, and a sound file system passes all probes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_agents_that_never_meet_prove_nothing(pair, monkeypatch):
     one.ask("race", 1, **question, writer="one")
 
     class Later:
-        """The other agent, who comes when the first has gone."""
+        """The other agent, which comes when the first has gone."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(one, name)

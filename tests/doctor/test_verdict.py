@@ -1,4 +1,4 @@
-"""What follows from what was found: verdicts, their reasons, and advice."""
+"""From checks to verdicts, with their reasons and advice."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def be_far() -> None:
 
 
 def write(directory: str, name: str, seed: int) -> None:
-    """Write until killed. Say before each operation that it begins, and afterwards what has become of it."""
+    """Write until killed. Report the begin of each operation, and then its result."""
     share(directory)
     be_far()
     draw = random.Random(seed)

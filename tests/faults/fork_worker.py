@@ -1,4 +1,4 @@
-"""A process for test_fork_locks: it has every kind of object, a thread of it takes every lock of theirs, and it forks.
+"""A process for test_fork_locks: it makes every kind of object, one thread takes all their locks, and it forks.
 
 It is one of its own so that the locks that modules make when they are imported are counted, too.
 """

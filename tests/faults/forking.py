@@ -1,4 +1,4 @@
-"""Fork a process while another thread of it stands still in the middle of an operation, at a point that is chosen.
+"""Fork a process while another of its threads stands still at a chosen point of an operation.
 
 The points are the calls of the system (`Seam`), each just before it is made, and the places at which CPython lets
 another thread run: as for signals (see `support.interrupts`), when it enters a function and after a call of a C
@@ -148,7 +148,7 @@ class Moment:
         self.gate.wait()
 
     def do(self, operation: Callable[[], Any], *, at_calls: bool) -> Any:
-        """Return what becomes of `operation`; its points are counted here unless its calls are."""
+        """Return the result of `operation`; count its points here, unless its calls are counted."""
         if at_calls:
             return outcome(operation)
         sys.setprofile(self._event)
@@ -226,7 +226,7 @@ class Ends(NamedTuple):
         return list(json.loads(said))
 
     def hear_end(self) -> None:
-        """Return when the other has ended, whatever it still says."""
+        """Return when the other process has ended; ignore its last output."""
         ended = False
         while not ended:
             ready, _, _ = select.select([self.reader], [], [], 2 * HANG_S)
@@ -437,7 +437,7 @@ def in_line(store: FileStore) -> list[str]:
 
 
 def go_on(case: Case, moment: Moment, store: FileStore) -> list[str]:
-    """Nobody holds anything any more: return what goes wrong all the same."""
+    """All locks are free now: return the errors that still occur."""
     try:
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:

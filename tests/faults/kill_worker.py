@@ -1,4 +1,4 @@
-"""A process for test_kill: it writes to a store, and acknowledges on its standard output what it was told is done."""
+"""A process for test_kill: it writes to a store, and prints each write that the store has acknowledged."""
 
 from __future__ import annotations
 

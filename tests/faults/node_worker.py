@@ -1,4 +1,4 @@
-"""A process that waits for keys in a log on what it takes for a mount that hosts share."""
+"""A process that waits for keys in a log, on a mount that it treats as shared by hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a disk may hold after the power fails: record what a workload does to files, then build every state allowed.
+"""The content of a disk after a power failure: record the calls of a workload, then build every allowed state.
 
 The model is that of the ALICE study (Pillai and others, OSDI 2014), as far as fscoord's calls need it: what was not
 synced may be lost, may reach the disk in any order, and may be torn at sectors or pages, the missing part reading as

@@ -408,7 +408,7 @@ def test_bell_is_announced_as_soon_as_a_stopped_holder_goes_on(path: str) -> Non
 
 @pytest.mark.parametrize("handles", [1, 4])
 def test_listener_may_leave_and_another_takes_over(path: str, handles: int, only_rings_wake: None) -> None:
-    """Threads on one handle, or on several; woken one after the other, in whatever order."""
+    """Threads on one handle, or on several, are woken one after the other in any order."""
     with FileStore(path, timeout=HANG_S) as other:
         stores = [FileStore(path, timeout=2 * HANG_S) for _ in range(handles)]
         for order in (range(8), reversed(range(8)), [3, 1, 4, 0, 5, 2, 7, 6]):

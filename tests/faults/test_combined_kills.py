@@ -273,7 +273,7 @@ def test_follower_that_is_killed_before_any_call_has_written_once_or_never(
 def test_leader_that_is_stopped_holds_nobody_up_but_by_the_lock_that_it_has(
     phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that waits for the lock is passed by at once. One that has it is waited for, until the deadline."""
+    """The others pass a leader that waits for the lock. They wait for a leader that has it, until their deadlines."""
     share(str(tmp_path), monkeypatch)
     monkeypatch.setattr(combiner, "STALLED_S", 0.3)
     monkeypatch.setattr(combiner, "SILENT_S", 0.3)

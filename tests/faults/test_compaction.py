@@ -312,7 +312,7 @@ def test_child_that_could_not_open_a_later_generation_does_no_harm(memory: Path)
 
 
 def work(path: Path, writer: int, operations: int, least: int) -> None:
-    """Count, and see that nobody's count ever goes back."""
+    """Count, and check that no count ever goes back."""
     with FileStore(path, timeout=LIMIT_S * 10, compact_bytes=least) as store:
         last = 0
         for number in range(1, operations + 1):

@@ -1,4 +1,4 @@
-"""Power failures at every call of whole workloads: each state that a disk may be left in is opened and judged.
+"""Power failures at every call of whole workloads: each possible state of the disk is opened and checked.
 
 A durable log keeps all that was acknowledged, and at most the one operation more that was begun; any other log keeps a
 beginning of what was done, with nothing missing in between, or says that it is damaged.
@@ -142,7 +142,7 @@ class Judge:
             self.go_on(path, found)
 
     def go_on(self, path: Path, found: Contents) -> None:
-        """Whoever opens it next can write to it and compact it."""
+        """The next process can write to it and compact it."""
         values, queues = found
         with FileStore(path, timeout=LIMIT_S) as store:
             assert contents(store) == found

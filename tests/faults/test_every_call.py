@@ -1,6 +1,6 @@
 """Every call of every public operation fails: the first, then the second, until the operation gets through.
 
-After each it is looked whether what was said is so, whether the handle and others go on, and whether anything is lost.
+After each the test checks that the error is true, that all handles go on, and that nothing is lost.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Case:
         assert found == before or is_over, f"{self.what}: maybe_applied={said.maybe_applied}, found {found}"
 
     def go_on(self, store: FileStore, other: FileStore) -> None:
-        """The fault is over: the handle works, unless it has said that it is done for; others do anyway."""
+        """The fault is over: other handles work, and so does this one unless it has reported that it is unusable."""
         try:
             store.set("again", "1")
         except StoreClosedError:
@@ -395,7 +395,7 @@ def test_calls_that_may_reach_a_file_system_are_all_made_to_fail() -> None:
 
 
 def through(real: Any, name: str) -> ModuleType:
-    """A module that calls `real`'s functions from here, so that nobody else is seen to call them."""
+    """A module that calls `real`'s functions itself, so that the calls are not counted for the log."""
     module = ModuleType(name)
 
     def get(attribute: str) -> Any:
@@ -407,7 +407,7 @@ def through(real: Any, name: str) -> ModuleType:
 
 
 def test_system_is_called_through_its_seam_alone(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a log does to files, locks and clocks, it does through what is put in the place of `_system`'s."""
+    """A log touches files, locks and clocks only through the replaced functions of `_runtime.system`."""
     for name in ("os", "fcntl", "time", "select", "threading"):
         monkeypatch.setattr(system, name, through(getattr(system, name), name))
     seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""Waits and barriers that end when somebody who is needed dies, and time-outs that tell the dead from the late."""
+"""Waits and barriers that end when a needed rank dies, and time-outs that distinguish dead ranks from late ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is imported only when it is needed may be needed at a bad moment: beside a fork, without a descriptor, without
-threads. An operation then does what it should, or raises an error of ours.
+"""Modules that are imported when they are first needed, at bad moments: beside a fork, without a descriptor, without
+threads. The operation succeeds, or raises an error of fscoord.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Damage: every single flipped bit of a log, and what else disks do, is told from a torn tail.
+"""Damage: readers distinguish every flipped bit of a log, and other faults of disks, from a torn tail.
 
 The criterion, for every bit of the file: a fresh handle either finds exactly the records that were written or raises
 CorruptLogError, which names the offset where the bad record begins, and then nothing can be written and the file stays

@@ -49,7 +49,7 @@ Draw = Callable[[int], list[int]]
 
 @pytest.fixture(params=["some", pytest.param("all", marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 def draw(request: pytest.FixtureRequest, rng: random.Random) -> Draw:
-    """Give some of so many points, others each time; all of them are for the campaign."""
+    """Return a random part of the points; the campaign takes all of them."""
     if request.param == "all":
         return every
     return lambda count: rng.sample(range(1, count + 1), min(SOME, count))
@@ -96,7 +96,7 @@ def test_fork_at_any_call_of_another_threads_compaction_leaves_both_usable(direc
 def test_fork_between_the_calls_of_another_thread_leaves_both_usable(
     operation: str, directory: Path, draw: Draw
 ) -> None:
-    """Where it holds a lock, or has done one half of something, and calls nobody."""
+    """Points at which the thread holds a lock, or is between two halves of a change, and makes no call."""
     assert fork_everywhere(directory, draw, OPERATIONS[operation], at_calls=False) > 10
 
 
@@ -122,7 +122,7 @@ def test_parent_that_is_killed_right_after_a_fork_leaves_no_lock_to_its_child(
 def test_fork_at_any_call_on_a_shared_mount_leaves_both_usable(
     operation: str, coherence: str, directory: Path, draw: Draw
 ) -> None:
-    """There a handle asks for all of its node, or stands in line for that."""
+    """On such a mount the handle polls for its whole host, or waits to become the poller."""
     assert fork_everywhere(directory, draw, OPERATIONS[operation], options={"coherence": coherence}) > 5
 
 
@@ -162,7 +162,7 @@ WITHIN = {name: OPERATIONS[name] for name in ("set", "get", "wait", "compact", "
 def test_signal_handler_that_forks_at_any_call_goes_on_in_both_processes(
     operation: str, directory: Path, draw: Draw
 ) -> None:
-    """The child may fail, and the parent does not, whatever it was making: a child removes nothing of its parent's."""
+    """The child may fail, and the parent does not: a child removes no file that its parent is making."""
     assert fork_everywhere(directory, draw, WITHIN[operation], within=True) > 1
 
 

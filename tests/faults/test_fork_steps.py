@@ -1,4 +1,4 @@
-"""The one hook after a fork: its steps, their order, and the page that says what each lock and thread becomes."""
+"""The one hook after a fork: its steps, their order, and the page that describes each lock and thread."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def makes_a_lock_or_thread(module: str) -> bool:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The steps, empty, in a process that is a child as far as the hook knows."""
+    """An empty table of steps, in a process that the hook takes for a child."""
     steps: dict[str, Any] = {}
     monkeypatch.setattr(forks, "_steps", steps)
     monkeypatch.setattr(forks, "fork_marker", [0])

@@ -1,4 +1,4 @@
-"""Power failures while generation 0 is told of a new one: whatever is left of that, no superseded file stays for good.
+"""Power failures while a forward record is written into generation 0: no superseded file stays for good.
 
 The record that tells of it, the forward record, is synced before and behind, on a log that is not durable, too. So of
 all that follows the seal of generation 0 a power failure can harm the last record only.
@@ -94,7 +94,7 @@ def compact_and_fail(work: Path, *, durable: bool, start: int = 0, killed: bool 
 
 
 def go_on(work: Path, state: State, *, durable: bool) -> None:
-    """Whoever opens it next finds everything, and leaves one file beside generation 0, and no damage."""
+    """The next process finds everything, and leaves one file beside generation 0, and no damage."""
     path = work / "store"
     put_state(str(work), state)
     assert verify(path).verdict in ("sound", "torn")

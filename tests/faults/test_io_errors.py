@@ -1,4 +1,4 @@
-"""Full disks and failing ones: the error says what happened and what may have; what was acknowledged stays."""
+"""Full and failing disks: the error says whether the write may have taken effect, and acknowledged writes stay."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def file_size_limit(size: int) -> Iterator[None]:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("introduced", [False, True])
 def test_write_that_stops_at_any_byte_is_not_applied_and_can_be_repeated(introduced: bool, path: str) -> None:
-    """What is torn is the record itself, or the introduction of a handle that has not written before."""
+    """The torn record is the record itself, or the session record of a handle that has not written before."""
     fill(path)
     content = b"new" + bytes(20)
     length = next_size(path, content, introduced) - os.path.getsize(path)
@@ -315,7 +315,7 @@ def test_read_that_fails_changes_nothing_and_can_be_repeated(path: str, faulty: 
 
 @pytest.mark.parametrize("fit", [0, 10, 10_000])
 def test_error_of_a_failed_write_says_whether_the_record_may_be_there(fit: int, path: str, faulty: FaultyOs) -> None:
-    """Once its last byte is written a record counts, whatever its writer is told."""
+    """Once its last byte is written a record counts, even if its writer gets an error."""
     fill(path)
 
     def does(name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

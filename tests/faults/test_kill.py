@@ -1,4 +1,4 @@
-"""kill -9 at any moment of a writer: nothing acknowledged is lost, nothing half-written counts, nobody hangs."""
+"""kill -9 of a writer at any moment: no acknowledged write is lost, no half record counts, no process hangs."""
 
 from __future__ import annotations
 

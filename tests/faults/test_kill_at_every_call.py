@@ -1,4 +1,4 @@
-"""A process is killed before each call of an operation, and within each write: nothing that was there is lost."""
+"""A process is killed before each call of an operation, and within each write: no earlier write is lost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def contents(path: Path) -> Any:
 
 
 def judge(path: Path, witness: FileStore, known: list[Any], what: str) -> None:
-    """The dead one has done all or nothing, or its first step; who was there, and who comes, goes on at once."""
+    """The dead process has done all, nothing, or its first step. Open and new handles go on at once."""
     found = contents(path)
     assert found in known, what
     values, queues = witness.list_keys(), witness.queue_len("q")

@@ -1,4 +1,4 @@
-"""Which keys stay: killed at any operation, whoever uses a recipe leaves none but those that its page names.
+"""Keys that stay: a user of a recipe that is killed at any operation leaves only the keys that the page names.
 
 Here a process is killed by closing its store's handle: the others are told that its session is over, and what it would
 do next it can't do.
@@ -126,7 +126,7 @@ def store(path: Path) -> Iterator[Store]:
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever should have woken somebody is dead."""
+    """The process that should have woken a waiter is dead."""
     monkeypatch.setattr(_line, "SLOW_LOOK_S", 0.01)
 
 
@@ -185,7 +185,7 @@ def use(store: Store, kind: str) -> None:
 
 @pytest.fixture
 def check_line(store: Store, kind: str) -> Callable[[], None]:
-    """Whoever uses the line next takes away what the dead have left."""
+    """The next user of the line removes the entries of the dead."""
 
     def check() -> None:
         use(store, kind)
@@ -387,7 +387,7 @@ DOCUMENTED = Path(__file__).parent.parent.parent / "docs" / "how-to" / "recipes.
 
 
 def keys_that_stay() -> dict[str, set[str]]:
-    """What the page says that stays, by recipe."""
+    """The keys that stay according to the page, by recipe."""
     page = DOCUMENTED.read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.*?) \| (.*?) \| .*?\|$", page.partition("## Keys")[2], re.MULTILINE)
     return {

@@ -1,4 +1,4 @@
-"""Who lives: sessions, their bytes, proofs of death and its records, under forks, stops, kills and lost files."""
+"""Liveness: sessions, their bytes, proofs and records of death, under forks, stops, kills and lost files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes that are killed and stopped at any moment saw of a lock: checked against a lock that nobody shares."""
+"""Histories of a lock by processes that are killed and stopped, checked against a model of a lock."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def size_of(journals: Path) -> int:
 def run(
     directory: Path, what: str, arguments: list[list[Any]], trouble: Callable[[list[Any], Path], dict[str, float]]
 ) -> tuple[dict[str, list[Step]], dict[str, float]]:
-    """Let processes do `what` while there is `trouble`, which returns who was killed when; return both."""
+    """Let processes do `what` during `trouble`, which returns the kills and their times; return both results."""
     journals = directory / "journals"
     journals.mkdir()
     place = Place("file-ofd", str(directory))
@@ -79,7 +79,7 @@ def make_progress(journals: Path) -> None:
 
 
 def kills_and_stops(rng: random.Random) -> Callable[[list[Any], Path], dict[str, float]]:
-    """Return what kills three, one after the other, and stops some for a while, at any moment.
+    """Return the trouble that kills three processes, one after the other, and stops some for a while, at any moment.
 
     Nobody who is in trouble is asked for anything: the others go on, or wait until it is over.
     """

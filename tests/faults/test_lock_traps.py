@@ -61,7 +61,7 @@ def held(path: str, lock: str) -> Iterator[Callable[[], object]]:
 
 
 def is_free(path: str, lock: str) -> bool:
-    """Say whether another handle gets the lock, before it would call that a hang."""
+    """Return whether another handle gets the lock before it would report a hang."""
     with FileStore(path, lock=lock, timeout=HANG_S) as store:
         try:
             store.set("free", "1")
@@ -138,7 +138,7 @@ def test_holder_whose_introduction_was_not_read_yet_is_named(path: str) -> None:
 
 @every_kind
 def test_reads_need_no_lock(path: str, lock: str) -> None:
-    """What is complete is read while a holder is stopped; what it has half written is not there."""
+    """Complete records are read while a holder is stopped; its half record does not count."""
     with FileStore(path, lock=lock, timeout=HANG_S) as store:
         store.set("k", "1")
         with Holder(path, lock) as holder:
@@ -212,7 +212,7 @@ def test_wait_given_up_does_not_take_the_lock_later(path: str, lock: str, impati
 
 @every_kernel_kind
 def test_wait_given_up_does_not_free_a_later_hold(path: str, lock: str, impatient: None) -> None:
-    """The request that nobody waits for any more gets the lock, at some time, and gives it back: its own hold alone."""
+    """A request without a waiter gets the lock at some time, and releases only its own hold."""
     with FileStore(path, lock=lock, timeout=0.05) as store, FileStore(path, lock=lock, timeout=0.05) as stranger:
         with held(path, lock) as release:
             with pytest.raises(StoreTimeoutError):
@@ -379,7 +379,7 @@ def test_log_that_goes_on_elsewhere_while_its_waiter_reopens_it_is_not_gone(
 def test_waiter_for_the_lock_of_a_log_that_is_gone_fails_while_another_holds_it(
     lock: str, replaced: bool, path: str, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And does not open what is there instead over and over meanwhile."""
+    """Meanwhile it does not open the file in its place again and again."""
     opened: list[int] = []
     reopen = log_file.Log._reopen_for_lock
 
@@ -513,7 +513,7 @@ def test_opener_with_another_lock_than_the_log_has_is_refused(path: str, first: 
 
 
 def test_openers_of_an_empty_file_that_want_different_locks_agree_on_one(path: str) -> None:
-    """All at once: whoever comes first writes the header, and only those who want the same lock get in."""
+    """All at once: the first process writes the header, and only processes with the same kind of lock get in."""
     Path(path).touch(0o600)
     ready = threading.Barrier(6)
 
@@ -538,7 +538,7 @@ def test_openers_of_an_empty_file_that_want_different_locks_agree_on_one(path: s
 
 
 def suspect() -> None:
-    """What a reader meets without the lock where it must look again with it."""
+    """The cases in which a reader without the lock must look again under the lock."""
     raise NeedsLock
 
 
@@ -572,7 +572,7 @@ def test_reader_passes_a_torn_record_that_looked_like_damage(path: str, monkeypa
 
 
 def test_damage_seen_without_the_lock_is_looked_at_again_with_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer may be in the middle of voiding what is torn."""
+    """A writer may be in the middle of voiding the torn record."""
     examine, looks = torn_tail.examine, []
 
     def examine_too_soon(

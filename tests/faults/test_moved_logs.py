@@ -1,4 +1,4 @@
-"""Logs that are renamed, copied, archived and restored: the data of no log is lost to another, whatever their names.
+"""Logs that are renamed, copied, archived and restored: no log loses data to another log, under any names.
 
 Each test runs in whatever directory pytest is given: `pytest tests/faults/test_moved_logs.py --basetemp /mnt/xfs/x`
 tries another file system.

@@ -1,4 +1,4 @@
-"""What the lock manager of NFS 3 says of a file that another host has removed, and what a handle makes of it.
+"""The errors of NFS 3's lock manager for a file that another host has removed, and the reaction of a handle.
 
 Measured on a kernel server and its clients: to lock such a file is ESTALE. To unlock it is ENOLCK if it was locked, and
 if this host never locked it at all, for then the client asks the server.
@@ -171,7 +171,7 @@ OPERATIONS: dict[str, tuple[Callable[[FileStore], object], object]] = {
 def test_operation_survives_the_loss_of_its_file_before_any_call(
     name: str, kind: str, forgets: bool, path: str, other: OtherHost, kernel: SharedOs, locks: LockManager
 ) -> None:
-    """Once or twice, where the handle does not have its lock: else nobody could compact. And before all of it.
+    """It is lost once or twice, and only while the handle does not hold its lock: otherwise no process could compact.
 
     The client may remember what it knows of the file, or ask the server, which `forgets` it.
     """
@@ -206,7 +206,7 @@ def test_operation_survives_the_loss_of_its_file_before_any_call(
 
 
 def is_locked(fd: int) -> bool:
-    """Return whether somebody holds the log's lock on the file that is open on `fd`."""
+    """Return whether a process holds the log's lock on the file that is open on `fd`."""
     another = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
     try:
         fcntl.fcntl(another, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 1 << 62, 1, 0))
@@ -221,7 +221,7 @@ def is_locked(fd: int) -> bool:
 def test_lock_granted_on_a_removed_file_is_taken_again_on_the_newest(
     kind: str, path: str, other: OtherHost, locks: LockManager
 ) -> None:
-    """Who waits in the kernel is given the lock of a file that the one before has compacted, and removed."""
+    """A waiter in the kernel gets the lock of a file that the holder before it has compacted and removed."""
     with FileStore(path, coherence=kind, timeout=LIMIT_S) as store:
         store.set("n", "1")
         other.say(b"w")

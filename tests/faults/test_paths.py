@@ -1,4 +1,4 @@
-"""What stands at the path, and what becomes of it: nothing is followed, harmed or served that is not the log."""
+"""Files at the path: only a log is used, and any other file is neither followed nor changed."""
 
 from __future__ import annotations
 
@@ -416,7 +416,7 @@ def test_mode_is_exact_in_a_directory_that_hands_its_group_on(tmp_path: Path) ->
 
 
 def test_log_that_gets_a_second_name_goes_on_for_open_handles_and_keeps_both(path: Path) -> None:
-    """Nobody else may open it, for the other name may be somebody else's; so its end removes nothing."""
+    """No other process may open it, because the other name may belong to another user. So its end removes nothing."""
     second = path.with_name("second")
     with FileStore(path, world_size=1, timeout=HANG_S) as store, FileStore(path, read_only=True) as reader:
         store.set("k", "v")

@@ -116,7 +116,7 @@ def test_power_failure_while_a_tear_is_voided_loses_no_earlier_record(start: int
 
 @pytest.mark.parametrize("start", STARTS)
 def test_sector_lost_of_any_other_record_is_damage(start: int, path: str) -> None:
-    """Or of the same record, once another has been written behind it: then it had been synced."""
+    """This includes the same record, once another record follows it: then it had been synced."""
     make_log(path, start, 900)
     with opened(path) as handle:
         handle.write(b"behind", b"value")

@@ -1,4 +1,4 @@
-"""Faults that a machine can be made to have in earnest: mounts, limits, clocks, other programs in the same process."""
+"""Faults that the tests cause in earnest: by mounts, limits, clocks and other programs in the same process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A signal handler that raises a built-in exception in the middle of a recipe: it comes out as it is.
+"""A signal handler raises a built-in exception in the middle of a recipe: the exception comes out unchanged.
 
 Recipes read texts that something else may have written. What they raise about those is a class of its own, so that the
 `ValueError` of a handler is neither taken for a foreign text, nor lost where a list does not have what is to leave it.

@@ -1,4 +1,4 @@
-"""Ctrl-C in the recipes: at each point at which one can come, nothing stays held, and nobody in line."""
+"""Ctrl-C at each point of a recipe: nothing stays held, and no entry stays in a line."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def hold(kind: Callable[[Store], Any], store: Store) -> Any:
 
 @pytest.fixture(params=["itself", "another"])
 def settle(request: pytest.FixtureRequest, kind: Callable[[Store], Any], hold: Any, store: Store) -> Callable[[], None]:
-    """What to do before each acquisition, which knows the line if `hold` was the last to have it, and reads it else."""
+    """Give the call before each acquisition. The acquisition knows the line if `hold` had it last, or must read it."""
     users = [hold] if request.param == "itself" else [hold, kind(store)]
 
     def settle() -> None:
@@ -154,7 +154,7 @@ def test_reentrant_lock_that_is_interrupted_keeps_count_of_its_acquisitions(stor
 
 
 def test_release_that_a_signal_handler_breaks_off_with_any_error_is_done() -> None:
-    """Such as a `TimeoutError` of whoever uses SIGALRM."""
+    """Such as the `TimeoutError` of a program that uses SIGALRM."""
 
     def raise_it() -> None:
         raise TimeoutError

@@ -1,4 +1,4 @@
-"""repair: what is sound of a damaged log comes out whole, what is not is told, and the log itself stays as it is."""
+"""repair: it copies the sound records of a damaged log, reports the others, and leaves the log unchanged."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_generation_is_looked_for_twice_before_it_is_called_missing(newest: str,
 
 
 def add_forward(path: str, generation: int, value: bytes | None = None) -> None:
-    """Append to generation 0 that `generation` is the newest, or what names none."""
+    """Append a forward record to generation 0 that names `generation`, or one that names none."""
     data = contents(path)
     named = GenerationRef(generation, bytes(16), 0, 0, generation_name(b"log", generation, bytes(6)))
     chain = record.chain_at_end(data)

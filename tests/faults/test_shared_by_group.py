@@ -1,4 +1,4 @@
-"""A log of two users of one group: whoever creates a file beside it, or compacts it, the other one can go on.
+"""A log of two users of one group: each can go on after the other has created a file or compacted the log.
 
 Root runs these tests, for it becomes both users in turn.
 """
@@ -89,7 +89,7 @@ def opened(path: Path) -> FileStore:
 
 
 def begin(path: Path) -> None:
-    """As Alice, and then as the one who gives what she made to the team."""
+    """As Alice, and then as root, which gives her file to the team."""
 
     def write() -> None:
         with opened(path) as store:
@@ -165,7 +165,7 @@ def test_compaction_by_root_keeps_owner_and_group(directory: Path) -> None:
 
 
 def test_side_cars_have_the_group_of_the_log(directory: Path) -> None:
-    """Whoever makes them, and of whichever group that one is: bell and liveness file are made when they are needed."""
+    """Any user of any group may make them: bell and liveness file are made when they are needed."""
     path = directory / "s"
     begin(path)
     for name in os.listdir(directory):

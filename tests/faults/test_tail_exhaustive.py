@@ -1,4 +1,4 @@
-"""Torn tails, at every byte: what was complete stays, what was torn never counts, and writers go on behind it.
+"""Torn tails at every byte: complete records stay, torn ones never count, and writers go on behind them.
 
 Inside runs of one value most bytes are left out, unless FSCOORD_SCALE is above 1.
 """

@@ -151,7 +151,7 @@ def test_wait_on_a_file_interrupted_twice_leaves_nobody_in_line(memory: Path) ->
 
 
 class HandsOver(PrefixStore):
-    """A view in which whoever waits is served meanwhile, by `let_go`."""
+    """A view in which `let_go` serves each waiter."""
 
     def __init__(self, store: Store, let_go: Callable[[], object]) -> None:
         super().__init__("", store)

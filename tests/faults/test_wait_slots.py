@@ -1,4 +1,4 @@
-"""Wait slots: what a session waits for is shown after a while, in words, whatever happens to the file of slots."""
+"""Wait slots: the wait of a session is shown in words after a while, and no fault of the file harms the wait."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Zeros after the last record, by the gigabyte: a file that was made longer by mistake, or restored in part.
 
-Nobody reads them more than once, no call outlives its deadline because of them, and nothing that follows is missed.
+No handle reads them twice, no call exceeds its deadline because of them, and no later record is missed.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def _successor(source: Source, following: GenerationRef | None) -> GenerationRef
 
 
 def _mutated(source: Source, data: bytes) -> bytes:
-    """Most stay as they are."""
+    """Return the bytes, in most cases unchanged."""
     changed = bytearray(data)
     if source.chance(4):
         for _ in range(1 + source.below(3)):

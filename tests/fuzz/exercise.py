@@ -1,4 +1,4 @@
-"""Do with a log, or with words, whatever a user can, and let only errors pass that the user is told of."""
+"""Use a log, or words, in every way that a user can; only the documented errors may come out."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def operations(store: FileStore) -> list[Callable[[], Any]]:
 def exercise_log(files: dict[str, bytes], tmp: Path) -> str:
     """Use the log in every way; return what `verify` says of it.
 
-    What says that a log is sound must let it be opened, and what refuses it must be told of by `verify`.
+    A log that `verify` calls sound can be opened, and `verify` reports each log that can't be opened.
     """
     path = write(tmp / "read", files)
     before = {name: (path.parent / name).read_bytes() for name in files}

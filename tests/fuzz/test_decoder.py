@@ -1,4 +1,4 @@
-"""Records whose bytes chance has changed, by the hundred thousand: what is decoded is what was written, up to there."""
+"""Records with randomly changed bytes, by the hundred thousand: the decoder returns the records before the change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fuzzer has found, each as it was when it was found: the defects are mended, and stay so."""
+"""The finds of the fuzzer, each as it was found: the defects stay corrected."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_generation_that_is_gone_and_only_a_later_one_names_ends_the_search(path
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", [record.SEAL, record.FORWARD])
 def test_generation_that_leads_back_to_itself_ends_the_search(kind: int, path: str, tmp_path: Path) -> None:
-    """Who followed it went round and round; repair did so behind a damage, too."""
+    """A reader followed it in a circle; so did repair behind damage."""
     name = generation_name(b"log", 1, bytes(6))
     header = Header(b"1" * 16, OFD, generation=1).encode()
     _, (size, chain) = Header.decode(header)

@@ -1,4 +1,4 @@
-"""Logs that chance, or Hypothesis, has made: no error but our own, no hang, no byte changed by who only reads."""
+"""Random logs, also by Hypothesis: only fscoord's own errors, no hang, and no byte changed by a reader."""
 
 from __future__ import annotations
 

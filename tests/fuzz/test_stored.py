@@ -1,4 +1,4 @@
-"""Under the keys of recipes, barriers and exchanges stands anything: who reads it goes on, or says that it is wrong."""
+"""Random content under the keys of recipes, barriers and exchanges: a reader goes on, or reports the content."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ KINDS = {
 
 
 def outcome(call: Callable[[], Any]) -> Exception | None:
-    """What `call` raises, if that is what it may raise."""
+    """Return the error that `call` raises, which must be a documented one."""
     try:
         call()
     except FscoordError as error:

@@ -1,4 +1,4 @@
-"""What people and other processes write in words: addresses, options, environments, the states that stores hold."""
+"""Texts from people and other processes: addresses, options, environments, and states in stores."""
 
 from __future__ import annotations
 

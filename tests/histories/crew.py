@@ -24,7 +24,7 @@ STOPPED_S = 0.02
 
 
 class Member:
-    """A process, and the lines it has told so far."""
+    """A process, and the lines that it has printed so far."""
 
     def __init__(self, name: int, process: subprocess.Popen[bytes]) -> None:
         self.name, self.process = name, process
@@ -81,7 +81,7 @@ class Crew:
         return sum(len(member.lines) for member in self.members)
 
     def listen(self, limit: float = HANG_S) -> bool:
-        """Take in what is told; False if for `limit` seconds nobody has told anything, or all have ended."""
+        """Take in the reports; return False if none came for `limit` seconds, or if all processes have ended."""
         ready = self._selector.select(limit)
         for key, _ in ready:
             member = key.data
@@ -98,14 +98,14 @@ class Crew:
             assert self.listen(), f"for {HANG_S} s nobody has got on"
 
     def finish(self) -> None:
-        """Listen until all have ended, and well, but for those who were killed."""
+        """Listen until all have ended; each must end well unless it was killed."""
         self.listen_until(lambda: False)
         for member in self.members:
             code = member.process.wait(HANG_S)
             assert code == (-signal.SIGKILL if member.was_killed else 0), f"{member.name} ended with {code}"
 
     def kill_all(self) -> None:
-        """Kill all who are at work, and the forked children of all; take in what they told."""
+        """Kill all running processes and their forked children; take in their reports."""
         for member in self.members:
             try:
                 os.killpg(member.process.pid, signal.SIGKILL)
@@ -117,7 +117,7 @@ class Crew:
     # -- what befalls them -----------------------------------------------------------------------------------------
 
     def kill_one(self) -> Member | None:
-        """Kill one who is at work, if anybody is."""
+        """Kill one running process, if there is one."""
         able = self.at_work
         if not able:
             return None

@@ -1,4 +1,4 @@
-"""Linearizable: what real processes were told while others were killed, stopped, forked, or found the disk full.
+"""Linearizable: the results of real processes while others were killed, stopped, forked, or found the disk full.
 
 Small histories are searched, which trusts nothing; large ones are compared with the log, their witness.
 """

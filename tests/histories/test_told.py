@@ -1,4 +1,4 @@
-"""What was told by clocks that differ: no call is taken for shorter than it was, and no lie for the truth."""
+"""Reports by clocks that differ: no call counts as shorter than it was, and no false report is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process of the histories: it makes random calls on a store, and tells of each on its standard output.
+"""A process of the histories: it makes random calls on a store, and reports each on its standard output.
 
 ``python worker.py ROLE JSON``. What it has told before it is killed has reached the pipe.
 """

@@ -1,4 +1,4 @@
-"""`Agent` by itself: what it does about nodes that have joined and say nothing."""
+"""`Agent` by itself: its treatment of nodes that have joined and stay silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run_held`, and the warden of a held command: signals, losses, what is left behind, who is killed."""
+"""`run_held` and the warden of a held command: signals, lost holds, and processes that are left behind or killed."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_signals_are_handled_as_before_after_the_command():
 
 
 class Guarded:
-    """A command under a warden in a session of its own, with this test in the place of who holds."""
+    """A command under a warden in a session of its own, with this test in the place of the holder."""
 
     def __init__(self, mode, text, patience=0, **settings):
         theirs, self.orders = os.pipe()

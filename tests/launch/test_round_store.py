@@ -1,4 +1,4 @@
-"""`RoundStore`: the store of a round's workers, who may be several users, and what a killed round leaves behind."""
+"""`RoundStore`: the store of a round's workers, for several users too, and the remains of a killed round."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def begin(path, mode=0o660):
 
 
 def take_part(path):
-    """Do what another node does, and its workers."""
+    """Act as another node and its workers."""
     with job(path) as store, RoundStore(store, "0-0", is_first=False) as room, open_store(room.address) as workers:
         workers.set("and", "bob")
         return room.address, workers.get("from"), [member.pid > 0 for member in workers.members()]

@@ -1,4 +1,4 @@
-"""`fscoord run` end to end: what workers are told, what becomes of those that fail, hang, crash and multiply."""
+"""`fscoord run` end to end: the environment of workers, and workers that fail, hang, crash and start processes."""
 
 from __future__ import annotations
 

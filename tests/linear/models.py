@@ -1,4 +1,4 @@
-"""What a key's value, a queue, a lock and a fenced value do when nobody else is there."""
+"""Models of a key's value, a queue, a lock and a fenced value, each for one process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def queue(state: tuple[bytes, ...], operation: tuple[Any, ...]) -> tuple[Hashabl
 
 def lock(state: tuple[bytes | None, int], operation: tuple[Any, ...]) -> tuple[Hashable, Any]:
     """A lock with fencing tokens, held by a name or None, and the last token: acquire (which must find it free and rise
-    the token), release and die, by name. Who dies without holding it changes nothing.
+    the token), release and die, by name. The death of a process that does not hold it changes nothing.
     """
     holder, last = state
     name, who, *given = operation
@@ -76,7 +76,7 @@ def counting_lock(state: tuple[int, str], operation: tuple[Any, ...]) -> tuple[H
 
 
 def item(holder: str, operation: tuple[Any, ...]) -> tuple[Hashable, Any]:
-    """One item of a queue that hands out at least once: "" is free, or who has it, or `DONE`.
+    """One item of a queue that hands out at least once: "" if it is free, the name of its consumer, or `DONE`.
 
     It is taken, done and given back by somebody, or falls back when that one dies. Who takes it when it is not free,
     and who ends what it does not have, gets False.

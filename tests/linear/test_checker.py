@@ -67,7 +67,7 @@ KINDS = {
 
 
 def draw_history(rng: random.Random, kind: str, size: int, lies: bool) -> list[Call]:
-    """What a right store could give, for calls that overlap at random; with `lies`, some results are others'."""
+    """Results of a right store for calls that overlap at random; with `lies` some results are exchanged."""
     model, state, draw = KINDS[kind]
     calls = []
     for moment in range(size):
@@ -186,7 +186,7 @@ def test_keys_are_judged_separately() -> None:
 
 
 class Wrong:
-    """A store whose mistake shows only between two: with `mistake` every so many operations."""
+    """A store that makes `mistake` at every seventh operation; it shows only between two processes."""
 
     def __init__(self, mistake: str) -> None:
         self.mistake, self.state, self.before, self.count = mistake, None, None, 0

@@ -1,4 +1,4 @@
-"""The witness itself: it lets pass nothing that a search finds wrong, and all that a right store gave."""
+"""The witness itself: it rejects every history that a search rejects, and accepts those of a right store."""
 
 from __future__ import annotations
 

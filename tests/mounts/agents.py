@@ -394,7 +394,7 @@ class Agent:
         return self.events.popleft()
 
     def kill(self) -> None:
-        """Kill -9, and return when it is gone, and whatever it has forked."""
+        """Kill the agent and its forked children with SIGKILL; return when all of them have ended."""
         self.host.kill(self.number)
         self.wait_end()
 

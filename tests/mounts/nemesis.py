@@ -1,4 +1,4 @@
-"""What befalls agents at work on one store, on both hosts and at any moment: kill -9, and SIGSTOP for a while."""
+"""Faults for agents that use one store on both hosts: SIGKILL, and SIGSTOP for a while, at any moment."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Nemesis:
 
     @property
     def at_work(self) -> list[Agent]:
-        """Who has neither ended nor been killed. Whoever ended badly raises what it raised."""
+        """Return the agents that neither ended nor were killed; raise the error of an agent that failed."""
         able = [agent for agent in self.agents if agent not in self.killed and agent not in self._over]
         for agent in able:
             if self.agents[agent].is_done():
@@ -62,7 +62,7 @@ class Nemesis:
         return sum(len(agent.events) for agent in self.agents)
 
     def go_on_until(self, enough: Callable[[], bool]) -> None:
-        """Let them work; who stops by itself goes on when others have had their time, or is killed."""
+        """Let the agents work. An agent that stops itself goes on after a while, or is killed."""
         told, end = -1, 0.0
         while not enough():
             if self.told() > told:
@@ -90,7 +90,7 @@ class Nemesis:
                 agent.resume()  # and again, if it had not stopped yet
 
     def kill_one(self) -> None:
-        """Kill one who is at work, if anybody is."""
+        """Kill one running agent, if there is one."""
         able = self.at_work
         if able:
             self._events["kill"] += 1

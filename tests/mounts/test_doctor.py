@@ -1,4 +1,4 @@
-"""The doctor on two hosts: it finds the other one, and says of these mounts what the rest of this suite shows."""
+"""The doctor on two hosts: the instances meet, and the verdict on these mounts agrees with the rest of the suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who lives on the other host: deaths are seen there, told alike to all, and nobody is taken for dead who lives."""
+"""Liveness between hosts: all agree on each death, and no living process counts as dead."""
 
 from __future__ import annotations
 

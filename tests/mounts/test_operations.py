@@ -1,4 +1,4 @@
-"""The contract, with processes on both hosts: what one did is there for the other, and happens once, in some order."""
+"""The contract, with processes on both hosts: each write takes effect once, in one order, for both."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def make_progress(sides: Sides, crew: list[Agent], steps: int) -> None:
 
 
 def kill_and_stop(sides: Sides, crew: list[Agent], rng: random.Random, kinds: list[str]) -> list[Agent]:
-    """Let befall some of `crew`, at any moment, what `kinds` says; return those who were killed.
+    """Kill or stop some of `crew` at any moment, as `kinds` says; return the killed ones.
 
     Nobody who is in trouble is asked for anything: the others go on, or wait until it is over.
     """

@@ -1,4 +1,4 @@
-"""What operations cost in requests to the server, counted by the client itself in /proc/self/mountstats.
+"""The requests of each operation to the server, which the client counts in /proc/self/mountstats.
 
 The bounds are the design's. On NFS 3 the client counts no requests of the lock manager.
 """
@@ -59,7 +59,7 @@ def test_write_costs_at_most_six_requests(counted: Sides, call: str) -> None:
 
 
 def test_write_after_a_pause_costs_at_most_six_requests(counted: Sides) -> None:
-    """The name is opened in place of asking for the size, and one thing of the liveness file is checked."""
+    """The first request opens the name instead of reading the size, and one request checks the liveness file."""
     a, b = counted.opened(2)
     for agent in (b, a):
         agent.set("k", "1")

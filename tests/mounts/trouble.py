@@ -1,4 +1,4 @@
-"""What befalls agents at a write of theirs: they stop in the middle of it, with the lock, or the disk is full."""
+"""Faults for an agent at one of its writes: it stops in the middle, with the lock, or the disk is full."""
 
 from __future__ import annotations
 

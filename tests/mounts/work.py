@@ -1,4 +1,4 @@
-"""What agents do for the tests of shared mounts, beside what `contract.worker` has."""
+"""The work of agents in the tests of shared mounts, in addition to that of `contract.worker`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def linger(worker: Worker, key: str) -> bytes:
 
 
 def linger_without_lock(worker: Worker, key: str) -> bytes:
-    """As `linger`, but report only when nothing needs the log's lock any more: who is stopped with it stops all."""
+    """As `linger`, but report only when no operation needs the lock: a process that is stopped with it stops all."""
     wait_in_vain(worker.stores["store"])
     return linger(worker, key)
 
@@ -170,7 +170,7 @@ def wait_dead(store: Store, number: int) -> None:
 
 
 def linger_alive(worker: Worker, ranks: list[int]) -> list[int]:
-    """Report, then wait for a key that nobody sets, as long as `ranks` live."""
+    """Report, then wait for a key that no process sets, as long as `ranks` live."""
     worker.report("waiting")
     return worker.stores["store"].wait_alive(["never"], ranks)
 

@@ -228,6 +228,6 @@ def fits(pattern: str, key: str) -> bool:
 
 
 def reason(key: str) -> str:
-    """Return why a change that no test finds is none that matters; ``""`` if nobody has said so."""
+    """Return why an undetected change does not matter; ``""`` if there is no explanation."""
     reasons = EXPLAINED | EVERYWHERE
     return next((why for pattern, why in reasons.items() if fits(pattern, key)), "")

@@ -41,14 +41,14 @@ Say = Callable[[str, object], None]
 
 
 class Known(NamedTuple):
-    """What the run without a change has shown of one test: its time, and which lines of which module it reaches."""
+    """One test in the run without a change: its time, and the lines of each module that it reaches."""
 
     seconds: float
     lines: dict[str, list[int]]
 
 
 class Outcome(NamedTuple):
-    """What became of one change: ``failed`` names the test that failed or hung, and is empty if all passed."""
+    """The result of one change: ``failed`` names the test that failed or hung, and is empty if all passed."""
 
     failed: str
     hung: bool
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 def put(code: CodeType, functions: Sequence[FunctionType]) -> None:
-    """Give each of `functions`, which one module has made, its new code out of `code`, that of the whole module."""
+    """Replace the code of each of `functions` of one module by that in `code`, the code of the whole module."""
     fresh: dict[tuple[str, int], list[CodeType]] = defaultdict(list)
     waiting = [code]
     while waiting:

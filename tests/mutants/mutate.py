@@ -158,9 +158,9 @@ class Campaign:
             file.write(json.dumps(result) + "\n")
 
     def tests_at(self, module: str, lines: range) -> tuple[list[str], bool]:
-        """Return the tests that come to `lines`, and True; if none was seen there, those seen nearest, and False.
+        """Return the tests that reach `lines`, and True; if none was seen there, the nearest ones, and False.
 
-        What programs come to that a test starts is not seen.
+        The lines that a started program reaches are not seen.
         """
         tests = [name for line in lines for name in self.at[module, line]]
         if tests:

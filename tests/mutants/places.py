@@ -77,7 +77,7 @@ def change(node: ast.AST) -> tuple[str, ast.AST] | None:
 
 
 def _is_for_people(node: ast.AST) -> bool:
-    """Return whether nobody but a person, or a type checker, could tell the difference."""
+    """Return whether only a person or a type checker could see the difference."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         function = node.value.func
         while isinstance(function, (ast.Attribute, ast.Call)):

@@ -1,4 +1,4 @@
-"""The tool that changes one place after the other: what it changes, how, and what is said of what no test finds."""
+"""The tool that changes one place after the other: the places, the changes, and the report on undetected ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that takes part in a rendezvous: it tells each outcome, and comes again whenever its round is over.
+"""A process that takes part in a rendezvous: it reports each outcome, and joins again when its round is over.
 
 It ends in good order when its standard input ends.
 """

@@ -1,4 +1,4 @@
-"""What the tests on every kind of store need here as well."""
+"""The fixtures of the tests on every kind of store, for these tests too."""
 
 from contract.conftest import _torch_has_opened_what_it_keeps
 

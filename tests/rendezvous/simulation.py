@@ -53,7 +53,7 @@ class World:
         self.tell(f"{node.name} dies")
 
     def bury(self) -> bool:
-        """Somebody finds out who is dead, and takes them out."""
+        """One node detects the dead nodes, and removes them."""
         new = evict(self.state, self.dead & self.state.present)
         return self._put(new, f"the dead are taken out: {sorted(self.dead & self.state.present)}")
 
@@ -131,7 +131,7 @@ class World:
         return True
 
     def check_state(self, state: State) -> None:
-        """What holds in every state."""
+        """The conditions that hold in every state."""
         assert len(set(state.participants)) == len(state.participants) <= self.limits.max_nodes
         assert not set(state.participants) & set(state.waiting + state.former)
         assert len(set(state.waiting)) == len(state.waiting)
@@ -153,7 +153,7 @@ class World:
         assert rank < size
 
     def settle(self) -> None:
-        """Let everybody find out everything, until nothing changes any more."""
+        """Let all nodes look and act until nothing changes."""
         self.is_settling = True
         for _ in range(40 * (len(self.nodes) + 2)):
             changed = self.bury()
@@ -169,7 +169,7 @@ class World:
         raise AssertionError("it never comes to rest")
 
     def check_agreement(self) -> None:
-        """What holds when all is at rest."""
+        """The conditions that hold when all nodes rest."""
         living = [node for node in self.nodes.values() if not node.is_over]
         if self.state.closed:
             assert all(node.outcome for node in living)

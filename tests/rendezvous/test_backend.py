@@ -1,4 +1,4 @@
-"""`C10dRendezvousBackend` on every store: who wins a write, who is told so, and what failures become."""
+"""`C10dRendezvousBackend` on every store: the winner of a write, the answers, and the errors of failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`create_backend`: which store an endpoint means, what is recorded, and what is refused."""
+"""`create_backend`: the store of an endpoint, the recorded events, and the refused endpoints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def create():
 
 @pytest.fixture
 def events(caplog):
-    """Give `events()`: what was recorded so far."""
+    """Give `events()`: the events recorded so far."""
     caplog.set_level(logging.INFO, "fscoord")
     return lambda: [
         RdzvEvent.deserialize(record.message) for record in caplog.records if record.name == "fscoord.rendezvous.events"
@@ -142,7 +142,7 @@ def test_endpoint_that_is_malformed_is_refused(create, endpoint, tmp_path, monke
 
 
 class Network:
-    """Stands for TCP stores: who opened which, as host or not."""
+    """Stands for TCP stores: records which were opened, and whether as host."""
 
     def __init__(self) -> None:
         self.opened: list[tuple[str, str, dict[str, object]]] = []

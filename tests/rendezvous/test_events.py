@@ -1,4 +1,4 @@
-"""Events: what they hold, their way through JSON, and where they are told."""
+"""Events: their content, their way through JSON, and where they are reported."""
 
 from __future__ import annotations
 

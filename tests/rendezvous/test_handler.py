@@ -96,7 +96,7 @@ def die(*handlers):
 
 
 def pass_time(*living):
-    """Let so much time pass that whoever is not among `living` is dead, and they see it."""
+    """Let time pass until the nodes that are not among `living` are dead, and `living` see it."""
     for number in range(1, 6):
         for handler in living:
             handler._keep_alive.tick(number * 2.0 * HOUR)

@@ -1,4 +1,4 @@
-"""Who lives, by what changes, and not by any clock but one's own."""
+"""Liveness of nodes by changes of the state, measured only by the observer's own clock."""
 
 from __future__ import annotations
 

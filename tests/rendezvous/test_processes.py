@@ -52,7 +52,7 @@ class Crew:
                 self.told.put((agent, json.loads(line)))
 
     def agree(self, size, agents=None, patience=PATIENCE_S):
-        """Return the number of the round when `agents` have told of one that all of them are in, and nobody else."""
+        """Return the number of the round when all `agents`, and no others, have reported to be in it."""
         agents = self.agents if agents is None else agents
         until = time.monotonic() + patience
         while True:
@@ -66,7 +66,7 @@ class Crew:
             self.last[agent] = told
 
     def agree_without(self, stopped, patience):
-        """As `agree`, of all that are not `stopped`. A stopped process lives: those who must wait for one let it go on.
+        """As `agree`, of all that are not `stopped`. A stopped process lives. It goes on if others must wait for it.
 
         That is who was stopped with the log's lock, and rank 0, whose address all others wait for.
         """
@@ -82,7 +82,7 @@ class Crew:
                 stopped.remove(agent)
 
     def awaited(self, stopped):
-        """Return those of `stopped` that keep everybody waiting."""
+        """Return the `stopped` agents for which all others wait."""
         number = None
         try:
             with FileStore(self.arguments[0], timeout=1) as store:
@@ -96,7 +96,7 @@ class Crew:
         return [agent for agent in stopped if number and agent.pid == int(number[1])]
 
     def close(self):
-        """End all in good order; who does not end is killed."""
+        """End all processes in good order; kill those that do not end."""
         for agent in self.agents:
             if agent.poll() is None:
                 os.kill(agent.pid, signal.SIGCONT)

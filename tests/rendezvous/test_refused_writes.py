@@ -1,4 +1,4 @@
-"""A rendezvous whose state vanishes, and backends that refuse writes or do not say what became of them."""
+"""A rendezvous whose state vanishes, and backends that refuse writes or do not report their results."""
 
 from __future__ import annotations
 

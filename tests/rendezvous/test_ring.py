@@ -1,4 +1,4 @@
-"""Nodes watch their successors in a ring: what that costs, and that no death stays unnoticed."""
+"""Nodes watch their successors in a ring: its cost, and that it detects each death."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_change_whose_maker_died_before_it_rang_is_read_after_some_ticks(job: Jo
 
 
 def test_node_of_a_job_that_died_is_replaced_though_nobody_saw_the_others_come(job: Job, tmp_path: Path) -> None:
-    """What a dead job left is evicted at once by the next node to come, however many nodes it had."""
+    """The next node evicts the nodes of a dead job at once, however many there were."""
     for handler in job.meet(7):
         die(handler)
     again = Job(job.path)

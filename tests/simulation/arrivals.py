@@ -34,7 +34,7 @@ TROUBLES = (
 
 
 class Meetings:
-    """What one seed draws: the ranks, which of them share a process or a handle, and what goes wrong.
+    """The draw of one seed: the ranks, which of them share a process or a handle, and the faults.
 
     Attributes:
         between: whether a rank died when its arrival was recorded, and that all have come was not.
@@ -72,7 +72,7 @@ class Meetings:
         scheduler.block(lambda: False, scheduler.now + seconds)
 
     def meet(self, store: FileStore, rank: int, number: int) -> None:
-        """Arrive at a barrier, and check that nobody passes before all have come."""
+        """Arrive at a barrier, and check that no rank passes before all have come."""
         self.begun[number].add(rank)
         if self.way == "count":
             store.barrier(f"b{number}", self.size, BARRIER_S)
@@ -192,7 +192,7 @@ class Meetings:
         return prefix + b"b%d/" % number + words[0], prefix + b"b%d/" % number + words[1]
 
     def check_log(self) -> None:
-        """What the log says of each barrier that nobody died at."""
+        """The content of the log about each barrier at which no rank died."""
         values = read_newest(File(self.world.files)).values  # type: ignore[arg-type]
         for number in range(self.rounds):
             arrivals, done = self.names(number)

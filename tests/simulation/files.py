@@ -44,7 +44,7 @@ class Opened:
 
 
 class Events:
-    """What `_events.Inotify` is, on these files."""
+    """Stands for `_events.Inotify`, on these files."""
 
     is_pollable = True
 

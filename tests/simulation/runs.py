@@ -9,7 +9,7 @@ from fscoord import FileStore, StaleRunError, StoreGoneError
 
 
 class Runs:
-    """What one seed draws: processes of restarts 0, 1, ... of one job, which come in any order.
+    """The draw of one seed: processes of restarts 0, 1, ... of one job, which come in any order.
 
     Each writes its own restart count, and adds to a counter, until it is told that its run is over.
     """

@@ -1,4 +1,4 @@
-"""Tasks that take turns in one process: a seeded scheduler says who is next at every step, and keeps their clock.
+"""Tasks that take turns in one process: a seeded scheduler chooses the next task at every step, and keeps the clock.
 
 A task is a thread of which only one runs at a time: at each step it hands on the baton, if the draw says so. So a seed
 gives one schedule, the same each time. The clock stands still but for a moment per step, and jumps to the next deadline
@@ -32,7 +32,7 @@ class ScheduleError(AssertionError):
 
 
 class Process:
-    """What dies together.
+    """The tasks that die together.
 
     Attributes:
         number: the process's number, given once.
@@ -149,7 +149,7 @@ class Scheduler:
 
     @property
     def process(self) -> Process:
-        """That of the task that runs."""
+        """The process of the task that runs."""
         assert self._current is not None
         return self._current.process
 
@@ -212,7 +212,7 @@ class Scheduler:
             me.ready, me.until = None, math.inf
 
     def kill(self, process: Process) -> None:
-        """Process `process` is dead; its tasks find out when it is their turn."""
+        """Mark `process` as dead; its tasks end at their next turn."""
         process.is_dead = True
 
     def stop(self, process: Process, seconds: float) -> None:

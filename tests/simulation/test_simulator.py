@@ -195,7 +195,7 @@ def test_inode_number_is_given_again_at_once() -> None:
 
 
 def test_inode_numbers_of_files_that_are_there_are_distinct() -> None:
-    """Nor the directory, which was opened and closed to be synced."""
+    """The directory, which was opened and closed to be synced, has another number, too."""
     world, numbers = World(1), []
 
     def create() -> None:

@@ -16,7 +16,7 @@ POLLED_S = 0.3
 
 
 class Waits:
-    """What one seed draws: who sets what, and who waits for what."""
+    """The draw of one seed: the keys that each process sets and waits for."""
 
     def __init__(self, seed: int) -> None:
         self.world = World(seed)

@@ -41,7 +41,7 @@ class File:
 
 @dataclass
 class Run:
-    """What one seed draws, and the history of its calls; a moment is a count of what has begun or ended."""
+    """The draw of one seed, and the history of its calls; a moment is a count of begins and ends."""
 
     world: World
     options: dict[str, Any]
@@ -52,7 +52,7 @@ class Run:
     counted: dict[str, int] = field(default_factory=dict)
 
     def open(self, **more: Any) -> FileStore:
-        """Open the store. Who finds the disk full tries again."""
+        """Open the store; try again if the disk is full."""
         while True:
             try:
                 return FileStore(PATH, timeout=LIMIT_S, **self.options | more)

@@ -226,7 +226,7 @@ class World:
                 del self._taken[name]
 
     def _number(self, ticket: Any) -> int:
-        """Sets of tickets are in the same order in each run of a seed."""
+        """Return the number by which sets of tickets have the same order in each run of a seed."""
         number = getattr(ticket, "simulated_number", 0)
         if not number:
             self._tickets += 1

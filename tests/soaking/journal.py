@@ -1,4 +1,4 @@
-"""What the processes of the soak write down outside the store, and the sections that only one of them may be in."""
+"""The records of the soak's processes outside the store, and the sections that only one process may be in."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Sections:
         self._mutex = threading.Lock()
 
     def enter(self, section: int, *, shared: bool = False) -> bool:
-        """Enter, and return whether nobody is inside whom this excludes."""
+        """Enter, and return whether no excluded process is inside."""
         with self._mutex:
             if section in self._inside:
                 return False

@@ -1,4 +1,4 @@
-"""What the soak must come to: the journals beside the store that is left, its keys, its files, and the observer."""
+"""The verdict on a soak: the journals compared with the store, its keys, its files, and the observer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WATCHED_MAX = 40
 
 
 class Left(NamedTuple):
-    """What the last process finds in the store when all others have ended."""
+    """The content of the store that the last process finds when all others have ended."""
 
     counters: dict[str, int]
     drained: dict[str, list[str]]
@@ -53,7 +53,7 @@ class Left(NamedTuple):
 
 
 def documented(recipe: str) -> list[str]:
-    """Return the keys that stay when nobody uses this recipe, as its page lists them."""
+    """Return the keys that stay when no process uses this recipe, as its page lists them."""
     for line in RECIPES_PAGE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.split("|")]
         if len(cells) == 5 and f"`{recipe}`" in cells[1]:

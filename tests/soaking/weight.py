@@ -1,4 +1,4 @@
-"""What a process takes."""
+"""The memory and descriptors of a process."""
 
 from __future__ import annotations
 

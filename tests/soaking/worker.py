@@ -1,4 +1,4 @@
-"""A process of the soak: it does what chance says on the store until it is killed: ``worker.py JSON``."""
+"""A process of the soak: it makes random calls on the store until it is killed: ``worker.py JSON``."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Server:
         return Path(self._directory, "log").read_text(errors="replace")
 
     def start(self) -> None:
-        """Start it, and return when it answers. A port that somebody took meanwhile is tried again, or another."""
+        """Start it, and return when it answers. If another program took the port meanwhile, try again."""
         end = time.monotonic() + START_S
         while True:
             assert time.monotonic() < end, f"etcd does not start: {self.log[-2000:]}"

@@ -1,4 +1,4 @@
-"""An `os`, or all of `_system` that reaches the kernel, that fails as it is told, put under the whole package.
+"""An `os`, or all calls of `_runtime.system`, that fails on demand, put under the whole package.
 
 `fscoord.testing.FaultyFiles` is for those who use stores: it has the faults of disks and mounts that their programs may
 meet. This one counts every call, whatever it is, fails the n-th, and lets a test do anything before one; closing and

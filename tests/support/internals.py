@@ -1,4 +1,4 @@
-"""What tests read of the inside of a `FileStore`. Only this module names the private attributes that hold it."""
+"""The inside of a `FileStore` for tests. Only this module names the private attributes."""
 
 from __future__ import annotations
 

@@ -96,5 +96,5 @@ class At:
 
 
 def interrupt() -> None:
-    """What Ctrl-C does."""
+    """Act as Ctrl-C."""
     raise KeyboardInterrupt

@@ -68,7 +68,7 @@ def opened(path: str, *, durable: bool = False, read_only: bool = False) -> Iter
 
 
 def look_at(path: str) -> list[Record]:
-    """What a fresh handle, which writes nothing, finds in the log."""
+    """The content of the log for a new handle, which writes nothing."""
     with opened(path, read_only=True) as handle:
         return handle.look()
 

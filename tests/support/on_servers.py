@@ -1,4 +1,4 @@
-"""What tasks do together on a store that waits in its calls: one test for each such store."""
+"""Tasks that use a store together whose calls wait: one test for each such store."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Log:
 
 
 def read_log(data: bytes) -> Log:
-    """Read the log that is `data`."""
+    """Read the log whose bytes are `data`."""
     log = Log(read_header(data))
     offset, chain = log.header["size"], log.header["checksum"]
     while True:
@@ -235,7 +235,7 @@ def sound_in_itself(data: bytes, start: int) -> bool:
 
 
 def apply(log: Log, kind: str, key: bytes, value: bytes, writer: int) -> bool:
-    """Let the log's values and queues be what they are after this record; False if it can't be understood."""
+    """Apply this record to the log's values and queues; return False if it is invalid."""
     if kind in "SIC":
         log.values[key] = value
     elif kind == "A":

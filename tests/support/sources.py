@@ -26,7 +26,7 @@ MODULES = _modules()
 
 @functools.cache
 def tree(name: str) -> ast.Module:
-    """Return the tree of a module, which nobody may change."""
+    """Return the tree of a module, which the caller must not change."""
     return ast.parse(MODULES[name].read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""A store that somebody else wrote: it has what the contract of `Store` names, and nothing else."""
+"""A foreign store: it has the names of the contract of `Store`, and nothing else."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class ThirdPartyStore(Store):
 
 
 class ThirdPartyPlace(Place):
-    """As `Place`, on a store of somebody else's."""
+    """As `Place`, on a foreign store."""
 
     def __init__(self) -> None:
         self.prefixes, self.is_file, self.is_etcd, self._opened = [], False, False, []

@@ -1,4 +1,4 @@
-"""What processes told of their calls, put together and judged: by a search, or by the log, which saw them all."""
+"""The reports of processes about their calls, checked by a search, or by the log, which has them all."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def judge(calls: list[tuple[str, Call]], keys: list[str]) -> None:
 
 
 class Witnessed:
-    """What processes told by `histories.worker.testify`, to be compared with the log."""
+    """The reports of `histories.worker.testify`, to be compared with the log."""
 
     def __init__(self) -> None:
         self.calls: dict[bytes, list[Done]] = {}
         self._in_flight: set[bytes] = set()
 
     def take(self, name: int, lines: Iterable[bytes], was_killed: bool, ahead: Ahead = (0, 0)) -> None:
-        """Take in what process `name` told; who was killed may have done one thing more."""
+        """Take in the report of process `name`. A killed process may have done one operation more."""
         least, most = ahead
         following = 0
         for line in lines:

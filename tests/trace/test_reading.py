@@ -1,4 +1,4 @@
-"""What a reader makes of the files: whole ones, torn ones, damaged ones, and those of others."""
+"""The reader of traces, on whole, torn, damaged and foreign files."""
 
 from __future__ import annotations
 

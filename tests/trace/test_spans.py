@@ -1,4 +1,4 @@
-"""What stores, collectives, recipes and programs record, and that they record nothing without a trace."""
+"""The spans of stores, collectives, recipes and programs. Without a trace nothing is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Store._wait_for_change`: who waits for any change at all hears of each, at once where the store can tell."""
+"""`Store._wait_for_change`: a waiter for any change learns of each, at once if the store can report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Combined writes in one process: who leads, who follows, and what an author that is not told finds out."""
+"""Combined writes in one process: leader, followers, and an author that learns its result from the log."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_batch_is_not_longer_than_one_request_to_the_server(path: str, monkeypat
 def test_author_looks_at_the_seat_once_more_behind_the_publishing(
     path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leader may have left between the first try and the publishing, and then nobody comes."""
+    """The leader may have left between the first try and the publishing, and then no leader comes."""
     with ExitStack() as stack:
         (store,) = opened(path, stack, 1)
         store.set_timeout(5)
@@ -655,7 +655,7 @@ def test_logs_whose_writes_are_not_combined_have_no_files_of_the_host(
 def test_batch_that_meets_a_full_disk_at_any_byte_counts_as_far_as_it_is_whole(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leader tells nobody a result, and each author finds out what became of its own record."""
+    """The leader reports no result, and each author finds out the fate of its own record."""
     step = random.randrange(5, 9)
     print(f"step {step}")
     is_full: list[int] = []

@@ -1,4 +1,4 @@
-"""What the making of a new generation does step by step, and what it leaves behind when a step fails."""
+"""The steps of a compaction, and the state that each leaves behind if it fails."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def before_the_seal(store: FileStore, monkeypatch: pytest.MonkeyPatch, does: Any
 def test_generation_is_locked_in_the_name_of_its_maker_until_it_is_sealed(
     lock: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An orphan that nobody locks is removed by the next to compact."""
+    """The next compaction removes an orphan that no process locks."""
     seen = []
 
     def look(file: str) -> None:

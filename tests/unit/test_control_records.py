@@ -1,4 +1,4 @@
-"""What a record with a right checksum says, to those who open a log and to `fscoord verify` alike."""
+"""The content of records with right checksums: opening a log and `fscoord verify` agree on it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def begin(generation: int = 0) -> tuple[bytes, int]:
 @pytest.mark.parametrize("late", [("S", b"late", b"1"), ("O", b"k", b""), ("X", b"", encode_death(1, bytes(16)))])
 @pytest.mark.parametrize("forward", [False, True])
 def test_record_after_a_seal_counts_for_nobody(late: tuple[str, bytes, bytes], forward: bool, tmp_path: Path) -> None:
-    """Whoever had read the seal before goes on elsewhere; one that reads both at once must not see more."""
+    """A handle that had read the seal goes on in the next file; one that reads both at once must not see more."""
     path = tmp_path / "log"
     following, chain_there = begin(1)
     name = b"log.1.0123456789ab"

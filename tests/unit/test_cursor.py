@@ -67,7 +67,7 @@ def test_records_whose_application_was_interrupted_come_again_from_the_first(dur
 
 
 def test_record_that_was_seen_half_written_leaves_no_void_once_it_is_whole(path: str) -> None:
-    """A long record takes its writer a while; who looks meanwhile must not take it for torn later."""
+    """A long record takes its writer a while. A handle that looks meanwhile must not treat it as torn later."""
     data = make(path, lambda handle: handle.write(b"long", b"x" * 4 * CHUNK))
     put(path, data[: len(data) - CHUNK // 2])
     with opened(path) as early, opened(path) as late:
@@ -187,7 +187,7 @@ def test_records_read_just_before_an_interruption_are_read_again(
 
 
 def test_bell_announcements_are_not_counted_twice(path: str) -> None:
-    """Compaction writes so many announcements into the next generation."""
+    """Compaction writes that number of announcements into the next generation."""
     make(path, lambda handle: [handle.write(b"", b"", record.BELL), handle.write(b"k", b"v")])
     with opened(path, read_only=True) as handle:
         for _ in range(2):

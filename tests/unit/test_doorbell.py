@@ -69,7 +69,7 @@ def test_marks_of_neighbouring_buckets_are_apart(bell: Doorbell) -> None:
 
 
 def test_ring_changes_the_times_of_the_file_or_is_one_read_without_a_waiter(bell: Doorbell) -> None:
-    """A mark writes, too, and must wake nobody: waiters watch for changes of attributes alone."""
+    """A mark is a write, too, and must wake no waiter: waiters watch only for changes of attributes."""
     with faulty_os() as faulty:
         bell.arm(7)
         bell.ring(7)

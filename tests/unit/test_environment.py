@@ -1,4 +1,4 @@
-"""What launchers say in the environment, and what is believed."""
+"""The variables of launchers in the environment, and which of them count."""
 
 from __future__ import annotations
 

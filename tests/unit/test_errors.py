@@ -98,7 +98,7 @@ TIMEOUTS = [kind for kind in map(type, EXAMPLES) if issubclass(kind, TimeoutErro
 @pytest.mark.parametrize("kind", TIMEOUTS)
 def test_message_of_a_timeout_has_the_word_that_callers_of_torch_look_for(kind: type[errors.FscoordError]) -> None:
     class Special(kind):  # type: ignore[misc, valid-type]
-        """One that somebody adds."""
+        """A subclass that a program defines."""
 
     for error in (kind("too late"), Special("too late"), kind(str(kind("too late")))):
         assert str(error) == "timeout: too late"

@@ -1,4 +1,4 @@
-"""`FaultyStore` and `FaultyFiles`: what is told to fail fails, just so often, and nothing else does."""
+"""`FaultyStore` and `FaultyFiles`: the chosen operations fail, as often as asked, and no others do."""
 
 from __future__ import annotations
 

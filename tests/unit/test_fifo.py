@@ -1,4 +1,4 @@
-"""The FIFO beside a bell: whom it wakes, what a file in its place does, and that it stays open nowhere."""
+"""The FIFO beside a bell: the waiters that it wakes, files in its place, and that it stays open nowhere."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_ring_while_another_writer_has_the_fifo_open_is_reported_at_its_end(
 
 
 def test_data_in_the_fifo_wakes_nobody(source: FifoSource, ringer: Doorbell, fifo: Path) -> None:
-    """Or every waiter would spin: nobody takes the data out."""
+    """Otherwise every waiter would spin, because no process reads the data."""
     stranger = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
     os.write(stranger, b"x" * 4096)
     assert not source.wait(0)
@@ -285,7 +285,7 @@ def replace_by_a_link(fifo: Path) -> None:
 
 
 def leave(_: Path) -> None:
-    """Nobody reads it any more."""
+    """No process reads it any longer."""
 
 
 @pytest.mark.parametrize("change", [remove, replace_by_a_file, replace_by_a_directory, replace_by_a_link, leave])
@@ -451,7 +451,7 @@ def test_opening_a_fifo_interrupted_anywhere_leaves_nothing(tmp_path: Path) -> N
 
 
 def test_bell_is_lost_when_its_fifo_is_or_when_it_was_cut(bell: Doorbell, fifo: Path) -> None:
-    """Only to those who read the FIFO."""
+    """Only to processes that read the FIFO."""
     with closing(Doorbell(bell.path, 0o600)) as reader:
         reader.open_fifo()
         assert not reader.is_lost

@@ -1,4 +1,4 @@
-"""What a `FileStore` is beyond the contract: its file's life, its options, its handles."""
+"""The features of `FileStore` beyond the contract: the life of its file, its options, its handles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong in a picture, and what comes first: data in, findings out."""
+"""Findings on a picture, and their order: data in, findings out."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def generation_file(path: str, number: int) -> Path:
 
 
 def held(store: FileStore) -> list[str]:
-    """What the descriptors of its log lead to, by name."""
+    """The files to which the descriptors of its log lead, by name."""
     return sorted(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")) for fd in log_of(store).handle.owned_fds)
 
 

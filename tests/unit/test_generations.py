@@ -1,4 +1,4 @@
-"""Compaction by generations: what a new one holds, who follows how, which files there are, and when it happens."""
+"""Compaction by generations: content of a new generation, the handles that follow, the files, and the time."""
 
 from __future__ import annotations
 
@@ -651,7 +651,7 @@ def test_memory_and_files_do_not_grow_with_the_history(tmp_path: Path, scale: Ca
 
 
 def test_damage_to_a_forward_record_keeps_old_files_and_loses_no_data(path: Path) -> None:
-    """Nobody writes behind damage: so no file goes any more."""
+    """No process writes behind damage, so no file is removed any longer."""
     with FileStore(path) as store:
         store.set("k", "1")
         store.compact()
@@ -684,7 +684,7 @@ def test_damage_to_a_forward_record_keeps_old_files_and_loses_no_data(path: Path
 def test_damage_to_a_superseded_generation_does_not_prevent_opening(
     end: bytes, chunk: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever posted the way may have died before it could remove the file, or torn a later record of the way.
+    """The writer of the forward record may have died before it could remove the file, or torn a later forward record.
 
     What was read may end with the seal.
     """
@@ -720,7 +720,7 @@ def test_handle_two_compactions_behind_follows_to_the_newest_generation(path: Pa
 
 
 def test_forward_record_without_a_seal_before_it_is_damage(path: Path) -> None:
-    """It is a seal that ends a generation. Nobody writes a forward record before there is one."""
+    """A seal ends a generation. No process writes a forward record before the seal."""
     with FileStore(path) as store:
         store.set("k", "1")
         handle = log_of(store).handle
@@ -782,7 +782,7 @@ def test_handle_of_unknown_generation_begins_again_at_the_newest(path: Path) -> 
 
 @pytest.mark.parametrize("lives", [False, True])
 def test_compaction_forgets_no_rank_that_a_session_has_announced(lives: bool, path: Path) -> None:
-    """Who has named several ranks is all of them; and a rank is dead when all who named it are."""
+    """A session that has named several ranks is all of them. A rank is dead when all sessions that named it are."""
     with FileStore(path) as store:
         store.set("k", "v")
         first = FileStore(path, rank=5)

@@ -1,4 +1,4 @@
-"""A call that does not return is told of, ever more rarely, and one that has returned is not."""
+"""A call that does not return is logged at growing intervals, and a call that has returned is not."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[KernelCall]:
 
 @pytest.fixture(autouse=True)
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
-    """What was logged, but for the text."""
+    """The log records, without their texts."""
     found: list[tuple[object, ...]] = []
 
     class Logger:

@@ -1,4 +1,4 @@
-"""What the keys of a store say of locks, items and barriers, and that keys of other programs are skipped."""
+"""Locks, items and barriers as read from the keys of a store. Keys of other programs are skipped."""
 
 from __future__ import annotations
 

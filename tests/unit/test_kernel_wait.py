@@ -1,4 +1,4 @@
-"""The line for a lock that the kernel is asked to wait for: who gets it, who has left, and what is closed, and once."""
+"""Waits for a lock in the kernel: the waiter that gets it, waiters that have left, and descriptors closed once."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ before: list[object] = []
 
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is granted the lock may take any time to take it."""
+    """A waiter that is granted the lock may take any time to take it."""
     monkeypatch.setattr(kernel_wait, "HANDOVER_S", LIMIT_S)
     before[:] = [*threading.enumerate(), *kernel_wait._requests.values()]
 

@@ -1,4 +1,4 @@
-"""The liveness file by itself: which bytes are held, by whom, when it is made again; what a pid proves."""
+"""The liveness file by itself: held bytes, their holders, its re-creation, and proofs by process ids."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_file_that_is_no_liveness_file_is_never_written_to(data: bytes, open_one
 
 @pytest.mark.parametrize("number", [0, 1, 7, 1 << 40])
 def test_liveness_file_of_zeros_with_a_held_byte_is_not_initialised(number: int, open_one: Open, path: str) -> None:
-    """Whoever lives has seen the file whole: what it sees now is not what a power failure has left."""
+    """A live session has seen the whole file: its present content does not come from a power failure."""
     one = open_one()
     assert one.hold(number)
     put(path, bytes(SIZE))

@@ -1,4 +1,4 @@
-"""Waiting for the lock of a log: when to look at the log meanwhile, when it is over, and what is said then."""
+"""Waiting for the lock of a log: the looks at the log meanwhile, the end, and its error."""
 
 from __future__ import annotations
 

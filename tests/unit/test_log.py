@@ -1,4 +1,4 @@
-"""`Log` by itself: what it keeps when it fails, who may call it when, and what a call that moves on says."""
+"""`Log` by itself: its state after a failure, nested calls, and calls that go on in another file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock of a log by itself: what it excludes, whom it names, how it is waited for and handed over."""
+"""The lock of a log by itself: exclusion, the name of the holder, waits, and hand-overs."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_holder_is_unknown_if_the_kernel_cannot_be_asked(make: Make, monkeypatch
 def test_lock_that_is_adopted_is_held_in_the_name_of_its_session(
     kind: int, waited_for: int, path: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another handle of the process may have waited for it. Who waited itself locks no second time."""
+    """Another handle of the process may have waited for it. The handle that waited does not lock a second time."""
     one, two = make(kind, 4), make(kind, 5)
     old, fd = one.fd, os.open(path, os.O_RDWR | os.O_CLOEXEC)
     one.block(fd, waited_for)

@@ -1,4 +1,4 @@
-"""Logs on mounts that hosts share, as one process can see them: what is asked of the kernel, and what lies survive."""
+"""Logs on mounts that hosts share, in one process: the calls of the kernel, and caches and servers that lie."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_soft_lock_on_nfs_voids_a_torn_tail(torn: int, path: str, mounted: objec
 def test_soft_lock_on_nfs_refuses_to_write_if_the_end_has_moved(
     shift: int, path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever moves the end while the marker is there has lost its own, and works on."""
+    """A process that moves the end while the marker is there has lost its own marker, and works on."""
     with FileStore(path, lock="soft") as store:
         store.set("k", "1")
         before = Path(path).read_bytes()
@@ -861,7 +861,7 @@ def test_write_opens_a_new_descriptor_once_a_second(
 def test_write_after_a_pause_checks_one_half_of_liveness_before_the_lock(
     path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of the two is a request, and nobody else can write while one is made under the lock."""
+    """Each of the two is a request, and no other process can write during a request under the lock."""
     done: list[str] = []
     is_lost, hold = LivenessFile.is_lost, LivenessFile.hold
     monkeypatch.setattr(LivenessFile, "is_lost", lambda file: (done.append("name"), is_lost(file))[1])
@@ -1125,7 +1125,7 @@ def test_new_session_changes_all_buckets_and_its_later_writes_only_their_own(pat
 def test_server_that_refuses_the_lock_is_asked_four_times_in_a_row(
     error: int, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, each time through new descriptors; who has waited for nobody has not run out of time, either."""
+    """The four tries follow each other at once, each through new descriptors. They end with no time-out."""
     left, bind = 0, LogLock.bind
 
     def refusing(lock: LogLock, fd: int, session: int) -> None:

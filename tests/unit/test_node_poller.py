@@ -1,4 +1,4 @@
-"""The election of a host's poller by itself: who is elected, how it passes on, and the messages in the bell."""
+"""The election of a host's poller by itself: the poller, its successor, and the messages in the bell."""
 
 from __future__ import annotations
 

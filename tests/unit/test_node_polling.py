@@ -1,4 +1,4 @@
-"""One of a node asks the server for all who wait there; it leaves, dies or stops, and the others still hear."""
+"""One process of a host polls for all waiters of the host. If it leaves, dies or stops, they are still woken."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def workers(place: Path) -> Iterator[Callable[..., Any]]:
 
 
 def write_from_afar(store: FileStore, key: str) -> None:
-    """As another host does: nobody here is rung."""
+    """Write as another host does, without a ring for this host."""
     log_of(store).update(record.SET, key.encode(), b"v", None, LIMIT_S)
 
 
@@ -84,7 +84,7 @@ def until(what: Callable[[], object]) -> None:
 
 
 def beat(store: FileStore, times: int) -> None:
-    """Return when somebody has asked the server so often."""
+    """Return when the processes have asked the server so often."""
     for _ in range(times):
         beats = post_of(store).heartbeat_count()
         until(lambda beats=beats: post_of(store).heartbeat_count() != beats)

@@ -31,7 +31,7 @@ LIMIT_S = 15
 
 
 class Requests:
-    """What is asked of the server: looks at the log, and probes of sessions, by the thread that asks."""
+    """The requests to the server: looks at the log, and probes of sessions, by the thread that makes them."""
 
     def __init__(self) -> None:
         self.looks: Counter[str] = Counter()

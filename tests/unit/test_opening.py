@@ -111,7 +111,7 @@ def test_platform_without_ofd_locks_is_an_error_that_names_other_kinds(
 
 
 def test_look_without_the_lock_is_not_entered_twice(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for a lock that does not come looks meanwhile; a signal handler may interrupt that."""
+    """A waiter for a lock that does not come looks meanwhile; a signal handler may interrupt that."""
     busy: list[bool] = []
     with FileStore(path) as store:
         log = log_of(store)

@@ -1,4 +1,4 @@
-"""What a handle knows of sessions, its own among them: the cases that real deaths come to only by luck."""
+"""A handle's knowledge of sessions, its own among them: cases that real deaths cause only by luck."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_session_that_is_forgotten_counts_as_dead_if_its_number_was_used(path: s
 
 
 def test_death_is_recorded_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All who watch find it at the same moment."""
+    """All watching handles find it at the same moment."""
     with FileStore(path) as store, FileStore(path) as other, FileStore(path) as dead:
         for handle in (store, other, dead):
             handle.set("k", "1")

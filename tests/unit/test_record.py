@@ -1,4 +1,4 @@
-"""Bytes to records and back, and no further than the limits."""
+"""Bytes to records and back, up to the limits."""
 
 from __future__ import annotations
 

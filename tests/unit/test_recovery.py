@@ -1,4 +1,4 @@
-"""Following a log whatever the kernel gives at once, and mending what an interruption has left of a handle."""
+"""Reads of any length, and the recovery of a handle after an interruption."""
 
 from __future__ import annotations
 

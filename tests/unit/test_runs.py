@@ -1,4 +1,4 @@
-"""Runs of a job on one store: who joins, who begins anew, and who comes too late."""
+"""Runs of a job on one store: processes that join a run, begin a new one, or come too late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose file a path leads to, by what stat(2) says of it, and how one appears where there are no hard links."""
+"""The owner and the kind of a file by stat(2), and the creation of files without hard links."""
 
 from __future__ import annotations
 

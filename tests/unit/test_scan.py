@@ -1,4 +1,4 @@
-"""One file of a log from end to end: what is read of it, when its writers are kept away, and for how long."""
+"""One file of a log from end to end: the part that is read, and when and how long its lock is held."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHAIN = 77
 
 
 class Holder:
-    """Somebody else who has the lock of the log."""
+    """Another process that has the lock of the log."""
 
     def __init__(self, path: str, kind: int, session: int = 0) -> None:
         self._fd = os.open(path, os.O_RDWR)

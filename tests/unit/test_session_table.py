@@ -1,4 +1,4 @@
-"""Who has introduced themselves in a log, who is dead, and when all have left."""
+"""The session records of a log, the dead sessions, and the moment when all have left."""
 
 from __future__ import annotations
 

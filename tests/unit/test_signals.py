@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: what Python loses comes again, and what is to end a process does."""
+"""Ctrl-C and SIGTERM: a signal that Python loses is repeated, and the process ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long waits are spoken of, ever more rarely."""
+"""Long waits are logged, at growing intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long values: what is kept of them in memory, where they are read from, and what is said when they are not there."""
+"""Long values: the part in memory, the place in the file, and the error if a value is missing."""
 
 from __future__ import annotations
 

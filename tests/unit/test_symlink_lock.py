@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody outside of the test takes the name that it may need."""
+    """No process outside of the test takes the name that it may need."""
     monkeypatch.setattr(log_marker, "REMOVER", f"fscoord-test-{os.getpid()}")
 
 
@@ -151,7 +151,7 @@ def test_marker_reported_as_existing_by_a_retried_call_is_held_by_its_maker(path
 
 
 def test_marker_of_an_earlier_attempt_is_found_by_its_maker(path: str, lossy: Lossy) -> None:
-    """Who tries often looks rarely; so it was not the last try that made it."""
+    """A waiter that tries often looks rarely, so the last try has not made the marker."""
     one, other = SymlinkLock(path), SymlinkLock(path)
     other.acquire()
     assert is_taken(one)
@@ -192,7 +192,7 @@ def test_soft_lock_that_is_closed_removes_the_marker_of_a_failed_attempt(path: s
 
 
 def test_marker_that_was_released_is_not_taken_as_held(path: str, lossy: Lossy) -> None:
-    """What a cache still shows of it is no hold."""
+    """A marker that only a cache still shows is no hold."""
     one = SymlinkLock(path)
     one.acquire()
     text = os.readlink(path)
@@ -301,14 +301,14 @@ def test_marker_of_a_process_whose_pid_was_reused_is_removed(path: str) -> None:
 
 @pytest.fixture
 def remover() -> Iterator[socket.socket]:
-    """Somebody whose turn it is to remove a marker."""
+    """A process whose turn it is to remove a marker."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as found:
         yield found
 
 
 @pytest.mark.usefixtures("looks_each_time")
 def test_marker_removal_is_done_by_one_process_of_a_host_at_a_time(path: str, remover: socket.socket) -> None:
-    """Else the second might remove the marker that somebody has made after the first has removed the old one."""
+    """Otherwise the second might remove a new marker, made after the first has removed the old one."""
     remover.bind(f"\0{log_marker.REMOVER}")
     left_by_another(path)
     marker = SymlinkLock(path)

@@ -1,4 +1,4 @@
-"""A `TCPStore` whose server, or whose network or resolver, says nothing: every call ends with its deadline."""
+"""A `TCPStore` whose server, network or resolver does not answer: every call ends at its deadline."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ ACQUISITIONS: dict[str, Waits] = {
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    """A store in which somebody has the lock "taken" and does the work "work"."""
+    """A store in which another holder has the lock "taken" and does the work "work"."""
     with HashStore(timeout=SHORT_S) as store:
         for name in ("taken", "work"):
             assert Lock(store.clone(), name).acquire()

@@ -1,4 +1,4 @@
-"""What follows the last good record: what the exhaustive tests do not happen to meet."""
+"""The bytes after the last good record: cases that the exhaustive tests do not meet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHAIN = 77
 
 
 def examine(fd: int, offset: int, chain: int, *, durable: bool) -> Verdict:
-    """What `tail.examine` says, on a file that it has not seen before; if holes are asked for, as well."""
+    """The result of `examine` on a new file; with holes, if they are wanted, as well."""
     verdict = torn_tail.examine(fd, offset, chain, Zeros(), durable=durable)
     assert torn_tail.examine(fd, offset, chain, Zeros(is_sparse=True), durable=durable) == verdict
     return verdict
@@ -202,7 +202,7 @@ def test_chain_begins_with_the_header(path: str) -> None:
 
 @pytest.mark.parametrize("more", [0, 1, 512])
 def test_bad_record_at_a_sector_end_of_a_durable_log_is_damage(more: int, descriptor: int) -> None:
-    """What is behind it is no part of it, be it zeros or nothing."""
+    """The bytes behind it are no part of it, be they zeros or absent."""
     data, _ = record.encode(record.SET, b"k", b"x" * (1024 - 100 - 30), 1, 2, CHAIN)
     assert len(data) == 1024 - 100
     write(descriptor, (100, data[:500] + b"?" + data[501:] + bytes(more)))

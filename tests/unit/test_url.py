@@ -1,4 +1,4 @@
-"""`open_store`: what an address means, and what is said of one that means nothing."""
+"""`open_store`: the meaning of addresses, and the errors of invalid ones."""
 
 from __future__ import annotations
 

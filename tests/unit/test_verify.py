@@ -1,4 +1,4 @@
-"""What verify says of a log, word for number: each file, what was read of it, and where what it tells of stands."""
+"""The report of `verify`: each file, the part that was read, and the place of each finding."""
 
 from __future__ import annotations
 

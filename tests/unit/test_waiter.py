@@ -29,7 +29,7 @@ class Clock:
 
 
 class Sleeps:
-    """A watcher that wakes nobody, unless it `rings`."""
+    """A watcher that wakes no waiter, unless it `rings`."""
 
     event_count, deaths, bell, election, backend, poll_last = 0, 0, None, None, THREAD_BACKEND, 0.1
 
@@ -174,7 +174,7 @@ class Election:
 
 
 class Node(Sleeps):
-    """A watcher of the bell of a node, which rings for whoever has marked it if `rings`."""
+    """A watcher of the bell of a host, which rings for each waiter that has marked it, if `rings`."""
 
     def __init__(self, election: Election) -> None:
         super().__init__(has_events=True)

@@ -1,4 +1,4 @@
-"""ChangeWatcher: who hears of events, and that who hears of none sleeps all the same."""
+"""ChangeWatcher: the waiters that learn of events; a waiter without events sleeps all the same."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_process_is_watched_where_there_are_events(make: Callable[..., ChangeWat
 
 
 def test_watch_without_events_has_no_bell(tmp_path: Path) -> None:
-    """It would mark it at each look, and writers would ring for nobody."""
+    """Otherwise it would mark it at each look, and writers would ring for no waiter."""
     with closing(Doorbell(str(tmp_path / "bell"), 0o600)) as bell:
         for mode, rings in (("poll", None), ("auto", bell)):
             with closing(ChangeWatcher(str(tmp_path / "log"), bell, mode, is_local=True)) as watch:
@@ -168,7 +168,7 @@ def test_listener_thread_wakes_all_sleepers(make: Callable[..., ChangeWatcher], 
 
 
 class Loop(WaitBackend):
-    """Stands for an event loop, which calls who listens when there is something to read."""
+    """Stands for an event loop, which calls the listener when there is data to read."""
 
     def __init__(self, *, listens: bool = True) -> None:
         self.listens = listens
@@ -237,7 +237,7 @@ def test_watch_in_an_event_loop_listens_again_after_its_first_process(make: Call
 def test_event_callback_of_a_closed_watch_gives_the_events_back(
     how: str, make: Callable[..., ChangeWatcher], tmp_path: Path
 ) -> None:
-    """Or it would be called again and again."""
+    """Otherwise it would be called again and again."""
     loop = Loop()
     watch = make("auto", is_local=True, backend=loop) if how == "closed" else _watch(tmp_path, loop)
     events = watch._events
@@ -320,7 +320,7 @@ def test_bell_rings_once_for_each_arming(tmp_path: Path) -> None:
 
 
 class Sleeper:
-    """Stands for the ticket of somebody who sleeps, and notes that it is woken."""
+    """Stands for the ticket of a sleeping thread, and notes that it is woken."""
 
     def __init__(self, woken: list[Sleeper], *, is_rung: bool = False, sleeps: bool = True) -> None:
         self._woken, self._is_rung, self._sleeps = woken, is_rung, sleeps
@@ -367,7 +367,7 @@ def test_listener_wakes_the_rung_sleepers_and_not_itself(make: Callable[..., Cha
 def test_listener_that_leaves_wakes_a_sleeper_to_take_its_place(
     sleeps: bool, count: int, make: Callable[..., ChangeWatcher]
 ) -> None:
-    """Who was woken before is about to leave, too."""
+    """A waiter that was woken before is about to leave, too."""
     watch: Any = make("poll", is_local=True)
     woken: list[Sleeper] = []
     watch._sleeping = {Sleeper(woken, sleeps=sleeps) for _ in range(3)}

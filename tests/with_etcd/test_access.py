@@ -1,4 +1,4 @@
-"""Who may use the cluster: TLS with certificates on both sides, and users with passwords."""
+"""Access to the cluster: TLS with certificates on both sides, and users with passwords."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.etcd
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
-    """The certificates of an authority, of a server and of a client, and one of an authority that nobody knows."""
+    """The certificates of an authority, of a server and of a client, and one of an unknown authority."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "cacert")
     trustme.CA().cert_pem.write_to_path(tmp_path / "stranger")

@@ -1,4 +1,4 @@
-"""What is particular to `EtcdStore`; the contract that it keeps with all stores is tested in tests/contract."""
+"""The particular features of `EtcdStore`. tests/contract tests the contract of all stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process held on etcd, when it is killed, closed or stopped."""
+"""The holds of a process on etcd when it is killed, closed or stopped."""
 
 from __future__ import annotations
 

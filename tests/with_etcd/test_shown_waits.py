@@ -1,4 +1,4 @@
-"""What the sessions of an `EtcdStore` wait for, as `fscoord.status` shows it."""
+"""The waits of the sessions of an `EtcdStore`, as `fscoord.status` shows them."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def place(tcp: Store) -> Iterator[Any]:
 
 
 class TestTCP(Handles, Waiting, Members):
-    """Ctrl-C is left out: none comes to the thread of the loop."""
+    """The tests of Ctrl-C are left out, because the thread of the loop gets none."""
 
 
 @pytest.mark.parametrize("work", [many_wait, one_at_a_time])

@@ -1,4 +1,4 @@
-"""What is particular to `TCPStore`; the contract that it keeps with all stores is tested in tests/contract."""
+"""The particular features of `TCPStore`. tests/contract tests the contract of all stores."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_addition_to_a_value_that_is_no_integer_leaves_the_connection_usable(sto
 
 
 def test_compare_set_that_writes_nothing_does_not_end_a_wait(store: TCPStore, master: TCPStore) -> None:
-    """A `compare_set` that writes nothing wakes who waits for the key, and torch's get returns an empty value then."""
+    """A `compare_set` that writes nothing wakes the waiters for the key, and torch's get returns an empty value."""
     waiting = [start_thread(call, argument) for call, argument in [(store.get, "k"), (store.wait, ["k"])]]
     for _ in range(20):
         master.compare_set("k", "something", "else")

@@ -336,7 +336,7 @@ def launch(how: str, path: Path, **environment: str) -> list[subprocess.Popen[st
 
 @pytest.mark.timeout(180)
 def test_job_that_was_killed_and_restarted_meets_again_at_the_same_path(tmp_path: Path) -> None:
-    """Without runs the second launch finds the addresses of the first, at which nobody listens any more."""
+    """Without runs the second launch finds the addresses of the first, at which no process listens any longer."""
     job = {"SLURM_JOB_ID": "4711"}
     ranks = launch("stay", tmp_path / "store", **job)
     try:

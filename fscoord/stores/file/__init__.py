@@ -81,12 +81,12 @@ class FileStore(Sessions):
         coherence: how to read the writes of other hosts: ``"direct"`` (not from a cache), ``"locked"`` (under a lock)
             or ``"local"`` (from the cache). None: the default for the mount; then a mount with unreliable locks is
             refused.
-        compact_bytes: the size in bytes from which the log is compacted automatically. ``None`` or 0: only `compact`
-            compacts it.
+        compact_bytes: the size in bytes from which the log is compacted automatically, 262144 by default. ``None``
+            or 0: only `compact` compacts it.
         run_id: a job id and a restart count, or an id without order. A new run begins with an empty store, and the
             handles of an older run raise `~fscoord.StaleRunError`. ``None``: the present run of the log.
         spill_bytes: the size in bytes from which a value is not kept in memory, but read from the file when it is
-            requested. ``None`` or 0: all values are kept in memory.
+            requested, 131072 by default. ``None`` or 0: all values are kept in memory.
         trace: a directory, in which this process records the spans of all its stores from now on. ``fscoord trace``
             reads it. A process has one such directory. ``None``: the directory in ``FSCOORD_TRACE``, if there is one.
 

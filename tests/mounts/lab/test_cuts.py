@@ -1,4 +1,4 @@
-"""What only the lab can do: a client is cut off from the network and healed, the server restarts.
+"""Faults that need the lab: a client is cut off from the network and comes back, and the server restarts.
 
 Run with `--lease 15 --grace 15`, which is how long an NFS 4 server keeps the locks of a client that it does not hear.
 """
@@ -139,13 +139,13 @@ def finish(pending: Any) -> Exception | None:
 
 
 def recovers(agent: Agent) -> bool:
-    """After a failure a handle goes on; nobody has to open another."""
+    """After a failure a handle goes on; the program need not open another."""
     agent.do("store:set", "again", "1")
     return True
 
 
 def test_host_that_is_cut_off_is_found_dead_and_learns_of_it_on_its_return(sides: Sides, network: Network) -> None:
-    """On NFS 4; on NFS 3 the server keeps the locks, so that nobody can tell."""
+    """On NFS 4. On NFS 3 the server keeps the locks, so no host can detect it."""
     a, b = sides.opened(2)
     number = a.do("mounts.work.session", "@store")
     b.set("k", "1")
@@ -182,7 +182,7 @@ def test_cut_shorter_than_the_lease_is_only_a_delay(sides: Sides, network: Netwo
 def test_calls_stay_linearizable_over_a_cut_that_outlasts_the_lease(
     sides: Sides, network: Network, rng: random.Random
 ) -> None:
-    """On NFS 3 the others may have to wait until the cut is over: the server keeps the locks of who is cut off."""
+    """On NFS 3 the others may wait until the cut is over: the server keeps the locks of the host that is cut off."""
     goes_on = network.version.startswith("4")
     ahead = clocks(sides)
     crew = sides.opened(4)
