@@ -355,6 +355,29 @@ def test_author_that_is_not_told_finds_its_record_and_does_not_append_it_again(
         assert log_of(third).position()[1] - before[1] == 0, "the author has appended nothing"
 
 
+def test_long_result_that_is_not_told_outlives_a_compaction(path: str) -> None:
+    """The author leaves the item in the file, finds its record in one generation, and returns in the next."""
+    with ExitStack() as stack:
+        (leader,) = opened(path, stack, 1)
+        author = stack.enter_context(FileStore(path, timeout=LIMIT_S, spill_bytes=1))
+        author.set("registered", "1")
+        leader.queue_push("q", "item")
+        with Seat(leader) as seat:
+            thread = start_thread(lambda: author.queue_pop("q", block=False))
+            request = seat.claim()
+            writer = log_of(leader).writer
+            assert isinstance(writer, SharedLogWriter)
+            leader.num_keys()
+            with log_of(leader).handle.mutex:
+                writer.append_batch([(record.POP, b"q", b"", request.session, request.time)])
+            author.num_keys()
+            leader.compact()
+            leader.set("other", "bytes at the old place" * 20)
+            author.num_keys()
+            seat.leave()
+            assert thread.join() == b"item"
+
+
 def test_answer_to_an_earlier_request_of_the_address_is_dropped(path: str) -> None:
     with ExitStack() as stack:
         (store,) = opened(path, stack, 1)
