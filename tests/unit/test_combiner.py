@@ -33,6 +33,7 @@ from fscoord._log.combining.request import ALONE, DONE, LEAD, Author, encode_req
 from fscoord._log.combining.station import Station
 from fscoord._log.format import record
 from fscoord._log.io.writer import SharedLogWriter
+from fscoord._log.recovery import GENERATION
 from fscoord._log.wakeup.node_poller import node_path
 from fscoord._runtime import system
 from fscoord.stores.file.operations import Operation
@@ -376,6 +377,61 @@ def test_long_result_that_is_not_told_outlives_a_compaction(path: str) -> None:
             author.num_keys()
             seat.leave()
             assert thread.join() == b"item"
+
+
+def left_behind_by_compactions(path: str, call: Callable[[FileStore], Any], *, writes: bool, old: bool = False) -> Any:
+    """Return what an author gets whose request was claimed, before the log was compacted and its file was removed.
+
+    Args:
+        path: the path of the log.
+        call: the call of the author.
+        writes: whether the leader has appended the record.
+        old: whether the log is compacted by a handle that does not keep the times of others.
+    """
+    with ExitStack() as stack:
+        leader, author = opened(path, stack, 2)
+        with Seat(leader) as seat:
+            thread = start_thread(call, author)
+            request = seat.claim()
+            leader.num_keys()
+            if writes:
+                operation, writer = Operation.decode(request.operation), log_of(leader).writer
+                assert isinstance(writer, SharedLogWriter)
+                found = (operation.kind, operation.key, operation.value, request.session, request.time)
+                with log_of(leader).handle.mutex:
+                    writer.append_batch([found])
+            if old:
+                stack.enter_context(FileStore(path, timeout=LIMIT_S, coherence="locked")).compact()
+            else:
+                leader.compact()
+            with log_of(author).handle.mutex:
+                log_of(author).handle.recovery |= GENERATION
+            seat.leave()
+            return thread.join()
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_author_that_compactions_have_left_behind_learns_from_the_snapshot(writes: bool, path: str) -> None:
+    assert left_behind_by_compactions(path, lambda store: store.append("k", "x"), writes=writes) is None
+    with FileStore(path, timeout=LIMIT_S) as store:
+        assert store.get("k") == b"x"
+
+
+def test_sum_that_a_snapshot_does_not_tell_is_an_error_that_says_that_it_was_added(path: str) -> None:
+    assert left_behind_by_compactions(path, lambda store: store.add("n", 1), writes=False) == 1
+    with pytest.raises(StoreUnavailableError, match="took effect, and its result can't be read") as caught:
+        left_behind_by_compactions(path, lambda store: store.add("n", 1), writes=True)
+    assert caught.value.maybe_applied
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_author_does_not_guess_what_a_snapshot_without_times_does_not_tell(writes: bool, path: str) -> None:
+    """Such a snapshot has no times: it was made by an older version, or by a handle that reads in another way."""
+    with pytest.raises(StoreUnavailableError, match="was compacted before the record of this") as caught:
+        left_behind_by_compactions(path, lambda store: store.append("k", "x"), writes=writes, old=True)
+    assert caught.value.maybe_applied
+    with FileStore(path, timeout=LIMIT_S) as store:
+        assert store.check(["k"]) is writes
 
 
 def test_answer_to_an_earlier_request_of_the_address_is_dropped(path: str) -> None:

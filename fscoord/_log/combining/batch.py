@@ -200,14 +200,14 @@ class Batch:
         watch, first = (write.watch if system.process_epoch() == write.epoch else None), 0
         write.refusal = None
         try:
+            if watch is not None and write.is_claimed:
+                self._settle(watch)
             if watch is not None and watch.is_found:
                 # A leader has appended the record, and died or failed before it told the result.
                 found, write.result = draft.resume(write.operation, watch.noted)
                 first = 1
             else:
-                if watch is not None and write.is_claimed:
-                    self._check_certain(watch)
-                    write.is_claimed = False  # nothing was appended for the request, and never will be
+                write.is_claimed = False  # nothing was appended for the request, and never will be
                 found, write.result = draft.decide(write.operation, is_own=True)
         except self._decider.refusals as error:
             write.refusal = error  # raised after the write, so that it does not fail the requests of others
@@ -216,9 +216,9 @@ class Batch:
         assert len(found) + first <= TIMES, "each record needs a time of its own"
         return [(kind, key, value, session, write.time + first + n) for n, (kind, key, value) in enumerate(found)]
 
-    def _check_certain(self, watch: Watch) -> None:
+    def _settle(self, watch: Watch) -> None:
         log, outcomes = self._log, self._log.outcomes
-        if outcomes is not None and not outcomes.is_certain(watch, log.handle.header.generation):
+        if outcomes is not None and not outcomes.settle(watch, log.handle.header.generation):
             raise StoreUnavailableError(
                 f"{log.path}: the leader of this host did not answer, and the log was compacted before the record of"
                 " this operation was found or missed; it may or may not have taken effect",
