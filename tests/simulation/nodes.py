@@ -65,6 +65,7 @@ def run(seed: int) -> Run:
     options = {
         "compact_bytes": rng.choice([None, None, 300, 900]),
         "watch": "poll",
+        "durable": rng.random() < 0.2,
         "spill_bytes": rng.choice([None, None, 1, 3]),
     }
     this = Run(world, options, rng.randrange(3, 8), limits=rng.choice([(LIMIT_S,), LIMITS]))

@@ -26,6 +26,7 @@ from support.plain_reader import read_newest
 
 from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError, barrier
 from fscoord._log.access import mount
+from fscoord._log.access.network import NetworkAccess
 from fscoord._log.combining import batch, combiner
 from fscoord._log.combining.batch import Batch, Write
 from fscoord._log.combining.combiner import Combiner
@@ -710,12 +711,11 @@ def test_copy_of_a_log_has_another_directory() -> None:
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        ({"durable": True}, "nfs4"),
         ({"lock": "flock"}, "nfs4"),
         ({"coherence": "locked"}, "nfs4"),
         ({}, "ext4"),
     ],
-    ids=["durable", "flock", "locked", "local"],
+    ids=["flock", "locked", "local"],
 )
 def test_logs_whose_writes_are_not_combined_have_no_files_of_the_host(
     options: dict[str, Any], kind: str, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
@@ -726,6 +726,21 @@ def test_logs_whose_writes_are_not_combined_have_no_files_of_the_host(
     with FileStore(path, timeout=LIMIT_S, **options) as store:
         assert store.add("n", 1) == 1
         assert list((tmp_path / "node").iterdir()) == []
+
+
+def test_author_that_reads_under_a_lock_by_now_writes_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mount has refused a direct read. Where reads lag, a follower would not see what it was told."""
+    published: list[Any] = []
+    publish = Station.publish
+    monkeypatch.setattr(Station, "publish", lambda *given: published.append(given) or publish(*given))
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        with Seat(store):
+            access = log_of(store).access
+            assert isinstance(access, NetworkAccess)
+            access._set_mode(mount.LOCKED)
+            assert store.add("n", 1) == 1
+    assert published == []
 
 
 # A write that fails
@@ -836,18 +851,89 @@ def test_close_of_a_handle_ends_the_write_that_waits_for_an_answer(path: str) ->
             assert seat.station.requests() == []
 
 
-def test_arrival_in_a_durable_log_is_written_and_synced_record_by_record(path: str) -> None:
-    """Of a batch that lost a sector in its middle, a sound record would follow, which is damage."""
-    made: list[str] = []
+def calls_on(path: str, made: list[str]) -> Callable[..., None]:
+    """Return what notes the writes and syncs of the log in `made`."""
 
     def see(name: str, _: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         if name in ("write", "fdatasync") and os.readlink(f"/proc/self/fd/{arguments[0]}") == path:
             made.append(name)
 
+    return see
+
+
+def test_batch_in_a_durable_log_is_synced_record_by_record_before_anybody_is_told(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    tell = Station.tell
+
+    def note_and_tell(station: Station, *given: Any) -> bool:
+        made.append("tell")
+        return tell(station, *given)
+
+    monkeypatch.setattr(Station, "tell", note_and_tell)
+    with ExitStack() as stack:
+        stack.enter_context(FileStore(path, timeout=LIMIT_S, durable=True))
+        stores = opened(path, stack, 4)
+        with HeldLock(path) as held:
+            threads = [start_thread(store.add, "n", 1) for store in stores]
+            until(lambda: len(station_of(stores[0]).requests()) == len(stores) - 1)
+            faulty = stack.enter_context(faulty_os())
+            stack.enter_context(faulty.instead(calls_on(path, made)))
+            made.clear()
+            held.release()
+            assert sorted(thread.join() for thread in threads) == [1, 2, 3, 4]
+    of_batch = made[made.index("write") :]  # what was read is synced before
+    assert of_batch[:8] == ["write", "fdatasync"] * 4
+    assert of_batch[8:11] == ["tell"] * 3
+
+
+def test_batch_in_a_durable_log_is_short(path: str, monkeypatch: pytest.MonkeyPatch, batches: list[int]) -> None:
+    """Its leader syncs each record, and shows no life meanwhile."""
+    monkeypatch.setattr(batch, "SYNCED_MAX", 3)
+    with ExitStack() as stack:
+        stack.enter_context(FileStore(path, timeout=LIMIT_S, durable=True))
+        stores = opened(path, stack, 8)
+        with HeldLock(path) as held:
+            threads = [start_thread(store.add, "n", 1) for store in stores]
+            until(lambda: len(station_of(stores[0]).requests()) == len(stores) - 1)
+            batches.clear()
+            held.release()
+            assert sorted(thread.join() for thread in threads) == list(range(1, 9))
+    assert batches[0] == 4, "its own record, and three more"
+
+
+def test_author_does_not_return_what_it_read_in_a_durable_log_and_could_not_sync(path: str) -> None:
+    def fails(name: str, _: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if name == "fdatasync" and os.readlink(f"/proc/self/fd/{arguments[0]}") == path:
+            raise OSError(system.errno.EIO, "input/output error")
+
+    with ExitStack() as stack:
+        stack.enter_context(FileStore(path, timeout=LIMIT_S, durable=True))
+        leader, author = opened(path, stack, 2)
+        with Seat(leader) as seat:
+            thread = start_thread(author.add, "n", 1)
+            request = seat.claim()
+            writer = log_of(leader).writer
+            assert isinstance(writer, SharedLogWriter)
+            leader.num_keys()
+            with log_of(leader).handle.mutex:
+                writer.append_batch([(record.ADD, b"n", b"1", request.session, request.time)])
+            faulty = stack.enter_context(faulty_os())
+            stack.enter_context(faulty.instead(fails))
+            seat.leave()
+            with pytest.raises(StoreUnavailableError) as caught:
+                thread.join()
+            assert caught.value.maybe_applied
+
+
+def test_arrival_in_a_durable_log_is_written_and_synced_record_by_record(path: str) -> None:
+    """Of a batch that lost a sector in its middle, a sound record would follow, which is damage."""
+    made: list[str] = []
     with FileStore(path, rank=0, durable=True, timeout=LIMIT_S) as store:
         store.set("registered", "1")
         with pytest.raises(StoreTimeoutError):
             store.wait(["never"], 0.01)  # announces the bell
-        with faulty_os() as faulty, faulty.instead(see):
+        with faulty_os() as faulty, faulty.instead(calls_on(path, made)):
             barrier(store, 1, "b", LIMIT_S, 0)
     assert made == ["write", "fdatasync"] * 2

@@ -27,6 +27,10 @@ BATCH_MAX: Final = 1 << 18
 """The most bytes of a batch, if the mount allows so many in one request. A batch is never split: a reader's flush of
 the cache, or a lost connection, could otherwise leave a hole between its records."""
 
+SYNCED_MAX: Final = 32
+"""The most requests of a batch in a durable log. Each record is written and synced by itself, and meanwhile the leader
+shows no life."""
+
 _RECORD_SIZE: Final = 64
 """The bytes that the records of a request may take beside its content."""
 
@@ -231,6 +235,8 @@ class Batch:
         assert isinstance(access, NetworkAccess), "writes are combined on mounts that hosts share"
         left = min(BATCH_MAX, access.piece) - sum(len(key) + len(value) + _RECORD_SIZE for _, key, value, *_ in records)
         for path in station.requests():
+            if len(self.claims) == SYNCED_MAX and self._log.handle.root.header.durable:
+                return
             data = station.read(path)
             if data is None:
                 continue

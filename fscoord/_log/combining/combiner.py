@@ -142,9 +142,7 @@ class Combiner:
     def _station_for(self, operation: Operation) -> Station | None:
         """Return the station, or None if `operation` must be written alone."""
         handle, access = self._log.handle, self._log.access
-        # A long operation is its own batch. In a durable log each record is synced by itself, and a batch that lost a
-        # sector in its middle would be damage.
-        if operation.size > requests.REQUEST_MAX or handle.root.header.durable or handle.lock.kind != OFD:
+        if operation.size > requests.REQUEST_MAX or handle.lock.kind != OFD:  # a long operation is its own batch
             return None
         if not (isinstance(access, NetworkAccess) and access.coherence == "direct") or handle.is_copy:
             return None
@@ -198,7 +196,8 @@ class Combiner:
             self._log.update(BATCH, b"", batch, None, write.left())  # type: ignore[arg-type]
         except (StoreError, StoreTimeoutError) as error:
             if write.is_claimed:  # it was not found out, under the lock, what became of the request
-                if self._is_complete(write):
+                # In a durable log the error may be that of the sync of the very record that was read.
+                if not self._log.handle.root.header.durable and self._is_complete(write):
                     return write.result
                 error.maybe_applied = True
             raise
