@@ -88,6 +88,20 @@ MUTANTS = (
         ("tests/unit/test_combining_parts.py", NODES),
     ),
     Mutant(
+        "a batch of a durable log is written at once",
+        "SharedLogWriter.append_batch",
+        "        if handle.root.header.durable and len(records) > 1:  # a power loss may only harm the last record\n",
+        "        if False:\n",
+        (f"{COMBINER}::test_batch_in_a_durable_log_is_synced_record_by_record_before_anybody_is_told",),
+    ),
+    Mutant(
+        "an author returns what it read in a durable log and could not sync",
+        "Combiner._write_alone",
+        "if not self._log.handle.root.header.durable and self._is_complete(write):",
+        "if self._is_complete(write):",
+        (f"{COMBINER}::test_author_does_not_return_what_it_read_in_a_durable_log_and_could_not_sync",),
+    ),
+    Mutant(
         "a leader compacts with claims in its hands",
         "Log._update_locked",
         """\

@@ -18,6 +18,7 @@ from support.plain_reader import Log, read_newest
 from fscoord import FileStore, StoreError, StoreTimeoutError, StoreUnavailableError
 
 VALUES, QUEUES = ("v1", "v2"), ("q1",)
+DATA = "SICAMDPO"
 LIMIT_S = 1000.0
 
 
@@ -188,11 +189,25 @@ def with_end(this: Run) -> None:
 
 
 def check_log(log: Log, found: dict[str, Any]) -> None:
-    """The log, read by a reader of its own, ends whole, and adds up to what the store says."""
+    """The log, read by a reader of its own, ends whole, and adds up to what the store says.
+
+    A session introduces itself before its records, whoever appends them, and none of them has the time of another. (The
+    data of a snapshot have one time.)
+    """
     assert log.ends == "whole", (log.ends, log.offset)
     for key, value in found.items():
         assert log.values.get(key.encode()) == value, (key, value, log.values)
     assert log.values[b"last"] == b"1"
+    introduced: set[int] = set()
+    tokens: list[tuple[int, int]] = []
+    for _, kind, _, _, writer, time in log.records:
+        if kind == "s":
+            introduced.add(writer)
+        elif kind in DATA:
+            assert writer in introduced, f"session {writer} has written before its introduction"
+            tokens.append((writer, time))
+    later = [token for token in tokens if token != tokens[0]]
+    assert len(set(later)) == len(later), "two records of a session have one time"
 
 
 def judge(this: Run) -> None:
