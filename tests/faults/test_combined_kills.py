@@ -26,6 +26,7 @@ from fscoord._log.combining.batch import Batch
 from fscoord.inspect import verify
 
 SECONDS, CREW = 10.0, 6
+KILLS_MIN, DONE_MIN = 5, 50
 LIMIT_S = 60
 
 
@@ -88,7 +89,12 @@ def test_writes_are_done_once_or_never_while_writers_are_killed_and_stopped(
         until(lambda: len(said(tmp_path)) > 10 * CREW)
         stopped: list[tuple[float, subprocess.Popen[str]]] = []
         end = time.monotonic() + SECONDS
-        while (now := time.monotonic()) < end:
+
+        def is_enough() -> bool:
+            return kills > KILLS_MIN and sum(word == "done" for word, *_ in said(tmp_path)) > DONE_MIN
+
+        # On a machine with much other work, processes that are killed as soon as they have started get little done.
+        while (now := time.monotonic()) < end or (not is_enough() and now < end + LIMIT_S):
             for when, process in [each for each in stopped if each[0] < now]:
                 stopped.remove((when, process))
                 process.send_signal(signal.SIGCONT)
@@ -109,8 +115,8 @@ def test_writes_are_done_once_or_never_while_writers_are_killed_and_stopped(
             process.wait()
     counts = judge(tmp_path, seed)
     print(f"{kills} kills, {stops} stops, {dict(counts)}")
-    assert counts["done"] > 50
-    assert kills > 5
+    assert counts["done"] > DONE_MIN
+    assert kills > KILLS_MIN
 
 
 # Killed at every call

@@ -37,6 +37,7 @@ from fscoord._log.io.writer import SharedLogWriter
 from fscoord._log.recovery import GENERATION
 from fscoord._log.wakeup.node_poller import node_path
 from fscoord._runtime import system
+from fscoord.inspect import dump, repair, verify
 from fscoord.stores.file.operations import Operation
 
 LIMIT_S = 60
@@ -77,7 +78,7 @@ def opened(path: str, stack: ExitStack, count: int) -> list[FileStore]:
     return stores
 
 
-def records_of(path: str, kind: int) -> list[Any]:
+def records_of(path: str, kind: str) -> list[Any]:
     return [entry for entry in read_newest(Path(path)).records if entry[1] == kind]
 
 
@@ -409,6 +410,29 @@ def left_behind_by_compactions(path: str, call: Callable[[FileStore], Any], *, w
                 log_of(author).handle.recovery |= GENERATION
             seat.leave()
             return thread.join()
+
+
+def test_snapshot_tells_when_each_session_has_written_last(path: str) -> None:
+    with ExitStack() as stack:
+        one, two = opened(path, stack, 2)
+        three = stack.enter_context(FileStore(path, timeout=LIMIT_S))
+        three.register()
+        numbers = [log_of(store).handle.lock.session for store in (one, two, three)]
+        written = {writer: time for *_, writer, time in records_of(path, "S")}
+        for _ in range(2):
+            three.compact()
+            told = {writer: time for *_, writer, time in records_of(path, "t")}
+            assert told == {numbers[0]: written[numbers[0]], numbers[1]: written[numbers[1]], numbers[2]: 0}
+        one.set("k", "1")
+        assert FileStore(path, timeout=LIMIT_S, coherence="local", read_only=True).get("k") == b"1"
+    assert verify(path).verdict == "sound"
+    assert "last_time" in {entry.kind for entry in dump(path)}
+    copy = path + ".copy"
+    repair(path, copy, write=True)
+    assert records_of(copy, "t") == []
+    with FileStore(copy, timeout=LIMIT_S) as store:
+        assert store.get("k") == b"1"
+        assert store.add("n", 1) == 1
 
 
 @pytest.mark.parametrize("writes", [False, True])
