@@ -19,22 +19,23 @@ LENGTHS = 2_000, 16_000
 """The least and the most bytes of a value. A value of 16 KiB would be written by its author alone."""
 
 
-def write(worker: Worker, seed: int) -> None:
-    """Let threads set long values, in batches of 6 to 48 pages, until killed. Report when the first are done."""
+def write(worker: Worker, seed: int, count: int) -> None:
+    """Let threads set `count` long values each, in batches of 6 to 48 pages. Report when the first are done."""
     store = worker.stores["store"]
     store.set("registered", "1")
 
     def set_values(number: int) -> None:
-        draw, is_first = random.Random(f"{seed} {number}"), True
-        while True:
+        draw = random.Random(f"{seed} {number}")
+        for turn in range(count):
             store.set(f"{seed}.{number}", draw.randbytes(draw.randrange(*LENGTHS)))
-            if is_first:
+            if not turn:
                 worker.report("writing")
-                is_first = False
 
-    for number in range(THREADS):
-        threading.Thread(target=set_values, args=(number,), daemon=True).start()
-    threading.Event().wait()
+    threads = [threading.Thread(target=set_values, args=(number,), daemon=True) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 KEPT = 1 << 20

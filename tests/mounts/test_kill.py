@@ -12,6 +12,7 @@ from mounts.conftest import Sides
 
 from fscoord.errors import StoreTimeoutError
 
+MANY = 1_000_000
 LONG_WRITE_S = 0.1
 """Longer than most writes of many pages take, in seconds."""
 
@@ -149,7 +150,7 @@ def test_leader_that_is_killed_in_a_long_write_changes_no_byte_that_was_read(
     total = watcher.do("with_worker", "mounts.long_batches.add_and_compare", path)
     for turn in range(scale(5)):
         writer = sides.b.fork().open(sides.path(), compact_bytes=None)
-        writer.begin("with_worker", "mounts.long_batches.write", turn)
+        writer.begin("with_worker", "mounts.long_batches.write", turn, MANY)
         for _ in range(rng.randrange(1, 13)):
             assert writer.next_event() == "writing"
         time.sleep(rng.random() * LONG_WRITE_S)  # anywhere within some writes

@@ -53,6 +53,7 @@ def network(sides: Sides) -> Iterator[Network]:
         network.heal(host)
 
 
+LONG_VALUES = 5
 MOMENT_S = 0.3
 """How long a host is cut off for a moment, in seconds."""
 
@@ -258,17 +259,17 @@ def test_batch_that_is_cut_off_for_a_moment_leaves_no_hole(
     watcher = sides.a.fork().open(sides.path(), compact_bytes=None)
     writer, reader = (sides.b.fork().open(sides.path(), compact_bytes=None) for _ in range(2))
     total = watcher.do("with_worker", "mounts.long_batches.add_and_compare", path)
-    writer.begin("with_worker", "mounts.long_batches.write", 0)
-    assert writer.next_event() == "writing"
     reading = reader.begin("mounts.long_batches.keep_reading", "@store", "end")
-    for _ in range(scale(10)):
+    for turn in range(scale(10)):
+        writing = writer.begin("with_worker", "mounts.long_batches.write", turn, LONG_VALUES)
+        assert writer.next_event() == "writing"
         time.sleep(rng.random() * MOMENT_S)  # anywhere within some writes
         network.cut(sides.b)
         time.sleep(rng.random() * MOMENT_S)  # shorter than a lease, so no lock is lost
         network.heal(sides.b)
+        writing.result()
         total += 1
         assert watcher.do("with_worker", "mounts.long_batches.add_and_compare", path) == total
-    writer.kill()
     watcher.set("end", "1")
     assert reading.result() > 0
     assert watcher.do("mounts.trouble.how_it_ends", path) == "whole"
