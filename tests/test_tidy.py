@@ -142,7 +142,16 @@ LAYERS = [
         ],
     ),
     ("_log.combining.request", []),
-    ("_log.combining.outcomes", ["_log.combining.request", "_log.io.spill", "_log.state_machine"]),
+    (
+        "_log.combining.outcomes",
+        [
+            "_log.combining.request",
+            "_log.io.spill",
+            "_log.io.writer",
+            "_log.liveness.session_table",
+            "_log.state_machine",
+        ],
+    ),
     (
         "_log.combining.station",  # all files and sockets of combined writes
         [

@@ -96,13 +96,13 @@ STALE_PAUSE_MAX_S: Final = 0.1
 first attempt is made at once."""
 
 
-def _new_outcomes(machine: StateMachine) -> Outcomes | None:
+def _new_outcomes(machine: StateMachine, table: SessionTable) -> Outcomes | None:
     """Return the `Outcomes` in front of `machine`, or None if it can't be imported. Then each write is made alone.
 
     The module is imported here, because the writers of a local log need none of `fscoord._log.combining`.
     """
     try:
-        made: Outcomes = system.import_uninterrupted("fscoord._log.combining.outcomes").Outcomes(machine)
+        made: Outcomes = system.import_uninterrupted("fscoord._log.combining.outcomes").Outcomes(machine, table)
     except (OSError, ImportError) as error:
         raise_if_foreign(error)
         return None
@@ -143,9 +143,11 @@ class Log:
         self.changed_keys = None if coherence == LOCAL else ChangedKeys(machine)
         # Other processes of the host may append the records of this handle only where reads are direct.
         shares = coherence == DIRECT and not (options.is_soft or options.read_only)
-        self.outcomes = _new_outcomes(self.changed_keys) if shares and self.changed_keys is not None else None
-        self.machine: StateMachine = self.outcomes or self.changed_keys or machine
         self.table = SessionTable(participants)
+        shared = self.changed_keys if shares else None
+        self.outcomes = None if shared is None else _new_outcomes(shared, self.table)
+        self.table.keeps_times = self.outcomes is not None
+        self.machine: StateMachine = self.outcomes or self.changed_keys or machine
         self.handle = handle = HandleState(path, options, self.machine, self.table)
         handle.zeros = torn_tail.Zeros(is_sparse=self.mount.reports_holes and not system.is_fake_fs())
         weakref.finalize(self, system.close_all, system.os.close, handle.owned_fds).atexit = False

@@ -20,12 +20,13 @@ from support.internals import log_of
 from support.plain_reader import read_newest
 from support.processes import Processes
 
-from fscoord import FileStore, FscoordError
+from fscoord import FileStore, FscoordError, StoreUnavailableError
 from fscoord._log.combining import combiner
 from fscoord._log.combining.batch import Batch
 from fscoord.inspect import verify
 
 SECONDS, CREW = 10.0, 6
+KILLS_MIN, DONE_MIN = 5, 50
 LIMIT_S = 60
 
 
@@ -88,7 +89,12 @@ def test_writes_are_done_once_or_never_while_writers_are_killed_and_stopped(
         until(lambda: len(said(tmp_path)) > 10 * CREW)
         stopped: list[tuple[float, subprocess.Popen[str]]] = []
         end = time.monotonic() + SECONDS
-        while (now := time.monotonic()) < end:
+
+        def is_enough() -> bool:
+            return kills > KILLS_MIN and sum(word == "done" for word, *_ in said(tmp_path)) > DONE_MIN
+
+        # On a machine with much other work, processes that are killed as soon as they have started get little done.
+        while (now := time.monotonic()) < end or (not is_enough() and now < end + LIMIT_S):
             for when, process in [each for each in stopped if each[0] < now]:
                 stopped.remove((when, process))
                 process.send_signal(signal.SIGCONT)
@@ -109,14 +115,14 @@ def test_writes_are_done_once_or_never_while_writers_are_killed_and_stopped(
             process.wait()
     counts = judge(tmp_path, seed)
     print(f"{kills} kills, {stops} stops, {dict(counts)}")
-    assert counts["done"] > 50
-    assert kills > 5
+    assert counts["done"] > DONE_MIN
+    assert kills > KILLS_MIN
 
 
 # Killed at every call
 
 
-def lead_until(path: str, number: int, count: int, ready: int, go: int) -> None:
+def lead_until(path: str, number: int, count: int, ready: int, go: int, compact_bytes: int | None) -> None:
     """In a child: lead a batch with the requests of `count` others, and be killed before call `number` of it."""
     left = [number]
     decide = Batch.decide
@@ -135,7 +141,7 @@ def lead_until(path: str, number: int, count: int, ready: int, go: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     with faulty_system() as faulty:
-        store = FileStore(path, timeout=LIMIT_S)
+        store = FileStore(path, timeout=LIMIT_S, compact_bytes=compact_bytes)
         store.set("registered", "1")
         Batch.decide = decide_when_all_wait  # type: ignore[method-assign]
         os.write(ready, b".")
@@ -146,14 +152,32 @@ def lead_until(path: str, number: int, count: int, ready: int, go: int) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("compact_bytes", "durable"), [(None, False), (1, False), (None, True)], ids=["", "compacts", "durable"]
+)
 def test_leader_that_is_killed_before_any_call_leaves_each_write_done_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compact_bytes: int | None, durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A leader that compacts first claims nothing before it has the lock of the new generation.
+
+    An author that was left behind by the compaction, and was not told, may find no more than that it can't know.
+    """
     share(str(tmp_path), monkeypatch)
     monkeypatch.setattr(combiner, "LOOK_S", 0.01)
     path = str(tmp_path / "log")
-    number, is_over, was_applied = 0, False, set()
-    with FileStore(path, timeout=LIMIT_S) as one, FileStore(path, timeout=LIMIT_S) as two:
+    number, is_over, was_applied, doubts = 0, False, set(), 0
+
+    def add(store: FileStore) -> list[int]:
+        try:
+            return [store.add("n", 1)]
+        except StoreUnavailableError as error:
+            assert error.maybe_applied
+            assert compact_bytes
+            assert "was compacted before" in str(error)
+            return []
+
+    first = FileStore(path, timeout=LIMIT_S, durable=durable)
+    with first as one, FileStore(path, timeout=LIMIT_S) as two:
         for store in (one, two):
             store.set("registered", "1")
         while not is_over:
@@ -163,7 +187,7 @@ def test_leader_that_is_killed_before_any_call_leaves_each_write_done_once(
             pid = os.fork()
             if not pid:
                 try:
-                    lead_until(path, number, 2, ready, go)
+                    lead_until(path, number, 2, ready, go, compact_bytes)
                     os._exit(7)
                 except BaseException:
                     os._exit(9)
@@ -179,8 +203,9 @@ def test_leader_that_is_killed_before_any_call_leaves_each_write_done_once(
                 return bool(ended) or station_of(one).seat_state() != state
 
             until(is_led)
-            threads = [Thread(lambda store=store: store.add("n", 1)) for store in (one, two)]
-            sums = [thread.join() for thread in threads]
+            threads = [Thread(lambda store=store: add(store)) for store in (one, two)]
+            sums = [total for thread in threads for total in thread.join()]
+            doubts += 2 - len(sums)
             if not ended:
                 ended.append(os.waitpid(pid, 0)[1])
             for each in (heard, ready, go, begin):
@@ -188,14 +213,17 @@ def test_leader_that_is_killed_before_any_call_leaves_each_write_done_once(
             is_over = os.waitstatus_to_exitcode(ended[0]) == 7
             assert is_over or os.waitstatus_to_exitcode(ended[0]) == -signal.SIGKILL, f"call {number}"
             after = one.add("n", 0)
-            assert len(set(sums)) == 2, f"call {number}"
-            assert max(sums) <= after <= before + 3, f"call {number}"
+            assert len(set(sums)) == len(sums), f"call {number}"
+            assert max(sums, default=before) <= after <= before + 3, f"call {number}"
+            assert len(sums) <= after - before, f"call {number}"
             was_applied.add(after - before)
             assert [store.get("n") for store in (one, two)] == [b"%d" % after] * 2
             assert station_of(one).requests() == [], f"call {number}"
             number += 1
-    assert was_applied == {2, 3}
+    assert {2, 3} <= was_applied or durable  # there the leader's own record is complete before the others are begun
+    assert was_applied == {2, 3} or compact_bytes
     assert number > 20
+    assert doubts < number // 2
     written = [(writer, time) for *_, writer, time in read_newest(Path(path)).records]
     assert len(set(written)) == len(written)
     assert verify(path).verdict == "sound"

@@ -16,7 +16,9 @@ from fscoord._log.format.record import Record
 
 pytestmark = pytest.mark.exhaustive
 
-KINDS = sorted({*record.DATA_KINDS, record.SESSION, record.BELL, record.LEAVE, record.DEATH, record.SEAL})
+KINDS = sorted(
+    {*record.DATA_KINDS, record.SESSION, record.BELL, record.LEAVE, record.DEATH, record.SEAL, record.LAST_TIME}
+)
 RECORDS = 10
 TIMES = 250
 """How often the bytes of one log are changed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,10 @@ from mounts.agents import Agent
 from mounts.conftest import Sides
 
 from fscoord.errors import StoreTimeoutError
+
+MANY = 1_000_000
+LONG_WRITE_S = 0.1
+"""Longer than most writes of many pages take, in seconds."""
 
 SHARES = [0.0, 0.5, 1.0]
 """How much of its record a holder has written when it is stopped."""
@@ -134,3 +139,24 @@ def test_write_that_was_acknowledged_to_a_killed_writer_stays_done(
             assert done in ([str(i) for i in range(last + 1)], [str(i) for i in range(last + 2)])
             assert reader.queue_len(name) in (len(done), len(done) - 1)
             assert [reader.queue_pop(name) for _ in range(last + 1)] == [b"%d" % i for i in range(last + 1)]
+
+
+def test_leader_that_is_killed_in_a_long_write_changes_no_byte_that_was_read(
+    sides: Sides, rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    """A thread that is killed while it sends many pages may leave some that arrive later. Others append meanwhile."""
+    path = sides.full(sides.a)
+    watcher = sides.a.fork().open(sides.path(), compact_bytes=None)
+    total = watcher.do("with_worker", "mounts.long_batches.add_and_compare", path)
+    for turn in range(scale(5)):
+        writer = sides.b.fork().open(sides.path(), compact_bytes=None)
+        writer.begin("with_worker", "mounts.long_batches.write", turn, MANY)
+        for _ in range(rng.randrange(1, 13)):
+            assert writer.next_event() == "writing"
+        time.sleep(rng.random() * LONG_WRITE_S)  # anywhere within some writes
+        writer.kill()
+        total += 1
+        assert watcher.do("with_worker", "mounts.long_batches.add_and_compare", path) == total
+    fresh = sides.b.fork().open(sides.path())
+    assert fresh.add("n", 0) == watcher.do("with_worker", "mounts.long_batches.add_and_compare", path) - 1
+    assert watcher.do("mounts.trouble.how_it_ends", path) == "whole"

@@ -159,8 +159,10 @@ def history(
 # Those who bear witness
 
 
-def read_past_cache(path: str | Path) -> bytes:
-    """Return what the file at `path` holds, and not what this host's cache may have of it: an end of zeros, say."""
+def read_past_cache(path: str | Path, start: int = 0) -> bytes:
+    """Return what the file at `path` holds from `start` on, and not what this host's cache may have of it: an end of
+    zeros, say.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError as error:
@@ -168,6 +170,7 @@ def read_past_cache(path: str | Path) -> bytes:
             raise
         fd = os.open(path, os.O_RDONLY)  # a file system without such reads, and so without other hosts
     try:
+        os.lseek(fd, start, os.SEEK_SET)
         with mmap.mmap(-1, 1 << 20) as buffer:  # a local disk wants whole pages
             data, size = b"", len(buffer)
             while size == len(buffer):  # behind its end the file must not be read: that would be within a page

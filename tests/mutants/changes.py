@@ -15,6 +15,7 @@ WAITER = "tests/unit/test_waiter.py"
 NETWORK = "tests/unit/test_network_access.py"
 ARRIVAL_FAULTS = "tests/faults/test_arrival_faults.py"
 SPARE = "tests/unit/test_spare_waiter.py"
+NODES = f"{SCHEDULES}::test_combined_calls_of_two_hosts_are_linearizable_on_any_schedule"
 COMBINER = "tests/unit/test_combiner.py"
 OPERATIONS = "tests/unit/test_operations.py"
 EXCHANGE = "tests/contract/test_exchange.py"
@@ -117,6 +118,76 @@ MUTANTS = (
         "        error.maybe_applied = True\n        raise error\n",
         "        raise error\n",
         (f"{COMBINER}::test_request_that_was_claimed_and_not_answered_may_be_applied_at_the_deadline",),
+    ),
+    Mutant(
+        "an author that finds no record behind a snapshot believes that there is none",
+        "Batch._settle",
+        "        if outcomes is not None and not outcomes.settle(watch, log.handle.header.generation):\n",
+        "        if False:\n",
+        (f"{COMBINER}::test_author_does_not_guess_what_a_snapshot_without_times_does_not_tell",),
+    ),
+    Mutant(
+        "the last time of a session that a snapshot tells takes the place of a later one",
+        "SessionTable.set_last_time",
+        "max(time_ns, self.times.get(number, 0))",
+        "time_ns",
+        ("tests/unit/test_combining_parts.py", NODES),
+    ),
+    Mutant(
+        "a batch of a durable log is written at once",
+        "SharedLogWriter.append_batch",
+        "        if handle.root.header.durable and len(records) > 1:  # a power loss may only harm the last record\n",
+        "        if False:\n",
+        (f"{COMBINER}::test_batch_in_a_durable_log_is_synced_record_by_record_before_anybody_is_told",),
+    ),
+    Mutant(
+        "an author returns what it read in a durable log and could not sync",
+        "Combiner._write_alone",
+        "if not self._log.handle.root.header.durable and self._is_complete(write):",
+        "if self._is_complete(write):",
+        (f"{COMBINER}::test_author_does_not_return_what_it_read_in_a_durable_log_and_could_not_sync",),
+    ),
+    Mutant(
+        "a leader compacts with claims in its hands",
+        "Log._update_locked",
+        """\
+        if handle.offset + len(value) >= handle.compact_at and self.compactor.compact_if_due(len(value)):
+            return MOVED
+        if kind < 0:
+            self._append_several(kind, value, session)
+            return result
+""",
+        """\
+        if kind < 0:
+            self._append_several(kind, value, session)
+            if handle.offset + len(value) >= handle.compact_at and self.compactor.compact_if_due(len(value)):
+                return MOVED
+            return result
+        if handle.offset + len(value) >= handle.compact_at and self.compactor.compact_if_due(len(value)):
+            return MOVED
+""",
+        (NODES,),
+    ),
+    Mutant(
+        "an author reads its long result in the generation that it has entered meanwhile",
+        "KeyValueDecider._note_value",
+        "        if isinstance(value, bytes):\n",
+        "        if isinstance(value, bytes | Spilled):\n",
+        (f"{COMBINER}::test_long_result_that_is_not_told_outlives_a_compaction",),
+    ),
+    Mutant(
+        "writes are combined where reads lag",
+        "Combiner._station_for",
+        'isinstance(access, NetworkAccess) and access.coherence == "direct"',
+        "isinstance(access, NetworkAccess)",
+        (f"{COMBINER}::test_author_that_reads_under_a_lock_by_now_writes_alone",),
+    ),
+    Mutant(
+        "a follower that was told reads its replica and does not ask the server",
+        "stores.file.FileStore.get",
+        "        self._log.refresh(self._timeout)\n",
+        "",
+        ("tests/contract/test_combined.py",),
     ),
     Mutant(
         "a request that was withdrawn while it was read is appended",

@@ -36,11 +36,13 @@ class Process:
 
     Attributes:
         number: the process's number, given once.
+        host: the name of its host.
         alone: what each process has of its own: the registries of modules.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, host: str) -> None:
         self.number = number
+        self.host = host
         self.is_dead = False
         self.stopped_until = 0.0
         self.alone: dict[str, Any] = {}
@@ -55,6 +57,7 @@ class Task:
         self.ready: Callable[[], bool] | None = None
         self.until = math.inf
         self.rank = scheduler.rng.random()
+        self.number = len(scheduler.threads) + 1
         self.baton = threading.Lock()
         self.baton.acquire()
         self.thread = threading.Thread(target=scheduler.run_task, args=(self,), name=f"simulated-{name}", daemon=True)
@@ -85,6 +88,7 @@ class Scheduler:
         now: the clock.
         steps: how many steps were taken.
         trace: a checksum over all of them.
+        threads: the threads of all tasks so far.
         failures: what tasks raised, and `ScheduleError`.
         meddle: called before each step from number `meddle_at` on.
     """
@@ -101,7 +105,7 @@ class Scheduler:
         self.is_over = False
         self._steps_max = steps_max
         self._tasks: list[Task] = []
-        self._threads: list[threading.Thread] = []
+        self.threads: list[threading.Thread] = []
         self._current: Task | None = None
         self._done = threading.Event()
         self._processes: list[Process] = []
@@ -112,8 +116,8 @@ class Scheduler:
 
     # -- from outside ----------------------------------------------------------------------------------------------
 
-    def make_process(self) -> Process:
-        process = Process(len(self._processes) + 1)
+    def make_process(self, host: str) -> Process:
+        process = Process(len(self._processes) + 1, host)
         self._processes.append(process)
         return process
 
@@ -121,7 +125,7 @@ class Scheduler:
         """Let `call` be a task of `process`."""
         task = Task(self, process, call, f"{process.number}.{name}{len(process.tasks)}")
         self._tasks.append(task)
-        self._threads.append(task.thread)
+        self.threads.append(task.thread)
         task.thread.start()
         return task
 
@@ -135,7 +139,7 @@ class Scheduler:
             if not self._done.wait(HANG_S):
                 self.failures.append(ScheduleError(f"{self._current} did not come back"))
         self.is_over = True
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join(HANG_S)
         if self.failures:
             raise self.failures[0]
@@ -148,10 +152,15 @@ class Scheduler:
     # -- from tasks ------------------------------------------------------------------------------------------------
 
     @property
+    def task(self) -> Task:
+        """The one that runs."""
+        assert self._current is not None
+        return self._current
+
+    @property
     def process(self) -> Process:
         """The process of the task that runs."""
-        assert self._current is not None
-        return self._current.process
+        return self.task.process
 
     def run_task(self, task: Task) -> None:
         task.baton.acquire()
@@ -163,6 +172,7 @@ class Scheduler:
         except BaseException as error:
             self._fail(error)
         finally:
+            task.call = _nothing  # what only this task has is collected before it is another's turn
             self._end(task)
 
     def step(self, what: str, given: object = "") -> None:
@@ -344,6 +354,9 @@ class Threading:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
+    def get_ident(self) -> int:
+        return self._scheduler.task.number
+
     def Lock(self) -> Lock:
         return Lock(self._scheduler)
 
@@ -379,10 +392,16 @@ class Time:
     def time_ns(self) -> int:
         return int(self._scheduler.now * 1e9)
 
+    monotonic_ns = time_ns
+
     def sleep(self, seconds: float) -> None:
         scheduler = self._scheduler
         scheduler.step("sleep", f"{seconds:.6f}")
         scheduler.block(lambda: False, scheduler.now + seconds)
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def drawn(rng: random.Random, count: int, most: int) -> Iterator[int]:

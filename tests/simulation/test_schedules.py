@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from simulation import arrivals, runs, waits, workload
+from simulation import arrivals, nodes, runs, waits, workload
 from simulation.workload import Run
 
 pytestmark = pytest.mark.exhaustive
@@ -58,6 +58,18 @@ def test_calls_under_marker_files_are_linearizable_on_any_schedule(
     ran: list[Run] = each(schedules("markers", rng, scale(200)), lambda number: workload.run(number, "soft"))
     if len(ran) >= 60:
         for what in ("kills", "stops", "lost", "generations"):
+            assert sum(run.counted[what] for run in ran) > len(ran) // 20, f"hardly any {what}"
+
+
+def test_combined_calls_of_two_hosts_are_linearizable_on_any_schedule(
+    rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    """Processes on two hosts share a directory, and those of one host combine their writes, while leaders and followers
+    are killed and stopped at any step, answers get lost, and time is up. What was refused is never done.
+    """
+    ran: list[Run] = each(schedules("nodes", rng, scale(600)), nodes.run)
+    if len(ran) >= 100:
+        for what in ("kills", "stops", "fulls", "generations", "tears", "late", "batches", "claims"):
             assert sum(run.counted[what] for run in ran) > len(ran) // 20, f"hardly any {what}"
 
 

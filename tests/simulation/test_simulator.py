@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulation import arrivals, waits, workload
+from simulation import arrivals, nodes, waits, workload
 from simulation.files import FOREVER, Fcntl, Files
 from simulation.scheduler import ScheduleError
 from simulation.world import World
@@ -31,6 +31,8 @@ def test_seed_gives_the_same_schedule_here_and_in_another_interpreter(seed: int)
     again = [workload.run(seed).counted["trace"] for seed in seeds] + [waits.run(seed).trace for seed in seeds]
     assert here == again
     assert [arrivals.run(seed).trace for seed in seeds] == [arrivals.run(seed).trace for seed in seeds]
+    both = [[nodes.run(seed).counted["trace"] for seed in seeds] for _ in range(2)]
+    assert both[0] == both[1]
     assert len(set(here)) == len(here)
     program = (
         "from simulation import arrivals, waits, workload\n"
@@ -212,6 +214,6 @@ def test_inode_numbers_of_files_that_are_there_are_distinct() -> None:
 def test_call_that_the_simulation_lacks_is_not_done_to_real_files() -> None:
     world = World(1)
     with world.installed():
-        world.start(lambda: system.os.rename(FILE, FILE + "2"))
-        with pytest.raises(AttributeError, match=r"the simulation has no os\.rename"):
+        world.start(lambda: system.os.replace(FILE, FILE + "2"))
+        with pytest.raises(AttributeError, match=r"the simulation has no os\.replace"):
             world.scheduler.run()

@@ -15,9 +15,10 @@ from simulation.files import Files
 from simulation.world import PATH, World
 from support.plain_reader import Log, read_newest
 
-from fscoord import FileStore, StoreError, StoreUnavailableError
+from fscoord import FileStore, StoreError, StoreTimeoutError, StoreUnavailableError
 
 VALUES, QUEUES = ("v1", "v2"), ("q1",)
+DATA = "SICAMDPO"
 LIMIT_S = 1000.0
 
 
@@ -49,15 +50,20 @@ class Run:
     calls: list[tuple[str, Call]] = field(default_factory=list)
     moments: Any = field(default_factory=lambda: itertools.count(1))
     refused: int = 0
+    limits: tuple[float, ...] = (LIMIT_S,)
+    late: int = 0
     counted: dict[str, int] = field(default_factory=dict)
 
-    def open(self, **more: Any) -> FileStore:
+    def open(self, limit: float = LIMIT_S, **more: Any) -> FileStore:
         """Open the store; try again if the disk is full."""
         while True:
             try:
-                return FileStore(PATH, timeout=LIMIT_S, **self.options | more)
+                store = FileStore(PATH, timeout=LIMIT_S, **self.options | more)
             except StoreUnavailableError:
                 self.refused += 1
+            else:
+                store.set_timeout(limit)
+                return store
 
     def do(self, store: FileStore, key: str, operation: tuple[Any, ...]) -> None:
         """Make one call, and write it into the history: at first as one that never returns."""
@@ -65,9 +71,11 @@ class Run:
         self.calls.append((key, Call(start, math.inf, operation, UNKNOWN)))
         try:
             result = operations.call(store, key, operation)
-        except StoreError as error:
-            assert isinstance(error, StoreUnavailableError), error
-            self.refused += 1
+        except (StoreError, StoreTimeoutError) as error:
+            is_late = isinstance(error, StoreTimeoutError) and min(self.limits) < LIMIT_S
+            assert isinstance(error, StoreUnavailableError) or is_late, error
+            self.refused += not is_late
+            self.late += is_late
             if not error.maybe_applied:
                 self.calls[place] = (key, Call(start, math.inf, ("len",) if key in QUEUES else ("read",), UNKNOWN))
             return
@@ -92,18 +100,22 @@ class Run:
     def compact(self, store: FileStore) -> None:
         try:
             store.compact()
-        except StoreUnavailableError:
+        except (StoreUnavailableError, StoreTimeoutError):
             self.refused += 1
 
     def process(self, name: int, threads: int) -> None:
-        """Start a process with so many threads on one handle; should it be killed, another takes its place."""
+        """Start a process with so many threads on one handle; should it be killed, another takes its place.
+
+        Its name tells its host.
+        """
         seed = self.world.rng.random()
         opened: list[FileStore] = []
         left = [threads]
 
         def thread(number: int) -> None:
             if not number:
-                opened.append(self.open(rank=name if name % 2 else None))
+                limit = random.Random(seed).choice(self.limits)
+                opened.append(self.open(limit, rank=name if name % 2 else None))
             else:
                 self.world.scheduler.block(lambda: bool(opened), math.inf)
             self.work(opened[0], random.Random(f"{seed} {number}"), name * 10 + number, shares=threads > 1)
@@ -113,7 +125,8 @@ class Run:
                 self.world.exit()
 
         calls: list[Callable[[], None]] = [lambda number=number: thread(number) for number in range(threads)]
-        self.world.start(*calls, then=lambda: self.process(name + 100, threads))
+        host = self.world.hosts[name % len(self.world.hosts)]
+        self.world.start(*calls, then=lambda: self.process(name + 100, threads), host=host)
 
 
 def run(seed: int, lock: str = "ofd") -> Run:
@@ -135,7 +148,14 @@ def run(seed: int, lock: str = "ofd") -> Run:
             this.process(name, rng.choice([1, 1, 1, 2]))
         world.plan(rng.choice([0, 0, 1, 2, 3]), rng.choice([0, 0, 1, 2]), rng.choice([0, 0, 0, 1, 2]))
         world.scheduler.run()
-    this.counted = {
+    with_end(this)
+    return this
+
+
+def with_end(this: Run) -> None:
+    """Count, read everything in the end, by a new process, and judge."""
+    world = this.world
+    this.counted |= {
         "kills": world.kills,
         "stops": world.stops,
         "fulls": world.fulls,
@@ -145,13 +165,7 @@ def run(seed: int, lock: str = "ofd") -> Run:
         "steps": world.scheduler.steps,
         "trace": world.scheduler.trace,
     }
-    with_end(this)
-    return this
-
-
-def with_end(this: Run) -> None:
-    """Read everything in the end, by a new process, and judge."""
-    ending = this.world.sequel()
+    ending = world.sequel()
     found: dict[str, Any] = {}
 
     def last() -> None:
@@ -175,11 +189,25 @@ def with_end(this: Run) -> None:
 
 
 def check_log(log: Log, found: dict[str, Any]) -> None:
-    """The log, read by a reader of its own, ends whole, and adds up to what the store says."""
+    """The log, read by a reader of its own, ends whole, and adds up to what the store says.
+
+    A session introduces itself before its records, whoever appends them, and none of them has the time of another. (The
+    data of a snapshot have one time.)
+    """
     assert log.ends == "whole", (log.ends, log.offset)
     for key, value in found.items():
         assert log.values.get(key.encode()) == value, (key, value, log.values)
     assert log.values[b"last"] == b"1"
+    introduced: set[int] = set()
+    tokens: list[tuple[int, int]] = []
+    for _, kind, _, _, writer, time in log.records:
+        if kind == "s":
+            introduced.add(writer)
+        elif kind in DATA:
+            assert writer in introduced, f"session {writer} has written before its introduction"
+            tokens.append((writer, time))
+    later = [token for token in tokens if token != tokens[0]]
+    assert len(set(later)) == len(later), "two records of a session have one time"
 
 
 def judge(this: Run) -> None:

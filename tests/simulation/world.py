@@ -6,20 +6,24 @@ import gc
 import math
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from simulation.files import Events, Fcntl, Files, Os
 from simulation.scheduler import Process, Scheduler, Threading, Time, drawn
+from simulation.sockets import Socket, select_of
 
+from fscoord._log.access import hang_watchdog
+from fscoord._log.combining import station
 from fscoord._log.locking import kernel_wait, process_mutex
-from fscoord._log.wakeup import watcher
+from fscoord._log.wakeup import node_poller, watcher
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import file_events, network, system
 from fscoord.stores.file import lifecycle
 
 PATH = f"{Files.DIRECTORY}/log"
+HOST = "simulated"
 
 
 class Own:
@@ -55,27 +59,42 @@ class World:
 
     Args:
         seed: draws the schedule, and all else that happens.
+        hosts: the names of the hosts on which they are. If there are several, the directory is that of a file server.
 
     Attributes:
         kills: how many processes were killed.
+        wsize: the most bytes of one write to the file server.
     """
 
-    def __init__(self, seed: int, steps_max: int = 60_000) -> None:
+    def __init__(self, seed: int, steps_max: int = 60_000, hosts: Sequence[str] = (HOST,)) -> None:
         self.rng = random.Random(seed)
         self.scheduler = Scheduler(self.rng, steps_max)
         self.files = Files(self.scheduler, self.rng)
+        self.hosts = hosts
+        for host in hosts:
+            self.files.add_host(host)
         self.kills = self.stops = self.fulls = 0
+        self.wsize = 1 << 18
         self._living: dict[int, Process] = {}
         self._plan: list[tuple[int, str]] = []
         self._on_death: dict[int, Callable[[], None]] = {}
         self._tickets = self._begun = 0
-        self._taken: dict[str, Process] = {}
+        self._taken: dict[tuple[str, str], Process] = {}
 
     # -- processes -------------------------------------------------------------------------------------------------
 
-    def start(self, *calls: Callable[[], object], name: str = "", then: Callable[[], None] | None = None) -> Process:
-        """Start a process with a thread for each of `calls`; should it be killed, `then` is called."""
-        process = self.scheduler.make_process()
+    def start(
+        self,
+        *calls: Callable[[], object],
+        name: str = "",
+        then: Callable[[], None] | None = None,
+        host: str = "",
+    ) -> Process:
+        """Start a process on `host`, by default the first, with a thread for each of `calls`.
+
+        Should it be killed, `then` is called.
+        """
+        process = self.scheduler.make_process(host or self.hosts[0])
         self._living[process.number] = process
         if then is not None:
             self._on_death[process.number] = then
@@ -85,6 +104,10 @@ class World:
 
     def lives(self, number: int) -> bool:
         return number in self._living
+
+    def lives_here(self, number: int) -> bool:
+        """Return whether the host of the process that runs has process `number`."""
+        return number in self._living and self._living[number].host == self.scheduler.process.host
 
     def exit(self) -> None:
         """The process of the task that runs is over: it is killed no more, and the kernel closes what it had open."""
@@ -148,7 +171,7 @@ class World:
 
     def sequel(self) -> World:
         """Return a world that begins with the files of this one, when all of its processes are gone."""
-        world = World(self.rng.randrange(2**32))
+        world = World(self.rng.randrange(2**32), hosts=self.hosts)
         world.files.take_over(self.files)
         world._begun = self._begun + 1000  # its processes have numbers of this one's, and are others
         return world
@@ -162,12 +185,13 @@ class World:
         guards = Own(self, "guards", lambda: [threads.RLock()])
         own: dict[Any, dict[str, Any]] = {
             system: {
-                "os": Os(self.files, self.lives),
+                "os": Os(self.files, self.lives_here),
                 "fcntl": Fcntl(self.files),
                 "threading": threads,
                 "time": Time(scheduler),
-                "hostname": lambda: "simulated",
-                "boot_id": lambda: b"simulated boot!!",
+                "select": select_of(self.files),
+                "hostname": lambda: scheduler.process.host,
+                "boot_id": lambda: scheduler.process.host.encode().rjust(16, b"!"),
                 "start_time": lambda pid="self": (
                     self._begun + (scheduler.process.number if pid == "self" else int(pid))
                 ),
@@ -176,11 +200,19 @@ class World:
                 "Descriptors": set,
                 "loose": set(),
                 "random_bytes": lambda count: self.rng.randbytes(count),
-                "mount_table": lambda: ["1 1 8:1 / / rw - ext4 /dev/sda1 rw"],
+                "mount_table": self._mounts,
+                "nfs_recovers_lost_locks": lambda: False,
                 "has_inotify": lambda: hears,
                 "has_ofd_locks": lambda: True,
             },
-            network: {"acquire_host_mutex": self._take_name},
+            network: {
+                "acquire_host_mutex": self._take_name,
+                "datagram_sockets": lambda sockets: sockets.extend([Socket(self.files), Socket(self.files)]),
+            },
+            station: {"SHARED_MEMORY": Files.LOCAL},
+            node_poller: {"FALLBACK": Files.LOCAL},
+            # It only warns, of calls that hang.
+            hang_watchdog.HangWatchdog: {"ensure_running": lambda watchdog: None},
             file_events: {"watch_file": lambda path, mask, wake: Events(self.files, path, mask)},
             kernel_wait: {"_requests": Own(self, "requests", dict), "_guard": guards},
             process_mutex: {"_mutexes": Own(self, "mutexes", weakref.WeakValueDictionary), "_guard": guards},
@@ -209,16 +241,24 @@ class World:
             if collects:
                 gc.enable()
 
-    def _take_name(self, name: str) -> Any:
-        self.scheduler.step("take name", name)
+    def _mounts(self) -> list[str]:
+        local = "1 1 8:1 / / rw - ext4 /dev/sda1 rw"
+        if len(self.hosts) == 1:
+            return [local]
+        return [local, f"2 1 0:50 / {Files.DIRECTORY} rw - nfs4 server:/ rw,vers=4.2,wsize={self.wsize}"]
+
+    def _take_name(self, plain: str) -> Any:
+        self.scheduler.step("take name", plain)
+        process = self.scheduler.process
+        name = process.host, plain
         before = self._taken.get(name)
         if before is not None and not before.is_dead:
             return None
-        process = self._taken[name] = self.scheduler.process
+        self._taken[name] = process
         return self._keeping(name, process)
 
     @contextmanager
-    def _keeping(self, name: str, process: Process) -> Iterator[None]:
+    def _keeping(self, name: tuple[str, str], process: Process) -> Iterator[None]:
         try:
             yield
         finally:

@@ -11,7 +11,7 @@ from typing import Any
 
 SECTOR = 512
 LONGEST = 29 + 1024 + 2 * 67_108_864
-KNOWN = "SICAMDPOVXZEsblf"
+KNOWN = "SICAMDPOVXZEsblft"
 
 
 def crc(data: bytes, seed: int = 0) -> int:

@@ -26,6 +26,7 @@ from support.plain_reader import read_newest
 
 from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError, barrier
 from fscoord._log.access import mount
+from fscoord._log.access.network import NetworkAccess
 from fscoord._log.combining import batch, combiner
 from fscoord._log.combining.batch import Batch, Write
 from fscoord._log.combining.combiner import Combiner
@@ -33,8 +34,10 @@ from fscoord._log.combining.request import ALONE, DONE, LEAD, Author, encode_req
 from fscoord._log.combining.station import Station
 from fscoord._log.format import record
 from fscoord._log.io.writer import SharedLogWriter
+from fscoord._log.recovery import GENERATION
 from fscoord._log.wakeup.node_poller import node_path
 from fscoord._runtime import system
+from fscoord.inspect import dump, repair, verify
 from fscoord.stores.file.operations import Operation
 
 LIMIT_S = 60
@@ -75,7 +78,7 @@ def opened(path: str, stack: ExitStack, count: int) -> list[FileStore]:
     return stores
 
 
-def records_of(path: str, kind: int) -> list[Any]:
+def records_of(path: str, kind: str) -> list[Any]:
     return [entry for entry in read_newest(Path(path)).records if entry[1] == kind]
 
 
@@ -355,6 +358,107 @@ def test_author_that_is_not_told_finds_its_record_and_does_not_append_it_again(
         assert log_of(third).position()[1] - before[1] == 0, "the author has appended nothing"
 
 
+def test_long_result_that_is_not_told_outlives_a_compaction(path: str) -> None:
+    """The author leaves the item in the file, finds its record in one generation, and returns in the next."""
+    with ExitStack() as stack:
+        (leader,) = opened(path, stack, 1)
+        author = stack.enter_context(FileStore(path, timeout=LIMIT_S, spill_bytes=1))
+        author.set("registered", "1")
+        leader.queue_push("q", "item")
+        with Seat(leader) as seat:
+            thread = start_thread(lambda: author.queue_pop("q", block=False))
+            request = seat.claim()
+            writer = log_of(leader).writer
+            assert isinstance(writer, SharedLogWriter)
+            leader.num_keys()
+            with log_of(leader).handle.mutex:
+                writer.append_batch([(record.POP, b"q", b"", request.session, request.time)])
+            author.num_keys()
+            leader.compact()
+            leader.set("other", "bytes at the old place" * 20)
+            author.num_keys()
+            seat.leave()
+            assert thread.join() == b"item"
+
+
+def left_behind_by_compactions(path: str, call: Callable[[FileStore], Any], *, writes: bool, old: bool = False) -> Any:
+    """Return what an author gets whose request was claimed, before the log was compacted and its file was removed.
+
+    Args:
+        path: the path of the log.
+        call: the call of the author.
+        writes: whether the leader has appended the record.
+        old: whether the log is compacted by a handle that does not keep the times of others.
+    """
+    with ExitStack() as stack:
+        leader, author = opened(path, stack, 2)
+        with Seat(leader) as seat:
+            thread = start_thread(call, author)
+            request = seat.claim()
+            leader.num_keys()
+            if writes:
+                operation, writer = Operation.decode(request.operation), log_of(leader).writer
+                assert isinstance(writer, SharedLogWriter)
+                found = (operation.kind, operation.key, operation.value, request.session, request.time)
+                with log_of(leader).handle.mutex:
+                    writer.append_batch([found])
+            if old:
+                stack.enter_context(FileStore(path, timeout=LIMIT_S, coherence="locked")).compact()
+            else:
+                leader.compact()
+            with log_of(author).handle.mutex:
+                log_of(author).handle.recovery |= GENERATION
+            seat.leave()
+            return thread.join()
+
+
+def test_snapshot_tells_when_each_session_has_written_last(path: str) -> None:
+    with ExitStack() as stack:
+        one, two = opened(path, stack, 2)
+        three = stack.enter_context(FileStore(path, timeout=LIMIT_S))
+        three.register()
+        numbers = [log_of(store).handle.lock.session for store in (one, two, three)]
+        written = {writer: time for *_, writer, time in records_of(path, "S")}
+        for _ in range(2):
+            three.compact()
+            told = {writer: time for *_, writer, time in records_of(path, "t")}
+            assert told == {numbers[0]: written[numbers[0]], numbers[1]: written[numbers[1]], numbers[2]: 0}
+        one.set("k", "1")
+        assert FileStore(path, timeout=LIMIT_S, coherence="local", read_only=True).get("k") == b"1"
+    assert verify(path).verdict == "sound"
+    assert "last_time" in {entry.kind for entry in dump(path)}
+    copy = path + ".copy"
+    repair(path, copy, write=True)
+    assert records_of(copy, "t") == []
+    with FileStore(copy, timeout=LIMIT_S) as store:
+        assert store.get("k") == b"1"
+        assert store.add("n", 1) == 1
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_author_that_compactions_have_left_behind_learns_from_the_snapshot(writes: bool, path: str) -> None:
+    assert left_behind_by_compactions(path, lambda store: store.append("k", "x"), writes=writes) is None
+    with FileStore(path, timeout=LIMIT_S) as store:
+        assert store.get("k") == b"x"
+
+
+def test_sum_that_a_snapshot_does_not_tell_is_an_error_that_says_that_it_was_added(path: str) -> None:
+    assert left_behind_by_compactions(path, lambda store: store.add("n", 1), writes=False) == 1
+    with pytest.raises(StoreUnavailableError, match="took effect, and its result can't be read") as caught:
+        left_behind_by_compactions(path, lambda store: store.add("n", 1), writes=True)
+    assert caught.value.maybe_applied
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_author_does_not_guess_what_a_snapshot_without_times_does_not_tell(writes: bool, path: str) -> None:
+    """Such a snapshot has no times: it was made by an older version, or by a handle that reads in another way."""
+    with pytest.raises(StoreUnavailableError, match="was compacted before the record of this") as caught:
+        left_behind_by_compactions(path, lambda store: store.append("k", "x"), writes=writes, old=True)
+    assert caught.value.maybe_applied
+    with FileStore(path, timeout=LIMIT_S) as store:
+        assert store.check(["k"]) is writes
+
+
 def test_answer_to_an_earlier_request_of_the_address_is_dropped(path: str) -> None:
     with ExitStack() as stack:
         (store,) = opened(path, stack, 1)
@@ -631,12 +735,11 @@ def test_copy_of_a_log_has_another_directory() -> None:
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        ({"durable": True}, "nfs4"),
         ({"lock": "flock"}, "nfs4"),
         ({"coherence": "locked"}, "nfs4"),
         ({}, "ext4"),
     ],
-    ids=["durable", "flock", "locked", "local"],
+    ids=["flock", "locked", "local"],
 )
 def test_logs_whose_writes_are_not_combined_have_no_files_of_the_host(
     options: dict[str, Any], kind: str, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
@@ -647,6 +750,21 @@ def test_logs_whose_writes_are_not_combined_have_no_files_of_the_host(
     with FileStore(path, timeout=LIMIT_S, **options) as store:
         assert store.add("n", 1) == 1
         assert list((tmp_path / "node").iterdir()) == []
+
+
+def test_author_that_reads_under_a_lock_by_now_writes_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mount has refused a direct read. Where reads lag, a follower would not see what it was told."""
+    published: list[Any] = []
+    publish = Station.publish
+    monkeypatch.setattr(Station, "publish", lambda *given: published.append(given) or publish(*given))
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        with Seat(store):
+            access = log_of(store).access
+            assert isinstance(access, NetworkAccess)
+            access._set_mode(mount.LOCKED)
+            assert store.add("n", 1) == 1
+    assert published == []
 
 
 # A write that fails
@@ -757,18 +875,89 @@ def test_close_of_a_handle_ends_the_write_that_waits_for_an_answer(path: str) ->
             assert seat.station.requests() == []
 
 
-def test_arrival_in_a_durable_log_is_written_and_synced_record_by_record(path: str) -> None:
-    """Of a batch that lost a sector in its middle, a sound record would follow, which is damage."""
-    made: list[str] = []
+def calls_on(path: str, made: list[str]) -> Callable[..., None]:
+    """Return what notes the writes and syncs of the log in `made`."""
 
     def see(name: str, _: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         if name in ("write", "fdatasync") and os.readlink(f"/proc/self/fd/{arguments[0]}") == path:
             made.append(name)
 
+    return see
+
+
+def test_batch_in_a_durable_log_is_synced_record_by_record_before_anybody_is_told(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    tell = Station.tell
+
+    def note_and_tell(station: Station, *given: Any) -> bool:
+        made.append("tell")
+        return tell(station, *given)
+
+    monkeypatch.setattr(Station, "tell", note_and_tell)
+    with ExitStack() as stack:
+        stack.enter_context(FileStore(path, timeout=LIMIT_S, durable=True))
+        stores = opened(path, stack, 4)
+        with HeldLock(path) as held:
+            threads = [start_thread(store.add, "n", 1) for store in stores]
+            until(lambda: len(station_of(stores[0]).requests()) == len(stores) - 1)
+            faulty = stack.enter_context(faulty_os())
+            stack.enter_context(faulty.instead(calls_on(path, made)))
+            made.clear()
+            held.release()
+            assert sorted(thread.join() for thread in threads) == [1, 2, 3, 4]
+    of_batch = made[made.index("write") :]  # what was read is synced before
+    assert of_batch[:8] == ["write", "fdatasync"] * 4
+    assert of_batch[8:11] == ["tell"] * 3
+
+
+def test_batch_in_a_durable_log_is_short(path: str, monkeypatch: pytest.MonkeyPatch, batches: list[int]) -> None:
+    """Its leader syncs each record, and shows no life meanwhile."""
+    monkeypatch.setattr(batch, "SYNCED_MAX", 3)
+    with ExitStack() as stack:
+        stack.enter_context(FileStore(path, timeout=LIMIT_S, durable=True))
+        stores = opened(path, stack, 8)
+        with HeldLock(path) as held:
+            threads = [start_thread(store.add, "n", 1) for store in stores]
+            until(lambda: len(station_of(stores[0]).requests()) == len(stores) - 1)
+            batches.clear()
+            held.release()
+            assert sorted(thread.join() for thread in threads) == list(range(1, 9))
+    assert batches[0] == 4, "its own record, and three more"
+
+
+def test_author_does_not_return_what_it_read_in_a_durable_log_and_could_not_sync(path: str) -> None:
+    def fails(name: str, _: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if name == "fdatasync" and os.readlink(f"/proc/self/fd/{arguments[0]}") == path:
+            raise OSError(system.errno.EIO, "input/output error")
+
+    with ExitStack() as stack:
+        stack.enter_context(FileStore(path, timeout=LIMIT_S, durable=True))
+        leader, author = opened(path, stack, 2)
+        with Seat(leader) as seat:
+            thread = start_thread(author.add, "n", 1)
+            request = seat.claim()
+            writer = log_of(leader).writer
+            assert isinstance(writer, SharedLogWriter)
+            leader.num_keys()
+            with log_of(leader).handle.mutex:
+                writer.append_batch([(record.ADD, b"n", b"1", request.session, request.time)])
+            faulty = stack.enter_context(faulty_os())
+            stack.enter_context(faulty.instead(fails))
+            seat.leave()
+            with pytest.raises(StoreUnavailableError) as caught:
+                thread.join()
+            assert caught.value.maybe_applied
+
+
+def test_arrival_in_a_durable_log_is_written_and_synced_record_by_record(path: str) -> None:
+    """Of a batch that lost a sector in its middle, a sound record would follow, which is damage."""
+    made: list[str] = []
     with FileStore(path, rank=0, durable=True, timeout=LIMIT_S) as store:
         store.set("registered", "1")
         with pytest.raises(StoreTimeoutError):
             store.wait(["never"], 0.01)  # announces the bell
-        with faulty_os() as faulty, faulty.instead(see):
+        with faulty_os() as faulty, faulty.instead(calls_on(path, made)):
             barrier(store, 1, "b", LIMIT_S, 0)
     assert made == ["write", "fdatasync"] * 2

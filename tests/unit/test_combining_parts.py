@@ -25,10 +25,13 @@ from fscoord._log.combining.request import (
     encode_seat,
 )
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
+from fscoord._log.liveness.session_table import SessionTable
 from fscoord._runtime import system
 from fscoord.inspect import dump
 from fscoord.stores.file.replay import KeyValueState
 
+SESSION = Session("host", 1, 1, b"b" * 16)
 AUTHOR = Author(7, b"x" * 16, 3, ((b"job", 2),))
 
 
@@ -69,7 +72,7 @@ def test_answer_and_seat_are_the_same_when_they_are_decoded() -> None:
 
 def test_record_with_an_open_token_is_noted_right_before_it_is_applied() -> None:
     state = KeyValueState()
-    outcomes = Outcomes(state)
+    outcomes = Outcomes(state, SessionTable(0))
     records: list[Any] = [(record.SET, b"k", b"%d" % number, 1, number) for number in range(5)]
     watches = [outcomes.open((1, number), lambda _: state.values.get(b"k"), 0) for number in (1, 4)]
     other = outcomes.open((2, 2), lambda _: None, 0)
@@ -80,15 +83,55 @@ def test_record_with_an_open_token_is_noted_right_before_it_is_applied() -> None
 
 
 def test_missing_record_is_certain_unless_the_state_began_with_a_later_snapshot() -> None:
-    outcomes = Outcomes(KeyValueState())
+    outcomes = Outcomes(KeyValueState(), SessionTable(0))
     watch = outcomes.open((1, 1), lambda _: None, 3)
-    assert outcomes.is_certain(watch, 3)
-    assert outcomes.is_certain(watch, 4), "the handle has read on without a gap"
+    assert outcomes.settle(watch, 3)
+    assert outcomes.settle(watch, 4), "the handle has read on without a gap"
     outcomes.reset()
-    assert outcomes.is_certain(watch, 3), "the generation is read again from its first record"
-    assert not outcomes.is_certain(watch, 4), "a snapshot has no tokens"
+    assert outcomes.settle(watch, 3), "the generation is read again from its first record"
+    assert not outcomes.settle(watch, 4), "this snapshot has no times"
     watch.is_found = True
-    assert outcomes.is_certain(watch, 4)
+    assert outcomes.settle(watch, 4)
+
+
+@pytest.mark.parametrize(
+    ("last", "is_certain", "is_found"),
+    [(0, True, False), (9, True, False), (10, True, True), (11, True, True), (12, False, False)],
+    ids=["never", "before", "then", "its second record", "later"],
+)
+def test_record_before_a_snapshot_is_found_by_the_last_time_of_its_session(
+    last: int, is_certain: bool, is_found: bool
+) -> None:
+    table = SessionTable(0)
+    outcomes = Outcomes(KeyValueState(), table)
+    watch = outcomes.open((1, 10), lambda _: None, 3)
+    outcomes.reset()
+    table.reset(is_first=False)
+    outcomes.apply([(record.SET, b"k", b"of the snapshot", 2, 99)])
+    assert not outcomes.settle(watch, 4), "nothing is known before the times are read"
+    outcomes.apply([(record.SET, b"k", b"that follows it in the same read", 1, 3)])
+    table.set_last_time(1, last)
+    assert outcomes.settle(watch, 4) is is_certain
+    assert watch.is_found is is_found
+
+
+def test_snapshot_keeps_the_last_times_of_its_sessions_if_all_are_known() -> None:
+    table = SessionTable(0)
+    outcomes = Outcomes(KeyValueState(), table)
+    for number in (1, 2, 3):
+        table.add(number, SESSION)
+    outcomes.apply([(record.SET, b"k", b"", writer, time) for writer, time in [(1, 5), (2, 9), (2, 7)]])
+    assert table.last_times() == [], "nobody appends for the handles of this log"
+    table.keeps_times = True
+    assert table.last_times() == [(1, 5), (2, 9), (3, 0)]
+    table.add_death(1, 10)
+    table.forget_dead()
+    assert table.last_times() == [(2, 9), (3, 0)]
+    assert 1 not in table.times
+    table.reset(is_first=False)
+    table.add(2, SESSION)
+    outcomes.apply([(record.SET, b"k", b"", 2, 11)])
+    assert table.last_times() == [], "session 2 may have written before a snapshot that has no times"
 
 
 # The times of records

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from typing import Any
 
 import pytest
 
-from fscoord import HashStore, LimitExceededError, QueueEmptyError
+from fscoord import HashStore, LimitExceededError, QueueEmptyError, StoreUnavailableError
 from fscoord._arguments import CounterRangeError, NotACounterError
 from fscoord._log.format import record
+from fscoord._log.handle import NeedsLock
 from fscoord._log.io.spill import Spilled
 from fscoord._waiting.wait import NOT_YET, LastOfCount, LastOfRanks
 from fscoord.stores.file import operations
@@ -189,7 +191,7 @@ def test_arrival_after_the_end_does_not_wait() -> None:
 def test_arrival_that_is_found_in_the_log_gets_what_is_missing(came: int, left: int) -> None:
     """A batch that was torn between the two records of the last arrival would let all ranks wait for ever."""
     state = KeyValueState()
-    decider = KeyValueDecider(state, no_fetch, "/log")
+    decider = KeyValueDecider(state, no_fetch, no_fetch, "/log")
     noted = None
     for number in range(came):
         found = (record.APPEND, b"b/arrivals", b"%d/3 " % number, 1, number)
@@ -203,7 +205,7 @@ def test_arrival_that_is_found_in_the_log_gets_what_is_missing(came: int, left: 
 def test_results_of_operations_in_the_log_are_those_of_the_records() -> None:
     state = KeyValueState()
     applied(state, [(record.PUSH, b"q", b"first"), (record.PUSH, b"q", b"second")])
-    decider = KeyValueDecider(state, no_fetch, "/log")
+    decider = KeyValueDecider(state, no_fetch, no_fetch, "/log")
     found = (record.POP, b"q", b"", 1, 1)
     noted = decider.note(Operation(record.POP, b"q"), found)
     state.apply([found, found])
@@ -216,6 +218,21 @@ def test_results_of_operations_in_the_log_are_those_of_the_records() -> None:
     ]:
         noted = decider.note(operation, (operation.kind, operation.key, value, 1, 1))
         assert decider.begin().resume(operation, noted) == ([], result)
+
+
+def test_long_result_that_can_not_be_read_any_more_is_an_error_that_says_so() -> None:
+    state = KeyValueState(1)
+    state.queues[b"q"] = deque([Spilled(0, 5, 0)])
+
+    def refuse(_: Spilled) -> bytes:
+        raise NeedsLock
+
+    decider = KeyValueDecider(state, no_fetch, refuse, "/log")
+    for operation, value in [(Operation(record.POP, b"q"), b""), (Operation(record.ADD, b"n", b"2"), Spilled(0, 1, 0))]:
+        noted = decider.note(operation, (operation.kind, operation.key, value, 1, 1))
+        with pytest.raises(StoreUnavailableError, match="took effect, and its result can't be read") as caught:
+            decider.begin().resume(operation, noted)
+        assert caught.value.maybe_applied
 
 
 # Encoding

@@ -27,6 +27,10 @@ BATCH_MAX: Final = 1 << 18
 """The most bytes of a batch, if the mount allows so many in one request. A batch is never split: a reader's flush of
 the cache, or a lost connection, could otherwise leave a hole between its records."""
 
+SYNCED_MAX: Final = 32
+"""The most requests of a batch in a durable log. Each record is written and synced by itself, and meanwhile the leader
+shows no life."""
+
 _RECORD_SIZE: Final = 64
 """The bytes that the records of a request may take beside its content."""
 
@@ -200,14 +204,14 @@ class Batch:
         watch, first = (write.watch if system.process_epoch() == write.epoch else None), 0
         write.refusal = None
         try:
+            if watch is not None and write.is_claimed:
+                self._settle(watch)
             if watch is not None and watch.is_found:
                 # A leader has appended the record, and died or failed before it told the result.
                 found, write.result = draft.resume(write.operation, watch.noted)
                 first = 1
             else:
-                if watch is not None and write.is_claimed:
-                    self._check_certain(watch)
-                    write.is_claimed = False  # nothing was appended for the request, and never will be
+                write.is_claimed = False  # nothing was appended for the request, and never will be
                 found, write.result = draft.decide(write.operation, is_own=True)
         except self._decider.refusals as error:
             write.refusal = error  # raised after the write, so that it does not fail the requests of others
@@ -216,9 +220,9 @@ class Batch:
         assert len(found) + first <= TIMES, "each record needs a time of its own"
         return [(kind, key, value, session, write.time + first + n) for n, (kind, key, value) in enumerate(found)]
 
-    def _check_certain(self, watch: Watch) -> None:
+    def _settle(self, watch: Watch) -> None:
         log, outcomes = self._log, self._log.outcomes
-        if outcomes is not None and not outcomes.is_certain(watch, log.handle.header.generation):
+        if outcomes is not None and not outcomes.settle(watch, log.handle.header.generation):
             raise StoreUnavailableError(
                 f"{log.path}: the leader of this host did not answer, and the log was compacted before the record of"
                 " this operation was found or missed; it may or may not have taken effect",
@@ -231,6 +235,8 @@ class Batch:
         assert isinstance(access, NetworkAccess), "writes are combined on mounts that hosts share"
         left = min(BATCH_MAX, access.piece) - sum(len(key) + len(value) + _RECORD_SIZE for _, key, value, *_ in records)
         for path in station.requests():
+            if len(self.claims) == SYNCED_MAX and self._log.handle.root.header.durable:
+                return
             data = station.read(path)
             if data is None:
                 continue

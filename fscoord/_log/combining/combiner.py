@@ -13,6 +13,8 @@ the author finds                           so the operation                     
 ========================================== =========================================== ===============================
 its own unlink(2) succeeds                 was not claimed, and never will be          leads, writes alone or times out
 the file is gone, its record is in the log took effect                                 returns the result
+the file is gone, the handle begins with a took effect, or was not appended: the       returns the result, or decides
+later snapshot                             snapshot has the last time of each session  it itself
 the file is gone, the author has the log's was not appended, because a claim ends with decides it itself, under the
 lock, and no record of it is in the log    the hold of the lock                        same hold
 the file is gone, the log's lock does not  may still be appended                       raises, with ``maybe_applied``
@@ -140,9 +142,7 @@ class Combiner:
     def _station_for(self, operation: Operation) -> Station | None:
         """Return the station, or None if `operation` must be written alone."""
         handle, access = self._log.handle, self._log.access
-        # A long operation is its own batch. In a durable log each record is synced by itself, and a batch that lost a
-        # sector in its middle would be damage.
-        if operation.size > requests.REQUEST_MAX or handle.root.header.durable or handle.lock.kind != OFD:
+        if operation.size > requests.REQUEST_MAX or handle.lock.kind != OFD:  # a long operation is its own batch
             return None
         if not (isinstance(access, NetworkAccess) and access.coherence == "direct") or handle.is_copy:
             return None
@@ -187,11 +187,18 @@ class Combiner:
         """Carry out `write` under the log's lock, without the requests of others."""
         batch = Batch(self._log, self._decider, write)
         try:
+            if write.is_claimed:
+                # As a rule the record is there. Then one read is enough. While this process waited for the lock, which
+                # takes longer, other hosts could compact the log twice, and the record would be in no file any more.
+                self._log.refresh(write.left())
+                if self._is_complete(write):
+                    return write.result
             self._log.update(BATCH, b"", batch, None, write.left())  # type: ignore[arg-type]
         except (StoreError, StoreTimeoutError) as error:
             if write.is_claimed:  # it was not found out, under the lock, what became of the request
-                if write.watch is not None and write.watch.is_found:
-                    return self._result_without_lock(write, error)
+                # In a durable log the error may be that of the sync of the very record that was read.
+                if not self._log.handle.root.header.durable and self._is_complete(write):
+                    return write.result
                 error.maybe_applied = True
             raise
         return self._finish(write, batch)
@@ -361,21 +368,18 @@ class Combiner:
             raise log.lock_timeout(write.waited())
         log.refresh(LOCK_GRACE_S)
         error = log.lock_timeout(write.waited())
-        if write.watch is not None and write.watch.is_found:
-            return self._result_without_lock(write, error)
+        if self._is_complete(write):
+            return write.result
         error.maybe_applied = True
         raise error
 
-    def _result_without_lock(self, write: Write, error: StoreError | StoreTimeoutError) -> Any:
-        """Return the result of `write`, whose record was read. Raise `error` if its second record is missing."""
+    def _is_complete(self, write: Write) -> bool:
+        """Return whether all records of `write` were read by now. If so, set its result."""
         watch = write.watch
-        assert watch is not None, "its record was found"
-        noted = watch.noted
-        left, result = self._log.inspect(lambda: self._decider.begin().resume(write.operation, noted))
-        if left:
-            error.maybe_applied = True
-            raise error
-        return result
+        if watch is None or not watch.is_found:
+            return False
+        left, write.result = self._log.inspect(lambda: self._decider.begin().resume(write.operation, watch.noted))
+        return not left
 
     # -- the leader ------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,11 @@
 """`Outcomes`: notes the records of requests that are under way, when the handle reads them.
 
 An author that is not told what became of its request looks for its record. The record may come by in any read of the
-handle, also in the read of another thread. So every read compares the records that it applies with the open tokens. A
-read that finds none pays one comparison.
+handle, also in the read of another thread. So every read compares the records that it applies with the open tokens.
+
+A handle that other hosts have left behind by compactions begins again with a snapshot, which has no tokens. It says of
+each session when it has written last (`SessionTable.times`). The times of a session rise. So a request with a later
+time was not appended before the snapshot, and a request with that very time was.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from typing import Any
 
 from fscoord._log.combining.request import Token
 from fscoord._log.io.spill import SpilledRecord
+from fscoord._log.io.writer import TIMES
+from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.state_machine import StateMachine
 
 Note = Callable[[SpilledRecord], Any]
@@ -22,13 +27,15 @@ class Watch:
     """The watch for the record of one request.
 
     Attributes:
+        token: identifies the record.
         generation: the generation that the handle was in when the watch began. The record can't be in an earlier one.
         resets: how often the handle had discarded its state by then.
-        is_found: whether the record was read.
-        noted: what the note has returned.
+        is_found: whether the record was read, or is known to be before a snapshot that was read.
+        noted: what the note has returned; None if the record is before a snapshot.
     """
 
-    def __init__(self, note: Note, generation: int, resets: int) -> None:
+    def __init__(self, token: Token, note: Note, generation: int, resets: int) -> None:
+        self.token = token
         self.note = note
         self.generation = generation
         self.resets = resets
@@ -43,8 +50,9 @@ class Outcomes:
     is one operation on a dictionary.
     """
 
-    def __init__(self, state_machine: StateMachine) -> None:
+    def __init__(self, state_machine: StateMachine, table: SessionTable) -> None:
         self._state_machine = state_machine
+        self._table = table
         self.mark_spilled, self.relocate_spilled = state_machine.mark_spilled, state_machine.relocate_spilled
         self.snapshot, self.live_size = state_machine.snapshot, state_machine.live_size
         self._open: dict[Token, Watch] = {}
@@ -52,23 +60,34 @@ class Outcomes:
 
     def open(self, token: Token, note: Note, generation: int) -> Watch:
         """Begin to watch for the record of `token`, before the request is published."""
-        watch = self._open[token] = Watch(note, generation, self._resets)
+        watch = self._open[token] = Watch(token, note, generation, self._resets)
         return watch
 
     def close(self, token: Token) -> None:
         """End the watch for the record of `token`."""
         self._open.pop(token, None)
 
-    def is_certain(self, watch: Watch, generation: int) -> bool:
-        """Return whether a handle that has read `generation` to its end would have found the record of `watch`.
+    def settle(self, watch: Watch, generation: int) -> bool:
+        """Find out whether the record of `watch` is in the log. Return whether ``watch.is_found`` is certain now.
 
-        A handle that discards its state begins with the snapshot of the newest generation. A snapshot has no tokens, so
-        a record before it was not seen.
+        The caller has the log's lock, and has read `generation` to its end. If the handle has discarded its state since
+        the watch began, it has not read all records before the snapshot of that generation.
         """
-        return watch.is_found or watch.resets == self._resets or watch.generation == generation
+        if watch.is_found or watch.resets == self._resets or watch.generation == generation:
+            return True
+        session, time_ns = watch.token
+        last = self._table.times.get(session) if self._table.has_all_times else None
+        if last is None or last >= time_ns + TIMES:  # another thread of the author has written later
+            return False
+        watch.is_found = last >= time_ns
+        return True
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
         """Apply the next records. A record with an open token is noted before it is applied, and after all others."""
+        times = self._table.times
+        for found in records:
+            if found[4] > times.get(found[3], 0):
+                times[found[3]] = found[4]
         if self._open:
             start = 0
             for index, found in enumerate(records):

@@ -43,6 +43,7 @@ DEATH: Final = ord("X")  # a session is dead
 SESSION: Final = ord("s")
 BELL: Final = ord("b")
 LEAVE: Final = ord("l")
+LAST_TIME: Final = ord("t")  # in a snapshot: the time of the last data record of its writer
 
 NAMES: Final = {
     SET: "set",
@@ -61,6 +62,7 @@ NAMES: Final = {
     SESSION: "session",
     BELL: "bell",
     LEAVE: "leave",
+    LAST_TIME: "last_time",
 }
 DATA_KINDS: Final = frozenset({SET, DELETE, APPEND, MULTI_SET, ADD, COMPARE_SET, PUSH, POP})
 _NEVER_MET: Final = frozenset({0, VOID})

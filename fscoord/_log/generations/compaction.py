@@ -85,7 +85,8 @@ class Compactor:
     def _live_size(self) -> int:
         handle = self._handle
         sessions = sum(_RECORD_SIZE + len(session.encode()) for _, session in handle.table.remembered())
-        return handle.start.offset + sessions + handle.machine.live_size()
+        times = _RECORD_SIZE * len(handle.table.last_times())
+        return handle.start.offset + sessions + times + handle.machine.live_size()
 
     def compact(self) -> None:
         """Seal the generation in use and create the next, which the next operation of this handle enters.
@@ -126,7 +127,10 @@ class Compactor:
             runs=handle.header.runs if run is None else supersede(handle.header.runs, run),
             life=(handle.header.life + handle.table.is_finished) % (1 << 32),
         )
-        self._commit(header, (), handle.lock.session or self._registration.append())
+        session = handle.lock.session or self._registration.append()
+        # No session of the log so far goes on, so nobody has written yet as far as the next reader is concerned.
+        entries = [(record.LAST_TIME, b"", b"", session, 0)] if handle.table.keeps_times else []
+        self._commit(header, entries, session)
 
     def _next_header(self) -> Header:
         """Return the header of the next generation, without the inode number of its file."""
@@ -144,11 +148,12 @@ class Compactor:
         """Yield records from which a reader rebuilds the present state.
 
         The order is: the sessions and deaths that the table keeps, a BELL record for each BELL record so far, a LEAVE
-        record for each participant that has left, and the data. The writer of a session record is that session. The
-        writer of every other record is `session`.
+        record for each participant that has left, the data, and when each session has written last. The writer of a
+        record of a session, and of its last time, is that session. The writer of every other record is `session`.
         """
-        now = system.time.time_ns()
         table = self._handle.table
+        # If times are kept, no other record of this session has this one; see `SessionTable.times`.
+        now = self._writer.next_time() if table.keeps_times else system.time.time_ns()
         for number, known in table.remembered():
             for rank, numbers in table.ranks.items():
                 if number in numbers and rank != known.rank and (number not in table.deaths or number == max(numbers)):
@@ -160,6 +165,8 @@ class Compactor:
             yield kind, b"", b"", session, now
         for kind, key, value in self._handle.machine.snapshot(self._large_values.read_locked):
             yield kind, key, value, session, now
+        for number, time_ns in table.last_times():
+            yield record.LAST_TIME, b"", b"", number, time_ns
 
     def _record_deaths(self, session: int) -> None:
         """Probe the sessions, and record the deaths that are found, so that the snapshot can leave those sessions out.

@@ -204,6 +204,7 @@ class GenerationFollower:
             self._cursor.reset()
         else:
             self._cursor.seek(place or start)
+            handle.table.has_all_times = place is not None and handle.table.has_all_times
             if place is not None:
                 self._large_values.relocate(place)
                 handle.table.forget_dead()

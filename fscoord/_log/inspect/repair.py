@@ -93,7 +93,7 @@ class LogCopy:
         self._parts, self._waiting = [], 0
 
 
-_OF_THIS_FILE: Final = frozenset((record.BELL, record.SEAL, record.FORWARD))
+_OF_THIS_FILE: Final = frozenset((record.BELL, record.SEAL, record.FORWARD, record.LAST_TIME))
 """Kinds that describe the files of a log, and have no meaning in another log."""
 
 NEVER_FINISHED: Final = "it was never finished, and no success was reported for it"

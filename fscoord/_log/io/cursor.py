@@ -54,7 +54,7 @@ class Cursor:
         """Reset the state machine and the session table, and seek to the first record of the generation."""
         handle = self._handle
         handle.machine.reset()
-        handle.table.reset()
+        handle.table.reset(is_first=handle.header.generation == 0)
         handle.bell = 0
         handle.path_checked_at = 0.0  # the next read must check the path at once
         self.seek(handle.start)
@@ -172,6 +172,8 @@ class Cursor:
                 handle.bell += 1
             elif kind == record.LEAVE:
                 table.left += 1
+            elif kind == record.LAST_TIME:
+                table.set_last_time(writer, time_ns)
             elif kind == record.FINISHED:
                 table.is_ended = True
             if handle.is_settled and table.is_finished:

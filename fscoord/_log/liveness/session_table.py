@@ -23,6 +23,10 @@ class SessionTable:
         left: the number of participants that have left for good.
         last: the highest number of a session so far.
         is_ended: whether the record of the end of the life was read.
+        keeps_times: whether `times` is kept. Set by the log, if other processes may append the records of its handles.
+        times: the latest time of a data record of each session, by number; 0 if a snapshot says that it has none. The
+            session that makes a snapshot is the writer of its data, by a time of its own.
+        has_all_times: whether no session has a later record than `times` says. False behind a snapshot without times.
     """
 
     def __init__(self, participants: int) -> None:
@@ -32,6 +36,9 @@ class SessionTable:
         self.left = 0
         self.last = 0
         self.is_ended = False
+        self.keeps_times = False
+        self.times: dict[int, int] = {}
+        self.has_all_times = True
         self.participants = participants
 
     @property
@@ -39,8 +46,14 @@ class SessionTable:
         """Whether all participants have left, so that this life of the log is over."""
         return self.is_ended or 0 < self.participants <= self.left
 
-    def reset(self) -> None:
-        """Discard the state. All records will be applied again, from the first."""
+    def reset(self, *, is_first: bool = True) -> None:
+        """Discard the state. All records will be applied again, from the first one of a generation.
+
+        Args:
+            is_first: whether that is the first record of the log, and not that of a snapshot.
+        """
+        self.has_all_times = is_first
+        self.times.clear()
         self.sessions.clear()
         self.ranks.clear()
         self.deaths.clear()
@@ -62,6 +75,14 @@ class SessionTable:
     def add_death(self, number: int, time_ns: int) -> None:
         """Apply a death record. The first one counts, so all handles have the same time of death."""
         self.deaths.setdefault(number, time_ns)
+
+    def set_last_time(self, number: int, time_ns: int) -> None:
+        """Apply the record of a snapshot that says when session `number` has written last.
+
+        Data records that follow it may have been applied before it; see `Cursor.advance`.
+        """
+        self.times[number] = max(time_ns, self.times.get(number, 0))
+        self.has_all_times = True
 
     # -- what a snapshot keeps -------------------------------------------------------------------------------------
 
@@ -85,6 +106,17 @@ class SessionTable:
         self.sessions = remembered
         self.deaths = {number: when for number, when in self.deaths.items() if number in remembered}
         self.ranks = {rank: numbers & remembered.keys() for rank, numbers in self.ranks.items()}
+        self.times = {number: time_ns for number, time_ns in self.times.items() if number in remembered}
+
+    def last_times(self) -> list[tuple[int, int]]:
+        """Return the sessions that a snapshot keeps, and when each has written last. Empty unless all times are known.
+
+        The author of a record that another process was to append finds out in this way whether it was appended before
+        the snapshot.
+        """
+        if not (self.keeps_times and self.has_all_times):
+            return []
+        return [(number, self.times.get(number, 0)) for number, _ in self.remembered()]
 
     # -- questions -------------------------------------------------------------------------------------------------
 

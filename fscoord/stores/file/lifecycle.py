@@ -191,7 +191,8 @@ def new_combiner(log: Log, state: KeyValueState, notify: Callable[[Iterable[byte
     except (OSError, ImportError) as error:  # no descriptor or thread is left
         raise_if_foreign(error)
         return None
-    made: Combiner = combining.Combiner(log, KeyValueDecider(state, log.read_locked, log.path), notify, log.outcomes)
+    decider = KeyValueDecider(state, log.read_locked, log.read_unlocked, log.path)
+    made: Combiner = combining.Combiner(log, decider, notify, log.outcomes)
     return made
 
 

@@ -17,9 +17,10 @@ from typing import Any, Final, NamedTuple
 
 from fscoord._arguments import VALUE_MAX, CounterRangeError, NotACounterError, counter_sum, key_text
 from fscoord._log.format import record
-from fscoord._log.io.spill import Fetch
+from fscoord._log.handle import NeedsLock
+from fscoord._log.io.spill import Fetch, Spilled
 from fscoord._waiting.wait import NOT_YET, LastOfCount, LastOfRanks, NotYet
-from fscoord.errors import LimitExceededError
+from fscoord.errors import LimitExceededError, StoreUnavailableError
 from fscoord.stores.file.replay import KeyValueState, materialize
 
 __all__ = ["RESULT_MAX", "Arrived", "Draft", "KeyValueDecider", "MustWriteAlone", "Operation", "check_value_size"]
@@ -263,6 +264,9 @@ class Draft:
         Args:
             operation: the operation.
             noted: what `KeyValueDecider.note` returned when the record was applied.
+
+        Raises:
+            StoreUnavailableError: the result was a long value in the file, which can't be read any more.
         """
         self._is_own = True
         kind = operation.kind
@@ -279,12 +283,17 @@ class Draft:
             # The batch was torn between the two records of this arrival. All ranks wait for the second one.
             self._values[operation.done] = b"1"
             return [(record.SET, operation.done, b"1")], Arrived(None, is_last=True)
-        if kind == record.ADD:
-            return [], int(self._read(noted))
+        if kind in (record.ADD, record.POP):
+            if noted is None:
+                raise StoreUnavailableError(
+                    f"{self._path}: the operation took effect, and its result can't be read any more: a leader of this"
+                    " host wrote its record and did not answer",
+                    path=self._path,
+                    maybe_applied=True,
+                )
+            return [], int(noted) if kind == record.ADD else bytes(noted)
         if kind == record.COMPARE_SET:
             return [], operation.value
-        if kind == record.POP:
-            return [], self._read(noted)
         return [], True if kind == record.DELETE else None
 
     # -- what the state and the batch hold -------------------------------------------------------------------------
@@ -334,15 +343,17 @@ class KeyValueDecider:
     Args:
         state: the state of the handle.
         fetch: reads the bytes of a spilled value, under the log's lock.
+        peek: reads them with or without the log's lock, or raises `NeedsLock`.
         path: the path of the log, for messages.
     """
 
     refusals = REFUSALS
     must_write_alone = MustWriteAlone
 
-    def __init__(self, state: KeyValueState, fetch: Fetch, path: str) -> None:
+    def __init__(self, state: KeyValueState, fetch: Fetch, peek: Fetch, path: str) -> None:
         self._state = state
         self._fetch = fetch
+        self._peek = peek
         self._path = path
 
     def begin(self) -> Draft:
@@ -359,13 +370,26 @@ class KeyValueDecider:
         _, key, value, _, _ = found
         if operation.kind == record.POP:
             queue = self._state.queues.get(key)
-            return queue[0] if queue else b""
+            return self._note_value(queue[0]) if queue else b""
         if operation.judge is not None and operation.kind == record.APPEND:
             current: Any = self._state.values.get(key, b"")
-            # No file is read here. Without a note, the caller of the arrival looks at the value itself.
+            # A long value is not read here. Without a note, the caller of the arrival looks at the value itself.
             is_in_memory = isinstance(current, bytes | bytearray) and isinstance(value, bytes)
             return bytes(current) + value if is_in_memory else None
-        return value
+        return self._note_value(value) if operation.kind == record.ADD else None
+
+    def _note_value(self, value: bytes | Spilled) -> bytes | None:
+        """Return the bytes of `value`; None if they can't be read.
+
+        A spilled value is read at once: its offset counts in this generation only, and the author may find its record
+        in one generation and return the result in the next.
+        """
+        if isinstance(value, bytes):
+            return value
+        try:
+            return self._peek(value)
+        except NeedsLock:
+            return None
 
     @staticmethod
     def encode_result(result: Any) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,11 @@ def network(sides: Sides) -> Iterator[Network]:
     yield network
     for host in (sides.a, sides.b):
         network.heal(host)
+
+
+LONG_VALUES = 5
+MOMENT_S = 0.3
+"""How long a host is cut off for a moment, in seconds."""
 
 
 def hold(agent: Agent, share: float) -> None:
@@ -243,3 +249,27 @@ def test_waiter_survives_a_cut_and_a_restart(sides: Sides, network: Network, sca
     sides.b.fork().open(sides.path()).set("k", "there")
     told = [finish(pending) for pending in asked]
     assert told == [None, None]
+
+
+def test_batch_that_is_cut_off_for_a_moment_leaves_no_hole(
+    sides: Sides, network: Network, rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    """Beside the leader a process of its host reads all the time, past the cache, which flushes what is to be sent."""
+    path = sides.full(sides.a)
+    watcher = sides.a.fork().open(sides.path(), compact_bytes=None)
+    writer, reader = (sides.b.fork().open(sides.path(), compact_bytes=None) for _ in range(2))
+    total = watcher.do("with_worker", "mounts.long_batches.add_and_compare", path)
+    reading = reader.begin("mounts.long_batches.keep_reading", "@store", "end")
+    for turn in range(scale(10)):
+        writing = writer.begin("with_worker", "mounts.long_batches.write", turn, LONG_VALUES)
+        assert writer.next_event() == "writing"
+        time.sleep(rng.random() * MOMENT_S)  # anywhere within some writes
+        network.cut(sides.b)
+        time.sleep(rng.random() * MOMENT_S)  # shorter than a lease, so no lock is lost
+        network.heal(sides.b)
+        writing.result()
+        total += 1
+        assert watcher.do("with_worker", "mounts.long_batches.add_and_compare", path) == total
+    watcher.set("end", "1")
+    assert reading.result() > 0
+    assert watcher.do("mounts.trouble.how_it_ends", path) == "whole"
