@@ -25,7 +25,7 @@ from fscoord.rendezvous.creation import (
     rendezvous_handler_registry,
 )
 from fscoord.rendezvous.events import NodeState, RdzvEvent, construct_and_record_rdzv_event
-from fscoord.rendezvous.handler import DynamicRendezvousHandler
+from fscoord.rendezvous.handler import DynamicRendezvousHandler, Progress
 from fscoord.rendezvous.parameters import (
     RendezvousParameters,
     RendezvousSettings,
@@ -38,6 +38,7 @@ __all__ = [
     "C10dRendezvousBackend",
     "DynamicRendezvousHandler",
     "NodeState",
+    "Progress",
     "RdzvEvent",
     "RendezvousBackend",
     "RendezvousClosedError",
