@@ -160,6 +160,11 @@ loose = Descriptors()
 """The descriptors without an owner. All threads add to this set and remove from it at any time."""
 
 
+opens_under_way: list[str] = []
+"""The paths of the files that threads are opening. open(2) runs without Python's lock. If another thread forks then,
+the child has a descriptor whose number only the opening thread would have got."""
+
+
 def _close_inherited() -> None:
     """Close all descriptors in a forked child, each once. Unlock nothing, because the locks are the parent's."""
     found: dict[Callable[[int], None], set[int]] = {}
@@ -169,6 +174,24 @@ def _close_inherited() -> None:
     for close, descriptors in found.items():
         with contextlib.suppress(Exception):  # a fake `os` that is no longer in place may raise anything
             close_all(close, descriptors)
+    if opens_under_way:
+        _close_unfinished_opens()
+
+
+def _close_unfinished_opens() -> None:
+    """Close, in a forked child, the files that threads of the parent were just opening.
+
+    After `_close_inherited` has closed all that are known, any other descriptor of these files is one of them, unless
+    the program has opened the file by itself. Those lack the flags with which this package opens its files.
+    """
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK
+    with contextlib.suppress(Exception):  # there may be no /proc, and a fake `os` may raise anything
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # that of the listing
+                is_unfinished = os.readlink(f"/proc/self/fd/{name}") in opens_under_way
+                if is_unfinished and fcntl.fcntl(int(name), fcntl.F_GETFL) & flags == flags:
+                    os.close(int(name))
+    opens_under_way.clear()
 
 
 after_fork_in_child("descriptors", _close_inherited)

@@ -57,6 +57,57 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "store")
 
 
+class SlowOpen(types.ModuleType):
+    """In the place of `os` under the package: an open of one path stops when the kernel has opened the file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("os")
+        self._path = path
+        self.opened, self.go_on = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def open(self, path: str, *given: Any) -> int:
+        fd = os.open(path, *given)
+        if path == self._path:
+            self.opened.set()
+            self.go_on.wait(HANG_S)
+        return fd
+
+
+@every_fork
+@pytest.mark.parametrize("suffix", ["", ".alive"])
+def test_file_that_another_thread_is_opening_is_closed_in_a_child(
+    fork: Any, suffix: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its locks would otherwise be held by the child as well, and outlive the parent."""
+    with FileStore(path, rank=0) as first, open(path + suffix, "rb") as own:
+        slow = SlowOpen(path + suffix)
+        monkeypatch.setattr(system, "os", slow)
+        with start_thread(lambda: FileStore(path, rank=1).close()) as thread:
+            assert slow.opened.wait(HANG_S)
+            reader, writer = os.pipe()
+            pid = fork()
+            if not pid:
+                try:
+                    system.process_epoch()  # after a fork in C this is the first call
+                    names = [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
+                    kept = [name for name in names if os.readlink(f"/proc/self/fd/{name}") == path + suffix]
+                    os.write(writer, " ".join(kept).encode())
+                finally:
+                    os._exit(0)
+            os.close(writer)
+            said = os.read(reader, 100).decode()
+            os.close(reader)
+            os.waitpid(pid, 0)
+            slow.go_on.set()
+        assert thread.result is None
+        assert said == str(own.fileno()), "the program's own descriptor stays, and no other"
+        assert system.opens_under_way == []
+        first.set("k", "v")
+
+
 class Child:
     """A forked child that calls `function`; `result` waits for it and returns, or raises, what that did.
 

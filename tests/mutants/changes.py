@@ -39,6 +39,20 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     Mutant(
+        "a file that another thread is opening stays open in a child",
+        "_close_inherited",
+        "    if opens_under_way:\n        _close_unfinished_opens()\n",
+        "",
+        ("tests/faults/test_fork.py::test_file_that_another_thread_is_opening_is_closed_in_a_child",),
+    ),
+    Mutant(
+        "a child closes the program's own descriptor of a file that another thread was opening",
+        "_close_unfinished_opens",
+        " & flags == flags",
+        " >= 0",
+        ("tests/faults/test_fork.py::test_file_that_another_thread_is_opening_is_closed_in_a_child",),
+    ),
+    Mutant(
         "an exchange deletes no key",
         "FileStore._exchange",
         '[(record.DELETE, gone, b"") for gone in absent if state.has(gone)]',

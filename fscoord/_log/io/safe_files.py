@@ -9,6 +9,7 @@ the descriptors that are left in it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import starmap
 from typing import Any, Final
@@ -100,7 +101,13 @@ def _not_a_file(path: str, *, is_directory: bool) -> str:
 def _open_owned(path: str, flags: int, mode: int, owned_fds: set[int]) -> int:
     opened: list[int] = []
     opening = partial(opened.extend, map(system.os.open, (path,), (flags,), (mode,)))
-    system.in_one_chain(opening, partial(owned_fds.update, opened))
+    system.opens_under_way.append(path)
+    try:
+        system.in_one_chain(opening, partial(owned_fds.update, opened))
+    finally:
+        # An interruption here leaves the path in the list. A child then looks for such files in vain.
+        with suppress(ValueError):  # this is a forked child, which has cleared the list
+            system.opens_under_way.remove(path)
     return opened[0]  # not the new member of `owned_fds`, because another thread may have added one
 
 
