@@ -183,6 +183,10 @@ def _nothing_leaks() -> Iterator[None]:
     until = time.monotonic() + PATIENCE_S
     for thread in lingering:
         thread.join(max(0.0, until - time.monotonic()))
+    if any(thread.is_alive() for thread in lingering):  # a handle that waits to be collected may keep one
+        gc.collect()
+        for thread in lingering:
+            thread.join(PATIENCE_S)
     leaks = [f"thread {thread.name}" for thread in lingering if thread.is_alive()]
     if _descriptors() - descriptors or _children() - children:
         gc.collect()

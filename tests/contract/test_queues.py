@@ -494,7 +494,7 @@ def test_watch_of_a_quiet_group_outlasts_the_stores_timeout(place: Place, store:
 @pytest.mark.parametrize("timeout", [SHORT_S, None], ids=["its own", "the store's"])
 def test_watch_with_a_timeout_ends_in_a_quiet_group(place: Place, timeout: float | None) -> None:
     group = Membership(place.open(timeout=SHORT_S, how="clone"), "m")
-    with pytest.raises(StoreTimeoutError, match=rf"nobody joined or left 'm' within {SHORT_S:g} s"):
+    with pytest.raises(StoreTimeoutError, match=rf"no member joined or left 'm' within {SHORT_S:g} s"):
         next(group.watch(timeout))
 
 
@@ -527,7 +527,7 @@ def test_observe_without_a_change_looks_once_and_times_out(store: Store, no_slow
     view = Counting("x", store)
     with Membership(view, "m") as group:
         known = group.observe()
-        with pytest.raises(StoreTimeoutError, match=r"nobody joined or left 'm' within 0\.02 s"):
+        with pytest.raises(StoreTimeoutError, match=r"no member joined or left 'm' within 0\.02 s"):
             group.observe(known, 0.02)
     assert view.waits <= 1
 

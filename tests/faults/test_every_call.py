@@ -84,10 +84,19 @@ OPERATIONS: dict[str, Operation] = {
     "has_extended_api": lambda store: store.has_extended_api(),
     "has_liveness": lambda store: store.has_liveness,
     "place_options": lambda store: store.place_options,
+    "shared_options": lambda store: store.shared_options,
     "open": lambda store: FileStore(store.path, timeout=LIMIT_S).close(),
     "begin a run": lambda store: FileStore(store.path, timeout=LIMIT_S, run_id=("job", 2)).close(),
 }
-WITHOUT_CALLS = {"timeout", "set_timeout", "has_extended_api", "has_liveness", "place_options", "capabilities"}
+WITHOUT_CALLS = {
+    "timeout",
+    "set_timeout",
+    "has_extended_api",
+    "has_liveness",
+    "place_options",
+    "shared_options",
+    "capabilities",
+}
 ALIKE = {
     "check", "wait", "num_keys", "list_keys", "multi_get", "queue_len", "barrier", "barrier by rank", "barrier in vain",
     "clone", "compact", "close", "open", "begin a run", "dead_sessions", "wait_alive", "wait_sessions", *WITHOUT_CALLS,

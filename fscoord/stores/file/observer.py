@@ -43,7 +43,7 @@ HELD_S: Final = 0.25
 
 HELD_POLL_S: Final = 0.01
 
-HOLDER_S: Final = 0.2
+HOLDER_S: Final = 2.0
 """How long to search this host for a holder of the log's lock that is no session, in seconds."""
 
 _NAMELESS: Final[Mapping[str, Any]] = {"rank": None, "label": None}
