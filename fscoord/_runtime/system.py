@@ -160,7 +160,7 @@ loose = Descriptors()
 """The descriptors without an owner. All threads add to this set and remove from it at any time."""
 
 
-opens_under_way: list[str] = []
+opens_under_way: dict[int, str] = {}
 """The paths of the files that threads are opening. open(2) runs without Python's lock. If another thread forks then,
 the child has a descriptor whose number only the opening thread would have got."""
 
@@ -184,11 +184,11 @@ def _close_unfinished_opens() -> None:
     After `_close_inherited` has closed all that are known, any other descriptor of these files is one of them, unless
     the program has opened the file by itself. Those lack the flags with which this package opens its files.
     """
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK
+    paths, flags = set(opens_under_way.values()), os.O_NOFOLLOW | os.O_NONBLOCK
     with contextlib.suppress(Exception):  # there may be no /proc, and a fake `os` may raise anything
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # that of the listing
-                is_unfinished = os.readlink(f"/proc/self/fd/{name}") in opens_under_way
+                is_unfinished = os.readlink(f"/proc/self/fd/{name}") in paths
                 if is_unfinished and fcntl.fcntl(int(name), fcntl.F_GETFL) & flags == flags:
                     os.close(int(name))
     opens_under_way.clear()

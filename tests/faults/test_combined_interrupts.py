@@ -80,7 +80,7 @@ def test_leader_that_is_interrupted_anywhere_leaves_the_seat_and_its_follower_en
     store: FileStore, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(combiner, "LOOK_S", 0.01)
-    number = total = 0
+    number = total = missed = 0
     with FileStore(path, timeout=LIMIT_S) as other:
         other.set("registered", "1")
         while True:
@@ -100,7 +100,9 @@ def test_leader_that_is_interrupted_anywhere_leaves_the_seat_and_its_follower_en
             assert now - total in ((2,) if found else (1, 2)), at.where
             assert station_of(store).requests() == [], at.where
             total = now
-            if not at.reached:
+            # The other one may take the seat first. The way of a follower is shorter.
+            missed = 0 if at.reached else missed + 1
+            if missed == 5:
                 break
     assert number > 150
 

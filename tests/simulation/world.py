@@ -199,6 +199,7 @@ class World:
                 "is_zombie": lambda pid: False,
                 "Descriptors": set,
                 "loose": set(),
+                "opens_under_way": {},
                 "random_bytes": lambda count: self.rng.randbytes(count),
                 "mount_table": self._mounts,
                 "nfs_recovers_lost_locks": lambda: False,
@@ -211,7 +212,8 @@ class World:
             },
             station: {"SHARED_MEMORY": Files.LOCAL},
             node_poller: {"FALLBACK": Files.LOCAL},
-            # It only warns, of calls that hang.
+            # It only warns, of calls that hang. It would wait for the ends of the stores of processes that were killed.
+            hang_watchdog: {"_open": weakref.WeakSet()},
             hang_watchdog.HangWatchdog: {"ensure_running": lambda watchdog: None},
             file_events: {"watch_file": lambda path, mask, wake: Events(self.files, path, mask)},
             kernel_wait: {"_requests": Own(self, "requests", dict), "_guard": guards},

@@ -47,7 +47,7 @@ def test_command_verbs_work_in_etcd(server: Server) -> None:
     assert run("--store", url, "get", "k") == "v"
     run("push", "q", "1", FSCOORD_STORE=url)
     assert run("pop", "q", FSCOORD_STORE=url) == "1"
-    assert "yes" in run("members", FSCOORD_STORE=url)
+    assert "alive" in run("members", FSCOORD_STORE=url)
     gone = f"127.0.0.1:{free_port()}"
     assert gone in run("get", "k", status=74, FSCOORD_STORE=f"etcd://{gone}/command?timeout=0.5")
 

@@ -9,7 +9,6 @@ the descriptors that are left in it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from itertools import starmap
 from typing import Any, Final
@@ -101,13 +100,12 @@ def _not_a_file(path: str, *, is_directory: bool) -> str:
 def _open_owned(path: str, flags: int, mode: int, owned_fds: set[int]) -> int:
     opened: list[int] = []
     opening = partial(opened.extend, map(system.os.open, (path,), (flags,), (mode,)))
-    system.opens_under_way.append(path)
+    begin = partial(system.opens_under_way.__setitem__, id(opened), path)
     try:
-        system.in_one_chain(opening, partial(owned_fds.update, opened))
+        system.in_one_chain(begin, opening, partial(owned_fds.update, opened))
     finally:
-        # An interruption here leaves the path in the list. A child then looks for such files in vain.
-        with suppress(ValueError):  # this is a forked child, which has cleared the list
-            system.opens_under_way.remove(path)
+        # An interruption here leaves the path. The next child then looks for such a descriptor in vain.
+        system.opens_under_way.pop(id(opened), None)
     return opened[0]  # not the new member of `owned_fds`, because another thread may have added one
 
 
