@@ -55,7 +55,7 @@ _URL, _TIMEOUT, _LOUDNESS = "fscoord.store", "fscoord.timeout", "fscoord.verbose
 class DirectoryPath(click.Path):
     """A directory that click completes, but does not look at: a look at a mount whose server is gone never returns.
 
-    So a directory that does not exist is no error of usage. The verb reports it, with the exit code for input.
+    So a directory that does not exist is not a usage error. The verb reports it, with the exit code for input.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -111,7 +111,7 @@ def _static_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
-"""What follows the program belongs to the program. As with torchrun, underscores may separate the words of a name."""
+"""The words after the program belong to the program. As with torchrun, underscores may separate the words of a name."""
 
 
 @click.command(context_settings=_SETTINGS)
