@@ -21,6 +21,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 TESTS = Path(__file__).parent
+SELECTED = "not torch and not etcd and not packages"
 PARTS = (
     "contract/test_locks.py",
     "contract/test_queues.py",
@@ -51,7 +52,7 @@ PARTS = (
 def run(part: str, scale: float, seed: int, limit: float) -> dict[str, object]:
     """Run one part; return what became of it. It is ended after `limit` seconds, and that is a failure."""
     environment = {**os.environ, "FSCOORD_SEED": str(seed), "FSCOORD_SCALE": f"{scale:g}"}
-    options = ["-q", "-m", "not torch and not etcd", "--timeout=0", "-p", "no:cacheprovider", "--tb=short"]
+    options = ["-q", "-m", SELECTED, "--timeout=0", "-p", "no:cacheprovider", "--tb=short"]
     with tempfile.TemporaryDirectory(prefix="fscoord-campaign-") as directory:
         report, said = Path(directory, "junit.xml"), Path(directory, "output")
         command = [sys.executable, "-m", "pytest", *options, f"--junit-xml={report}", f"tests/{part}"]
@@ -110,7 +111,7 @@ def main() -> int:
             print(
                 f"{time.strftime('%H:%M:%S')} round {turn + 1} {'good' if result['good'] else 'BAD '}"
                 f" {result['seconds']:7} s {result['tests']:5} tests  FSCOORD_SCALE={scale:g}"
-                f" FSCOORD_SEED={given.seed + turn} pytest -m 'not torch and not etcd' --timeout=0 tests/{part}",
+                f" FSCOORD_SEED={given.seed + turn} pytest -m '{SELECTED}' --timeout=0 tests/{part}",
                 flush=True,
             )
             with given.results.open("a") as file:

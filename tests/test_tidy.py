@@ -402,7 +402,19 @@ EXTRAS = {
     "click": ["cli", "cli.*"],
     "pytest": ["testing.contract", "testing.contract.*"],
     "rich": ["cli", "cli.*"],
-    "torch": ["barriers.torch", "integrations.*", "stores.tcp.server"],
+    "dask": ["integrations.dask"],
+    "distributed": ["integrations.dask"],
+    "jax": ["integrations.jax"],
+    "lightning": ["integrations.lightning"],
+    "optuna": ["integrations.optuna"],
+    "tooz": ["integrations.tooz"],
+    "torch": [
+        "barriers.torch",
+        "integrations.lightning",
+        "integrations.torch",
+        "integrations.torchrun",
+        "stores.tcp.server",
+    ],
     "urllib3": ["stores.etcd.client"],
 }
 
@@ -507,8 +519,9 @@ def test_function_body_does_not_stand_for_one_that_is_missing(name: str) -> None
 
 
 def lacks_an_extra(name: str) -> bool:
-    """Return whether the module can't be imported here, for want of torch: `tox -e torch` looks at it."""
-    return name.startswith("integrations.torch") and find_spec("torch") is None
+    """Return whether the module can't be imported here, for want of a package: `tox -e packages` looks at it."""
+    needed = [package for package, users in EXTRAS.items() if name in users and name.startswith("integrations.")]
+    return any(find_spec(package) is None for package in needed)
 
 
 @every_module

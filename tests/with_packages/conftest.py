@@ -1,0 +1,12 @@
+"""The integrations with the packages that they plug into: `tox -e packages` has these, other environments do not."""
+
+from importlib.util import find_spec
+
+NEEDS = {
+    "test_dask.py": "distributed",
+    "test_jax.py": "jax",
+    "test_lightning.py": "lightning",
+    "test_optuna.py": "optuna",
+    "test_tooz.py": "tooz",
+}
+collect_ignore_glob = [f"{name[:-3]}*.py" for name, package in NEEDS.items() if find_spec(package) is None]
