@@ -16,6 +16,7 @@ import re
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -242,6 +243,18 @@ def public_dir() -> Iterator[Path]:
     directory.chmod(0o777)
     yield directory
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB; `support.disks.fill` fills it."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a file system")
+    directory = tmp_path / "small"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(directory)], check=True)
+    yield directory
+    subprocess.run(["umount", str(directory)], check=True)
 
 
 @pytest.fixture

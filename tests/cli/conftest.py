@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from support.disks import fill
 
 from fscoord.cli import app
 
@@ -80,16 +81,10 @@ def process(path: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Pope
 
 
 @pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
+def full_disk(small_disk: Path) -> Path:
     """A file system of 64 KiB without a free byte."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to mount a file system")
-    directory = tmp_path / "full"
-    directory.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(directory)], check=True)
-    (directory / "ballast").write_bytes(bytes(64 << 10))
-    yield directory
-    subprocess.run(["umount", str(directory)], check=True)
+    fill(small_disk)
+    return small_disk
 
 
 @pytest.fixture

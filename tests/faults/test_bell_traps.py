@@ -13,13 +13,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults.holder import Holder
+from support.disks import fill
 from support.faulty import faulty_os
 from support.internals import log_of, notifier_of, watcher_of
 from support.places import Thread, start_thread, wait_in_vain
@@ -141,23 +141,6 @@ def test_bell_of_a_foreign_kind_or_owner_is_left_alone(
     assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (before.st_ino, before.st_mode, before.st_mtime_ns)
     if stat.S_ISREG(after.st_mode):
         assert bell.read_bytes() == bytes(4096)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to mount a file system")
-    directory = tmp_path / "small"
-    directory.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(directory)], check=True)
-    yield directory
-    subprocess.run(["umount", str(directory)], check=True)
-
-
-def fill(disk: Path) -> None:
-    with (disk / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
-        while ballast.write(bytes(4096)):
-            pass
 
 
 def test_bell_without_room_on_the_disk_is_done_without(

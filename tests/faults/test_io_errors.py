@@ -145,18 +145,6 @@ def next_size(path: str, content: bytes, introduced: bool) -> int:
     return os.path.getsize(path) + (os.path.getsize(copy) - starts[-1] if introduced else starts[-1] - starts[-2])
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to mount a file system")
-    directory = tmp_path / "small"
-    directory.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(directory)], check=True)
-    yield directory
-    subprocess.run(["umount", str(directory)], check=True)
-
-
 def test_full_disk_is_reported_and_writes_go_on_when_there_is_room(small_disk: Path) -> None:
     path = str(small_disk / "store")
     with FileStore(path) as store, FileStore(path, read_only=True) as reader, FileStore(path) as other:

@@ -9,12 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.disks import fill
 from support.faulty import faulty_os
 from support.internals import log_of
 from support.places import start_thread, until
@@ -446,17 +447,6 @@ def test_slot_whose_calls_fail_costs_no_wait(name: str, error: int, path: str, m
         assert all(problem is None or isinstance(problem, Exception) for problem in ended)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to mount a file system")
-    directory = tmp_path / "small"
-    directory.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(directory)], check=True)
-    yield directory
-    subprocess.run(["umount", str(directory)], check=True)
-
-
 @soon
 def test_full_disk_costs_the_slot_and_not_the_wait(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fscoord")
@@ -464,9 +454,7 @@ def test_full_disk_costs_the_slot_and_not_the_wait(small_disk: Path, caplog: pyt
     with FileStore(path, timeout=HANG_S, rank=0) as store, FileStore(path, timeout=HANG_S) as other:
         with pytest.raises(StoreTimeoutError):
             store.wait(["never"], 0.01)  # makes the bell
-        with (small_disk / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
-            while ballast.write(bytes(4096)):
-                pass
+        fill(small_disk)
         with start_thread(store.get, "k"):
             until(lambda: [each for each in caplog.records if ".waits can't be written" in each.getMessage()])
             assert wait_of(path) is None
