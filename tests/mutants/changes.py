@@ -39,6 +39,20 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     Mutant(
+        "an author that can't read the log at its deadline denies a request that a leader has claimed",
+        "Combiner._give_up",
+        "            error.maybe_applied = True\n",
+        "            error.maybe_applied = write.waited() < 0\n",
+        (f"{COMBINER}::test_claimed_request_may_be_applied_if_the_log_is_unreadable_at_the_deadline",),
+    ),
+    Mutant(
+        "an error of the removal, after the write, fails the call of a leader",
+        "Station.sweep_if_due",
+        "                raise_if_foreign(error)\n",
+        "                raise\n",
+        (f"{COMBINER}::test_leader_whose_files_of_the_host_fail_after_the_write_has_written_once",),
+    ),
+    Mutant(
         "a file that another thread is opening stays open in a child",
         "_close_inherited",
         "    if opens_under_way:\n        _close_unfinished_opens()\n",

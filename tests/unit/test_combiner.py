@@ -306,6 +306,21 @@ def test_request_that_was_claimed_and_not_answered_may_be_applied_at_the_deadlin
             assert caught.value.maybe_applied
 
 
+def test_claimed_request_may_be_applied_if_the_log_is_unreadable_at_the_deadline(path: str) -> None:
+    """The author reads the log. Bytes that do not fit can be judged only under the lock, which the leader holds."""
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        with Seat(store) as seat, HeldLock(path):
+            store.set_timeout(0.3)
+            thread = start_thread(store.add, "n", 1)
+            seat.claim()
+            with open(path, "ab") as log:
+                log.write(b"\xff" * 100)
+            with pytest.raises(StoreTimeoutError) as caught:
+                thread.join()
+            assert caught.value.maybe_applied
+
+
 def test_claim_of_a_leader_that_left_without_a_record_ends_with_its_hold(path: str) -> None:
     with ExitStack() as stack:
         store, other = opened(path, stack, 2)
@@ -708,6 +723,30 @@ def test_writers_write_alone_if_the_code_of_combined_writes_can_not_be_imported(
         assert store.get("n") == b"1"
     assert refused == [module]
     assert left_behind(os.path.dirname(path)) == []
+
+
+def test_leader_whose_files_of_the_host_fail_after_the_write_has_written_once(path: str) -> None:
+    def fails(name: str, _: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        is_sweep = name == "listdir" and arguments[0].endswith("/a")
+        is_look = name == "read" and "/q/" in os.readlink(f"/proc/self/fd/{arguments[0]}")
+        if is_sweep or is_look:
+            failed.append(name)
+            raise OSError(system.errno.EIO, "input/output error")
+
+    failed: list[str] = []
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        station = station_of(store)
+        station._swept_at = -NEVER_S
+        station._add_slot(station._free_slots.append)  # as of another thread, which the removal uses
+        late = Path(station.request_path("late"))
+        late.touch()
+        stack.callback(late.unlink)
+        faulty = stack.enter_context(faulty_os())
+        stack.enter_context(faulty.instead(fails))
+        assert store.add("n", 1) == 1
+        assert set(failed) == {"listdir", "read"}
+        assert store.add("n", 0) == 1
 
 
 def test_address_and_request_of_a_dead_process_are_removed_by_the_next(path: str) -> None:

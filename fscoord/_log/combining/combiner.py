@@ -218,20 +218,20 @@ class Combiner:
     def _write_with(self, station: Station, slot: Slot, write: Write) -> Any:
         log = self._log
         try:
-            if station.try_seat(slot):
-                return self._lead(station, slot, write)
-            if self._stalled and station.seat_state() == self._stalled:
-                return self._write_alone(write)  # the leader that was stopped has not moved since
-            self._stalled = b""
-            session = log.handle.lock.session
-            data = self._encode(write, session, slot)
-            if data is None:
-                return self._write_alone(write)
+            has_seat = station.try_seat(slot)
+            is_stalled = not has_seat and bool(self._stalled) and station.seat_state() == self._stalled
         except OSError as error:
-            if isinstance(error, FscoordError):
-                raise
             raise_if_foreign(error)
             self._lose(station, error)
+            return self._write_alone(write)
+        if has_seat:  # outside of the ``try``: an error of the station after the write must not repeat the write
+            return self._lead(station, slot, write)
+        if is_stalled:
+            return self._write_alone(write)  # the leader that was stopped has not moved since
+        self._stalled = b""
+        session = log.handle.lock.session
+        data = self._encode(write, session, slot)
+        if data is None:
             return self._write_alone(write)
         token = session, write.time
         decider, operation = self._decider, write.operation
@@ -366,12 +366,16 @@ class Combiner:
         log = self._log
         if self._withdraw(station, write):
             raise log.lock_timeout(write.waited())
-        log.refresh(LOCK_GRACE_S)
-        error = log.lock_timeout(write.waited())
-        if self._is_complete(write):
-            return write.result
-        error.maybe_applied = True
-        raise error
+        try:
+            log.refresh(LOCK_GRACE_S)
+            timeout = log.lock_timeout(write.waited())  # may read on
+            if self._is_complete(write):
+                return write.result
+            raise timeout
+        except (StoreError, StoreTimeoutError) as error:
+            # Also if the log could not be read: the leader has the request, and may append its record at any time.
+            error.maybe_applied = True
+            raise
 
     def _is_complete(self, write: Write) -> bool:
         """Return whether all records of `write` were read by now. If so, set its result."""

@@ -261,16 +261,16 @@ class Station:
         return [system.os.path.join(self._requests, name) for name in sorted(names)]
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of the request `path`; None if it was claimed or withdrawn."""
+        """Return the content of the request `path`; None if it was claimed or withdrawn, or can't be read."""
         try:
             fd = safe_files.open_descriptor(path, system.os.O_RDONLY, owned_fds=self._fds)
+            try:
+                return system.os.read(fd, ANSWER_MAX)
+            finally:
+                safe_files.close_owned(fd, self._fds)
         except OSError as error:
             raise_if_foreign(error)
             return None
-        try:
-            return system.os.read(fd, ANSWER_MAX)
-        finally:
-            safe_files.close_owned(fd, self._fds)
 
     def remove(self, path: str) -> bool:
         """Claim or withdraw the request `path`. Return False if another process has done so, or the file is gone.
@@ -322,10 +322,16 @@ class Station:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def sweep_if_due(self) -> None:
-        """Remove what dead processes have left, once in `SWEEP_S`. Only a leader calls this method."""
+        """Remove what dead processes have left, once in `SWEEP_S`. Only a leader calls this method.
+
+        An error is dropped: the leader has written, so its call has succeeded.
+        """
         now = system.time.monotonic()
         if now - self._swept_at > SWEEP_S:
-            self._sweep(now)
+            try:
+                self._sweep(now)
+            except OSError as error:
+                raise_if_foreign(error)
 
     def _sweep(self, now: float) -> None:
         """Remove addresses whose sockets are closed. A socket is open from before its name exists."""
