@@ -55,7 +55,7 @@ def write(directory: str, name: str, seed: int) -> None:
                 else:
                     store.queue_push("queue", tag)
             except (StoreTimeoutError, StoreError) as error:
-                os.write(said, f"{'maybe' if error.maybe_applied else 'not'} {tag} {error!r:.60}\n".encode())
+                os.write(said, f"{'maybe' if error.maybe_applied else 'not'} {tag} {error!r:.400}\n".encode())
             else:
                 os.write(said, f"done {tag} {result}\n".encode())
 

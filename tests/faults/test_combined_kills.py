@@ -51,7 +51,7 @@ def judge(directory: Path, seed: int) -> Counter[str]:
         total = int(store.get("n"))
     words = said(directory)
     begun = {tag for word, tag, *_ in words if word == "begun"}
-    outcome = {tag: (word, rest[0]) for word, tag, *rest in words if word != "begun"}
+    outcome = {tag: (word, " ".join(rest)) for word, tag, *rest in words if word != "begun"}
     assert not [tag for tag, count in tags.items() if count > 1], f"seed {seed}: done twice"
     assert tags.keys() <= begun
     sums = []
@@ -62,7 +62,7 @@ def judge(directory: Path, seed: int) -> Counter[str]:
         elif word == "done":
             assert tag in tags, f"seed {seed}: {tag} was acknowledged, and is lost"
         elif word == "not" and not is_add:
-            assert tag not in tags, f"seed {seed}: {tag} was refused, and is there"
+            assert tag not in tags, f"seed {seed}: {tag} was refused, and is there: {result}"
     assert len(set(sums)) == len(sums), f"seed {seed}: two adds have one sum"
     adds = [tag for tag in begun if int(tag.partition(".")[2]) % 3 == 0]
     refused = [tag for tag in adds if outcome.get(tag, ("", ""))[0] == "not"]
