@@ -1,7 +1,7 @@
 """All processes meet at barriers, each with a key of its own: the time and the cost of each barrier.
 
-The cost is processor time per rank, with all processes and TCPStore's server counted. It stays true on a machine with a
-core for each rank, where the time on the clock does not. The floor is the prototype in `barrier_floor.py`: the same
+The cost is processor time per rank, of all processes and of TCPStore's server. A machine with a core for each rank
+would show the same cost, but not the same time on the clock. The floor is the prototype in `barrier_floor.py`: the same
 record format, locks and wake-ups, without recovery, deadlines, liveness and threads.
 """
 

@@ -1,4 +1,4 @@
-"""Several processes add to one counter as fast as they can: how many additions a second, their cost, and the waits."""
+"""Several processes add to one counter as fast as they can: the additions per second, their cost, and the waits."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def measure(settings: Settings) -> Iterator[Row]:
 
 
 def _lateness(call: Callable[[], Any]) -> float:
-    """Return how much more than `TIMEOUT_S` the call took before it said so, in ms."""
+    """Return how much longer than `TIMEOUT_S` the call took until it raised the time-out, in ms."""
     start = time.perf_counter()
     try:
         call()

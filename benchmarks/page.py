@@ -49,7 +49,7 @@ class Line(NamedTuple):
 
     Attributes:
         of: the store whose figures count.
-        peer: the store that they are compared with; empty for a fixed limit.
+        peer: the store with which `of` is compared; empty for a fixed limit.
         longer: whether the ratio is the cost of fscoord divided by that of the peer, and not the reverse.
     """
 

@@ -1,4 +1,4 @@
-"""The cost of a new process: of the import, and until its first write is done."""
+"""The cost of a new process: the time of the import, and the time until its first write is done."""
 
 from __future__ import annotations
 

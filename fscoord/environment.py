@@ -1,9 +1,9 @@
 """The environment variables of launchers: rank, world size, local rank, local world size and run of this process.
 
-`detect` reads the variables, and returns the values and the variables in which it found them. Only the nearest launcher
-counts. For example, a rank that torchrun or mpirun starts inside a Slurm step inherits the variables of the step, but
-these describe the agent or daemon that started the rank. So the order is torchrun, Open MPI, PMI (MPICH, Intel MPI),
-PMIx, PALS (HPE Cray), Flux, Slurm and pytest-xdist.
+`detect` returns the values, and the names of the variables that have them. Only the nearest launcher counts. For
+example, a rank that torchrun or mpirun starts inside a Slurm step inherits the variables of the step, but these
+describe the agent or daemon that started the rank. So the order is torchrun, Open MPI, PMI (MPICH, Intel MPI), PMIx,
+PALS (HPE Cray), Flux, Slurm and pytest-xdist.
 
 The variables are in the launchers' manuals: torchrun's *Environment Variables*; mpirun(1) of Open MPI; Hydra's
 ``PMI_*`` and ``MPI_LOCAL*``; the PMIx standard's ``PMIX_RANK`` and ``PMIX_NAMESPACE``; flux-environment(7); srun(1) and

@@ -69,7 +69,7 @@ class BatchPlan(Protocol):
         """Return about how many bytes the records take."""
 
     def decide(self, session: int) -> list[Record]:
-        """Return the records to append, all of them data records. `session` is that of the handle.
+        """Return the records to append, all of them data records. `session` is the session of the handle.
 
         The log calls this method as the last step before the write, under the log lock: the handle has read to the end,
         the log continues in this file, and nothing releases the lock before the write. If an attempt fails, and the
@@ -769,9 +769,9 @@ class Log:
         return 0 if self.handle.recovery or not system.fork_marker[0] else self.handle.lock.session
 
     def has_announced(self, rank: int) -> bool:
-        """Return whether this handle's session is known to be `rank`. If so, the next session has that rank, too.
+        """Return whether this handle has registered `rank`. If so, the next session of the handle has the rank, too.
 
-        A write finds out if the session is dead.
+        The session may have been recorded as dead. The next write reads that.
         """
         number = self.handle.lock.session
         if number in self.table.ranks.get(rank, ()) and system.fork_marker[0] and not self.handle.recovery:

@@ -1,4 +1,4 @@
-"""`Awaited`, the purpose of a wait in words for people, and `ShownWait`, what other processes see of a wait."""
+"""`Awaited`, the purpose of a wait in words, and `ShownWait`, the description of a wait for other processes."""
 
 from __future__ import annotations
 

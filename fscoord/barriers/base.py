@@ -27,7 +27,7 @@ class Barrier(ABC):
 
     @abstractmethod
     def execute_barrier(self, timeout: Timeout | None = None) -> None:
-        """Wait until every rank has called this as often as this rank has.
+        """Wait until every rank has called this method as many times as this rank.
 
         Args:
             timeout: how long to wait, in seconds or as a `timedelta`; None means the barrier's own timeout.
@@ -52,7 +52,7 @@ def register_barrier(barrier_class: C) -> C:
 
     Raises:
         TypeError: the class is not a subclass of `Barrier`.
-        ValueError: the class has no ``barrier_type``, or that of another registered class.
+        ValueError: the class has no ``barrier_type``, or has the ``barrier_type`` of another registered class.
     """
     given: object = barrier_class
     if not (isinstance(given, type) and issubclass(given, Barrier)):

@@ -131,9 +131,9 @@ def _lines(report: dict[str, Any]) -> list[str]:
 
 
 def _prediction(report: dict[str, Any], job: Job) -> dict[str, Any] | None:
-    """Return what `job` will cost where `report` was made; None if no round trip between hosts was measured.
+    """Return the predicted cost of `job` on the mount of `report`; None if no round trip between hosts was measured.
 
-    The model is one of the default locks: with other locks, writes are not combined.
+    The model holds for the default kind of lock. With other kinds, writes are not combined.
     """
     if report["lock"] != "ofd":
         return None
@@ -142,7 +142,7 @@ def _prediction(report: dict[str, Any], job: Job) -> dict[str, Any] | None:
 
 
 def _forecast(found: dict[str, Any]) -> list[str]:
-    """Return the lines about the job."""
+    """Return the lines of the report about the job."""
     nodes, ranks = found["nodes"], found["ranks_per_node"]
     many = f"{nodes:,} nodes with {ranks:,} ranks each" if nodes > 1 else f"one node with {ranks:,} ranks"
     read = f"{_size(found['barrier_bytes'])} read"

@@ -189,7 +189,7 @@ def _is_asked() -> bool:
 
 
 def lives_of(store: Store) -> Callable[[Contender], str]:
-    """Return a function that tells whether a contender is alive, in the words of `fscoord.Member`."""
+    """Return a function that returns the state of a contender, in the words of `fscoord.Member.alive`."""
     known = {member.number: member.alive for member in store.members()}
     return lambda waiter: known.get(waiter.session, "unknown")
 

@@ -93,7 +93,7 @@ def _utc_text(seconds: float) -> str:
 
 
 def _beginning(value: bytes) -> bytes:
-    """Return the first bytes of `value`, without cutting a sign of UTF-8 in two."""
+    """Return the first bytes of `value`, without splitting a character of UTF-8."""
     end = SHORT
     while len(value) > end > SHORT - 4 and value[end] & 0xC0 == 0x80:
         end -= 1

@@ -104,7 +104,7 @@ def _refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> No
 
 
 def _static_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Add torchrun's options for nodes that are numbered by hand, each of which is refused with an explanation."""
+    """Add torchrun's options for nodes that are numbered by hand. Each of them is refused with an explanation."""
     for name in ("--node-rank", "--master-addr", "--master-port"):
         function = click.option(name, hidden=True, expose_value=False, callback=_refuse)(function)
     return function
@@ -310,7 +310,7 @@ def _parameters(options: dict[str, Any]) -> rendezvous.RendezvousParameters:
 
 
 def _log_dir(given: str | None, run_id: str) -> str:
-    """Return the path of a directory for the files of this node alone: nodes may share the directory `given`."""
+    """Return a directory for the files of this node alone, because nodes may share the directory `given`."""
     if not given:
         return system.make_private_directory()
     own = f"{file_name(run_id)}_{system.random_bytes(4).hex()}"
@@ -318,7 +318,7 @@ def _log_dir(given: str | None, run_id: str) -> str:
 
 
 def _endpoint(text: str, config: dict[str, str]) -> str:
-    """Return `text`, a bare file name as a path: the rendezvous would take the name for that of a host."""
+    """Return `text`, with ``./`` before a bare file name, which the rendezvous would take for a host name."""
     is_name = text and not re.search("[/:]", text) and text != "localhost" and not network.is_ip_address(text)
     return f"./{text}" if is_name and "store_type" not in config else text
 

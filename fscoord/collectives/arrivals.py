@@ -241,7 +241,7 @@ class Attempt(NamedTuple):
         )
 
     def _named(self, rank: int) -> str:
-        """Return the name that the decoder gives `rank`.
+        """Return the decoder's name for `rank`.
 
         Return the number of the rank if there is no decoder, if no time is left, or if the decoder fails.
         """
@@ -367,8 +367,8 @@ class Arrivals:
     def wait_alive(self) -> WaitSteps[None]:
         """Wait until all ranks have arrived, or a missing rank is known to be dead. `arrive` must be called first.
 
-        A rank is needed until it arrives, even if it arrives after the wait has begun. So this wait declares no rank
-        dead that has arrived.
+        A rank is needed until it arrives, even if it arrives after the wait has begun. So a rank that has arrived is
+        never reported dead by this wait.
 
         Raises:
             BrokenBarrierError: a missing rank is dead. All ranks that arrived before the verdict raise the same error.

@@ -1,4 +1,7 @@
-"""`Membership`: a group whose members have data, and whose changes can be watched; kazoo's ``Party``, with deaths."""
+"""`Membership`: a group whose members have data, and whose changes can be watched, like kazoo's ``Party``.
+
+It detects deaths.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +169,7 @@ class Membership:
 
         Args:
             known: the list that this method returned last.
-            timeout: how long to wait, in seconds or as a `timedelta`; None means the store's.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means the store's timeout.
 
         Raises:
             StoreTimeoutError: nothing changed within the timeout.
@@ -209,7 +212,7 @@ class Membership:
 
         Args:
             timeout: how long to wait for each change, in seconds or as a `timedelta`; by default without limit. None
-                means the store's.
+                means the store's timeout.
 
         Raises:
             StoreTimeoutError: nothing changed within the timeout.

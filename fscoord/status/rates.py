@@ -15,7 +15,7 @@ CONTROL = frozenset({"session", "death", "bell", "leave", "void", "seal", "forwa
 
 
 class Speed(NamedTuple):
-    """What was written between two looks, for each second.
+    """The rates between two looks, per second.
 
     Attributes:
         by_kind: records of each kind.
@@ -42,11 +42,13 @@ class Rates:
         self._first_generation = 0
 
     def add(self, now: float, activity: Activity) -> Speed:
-        """Return the speed since the last look. It is 0 at the first look, and after the log was read anew.
+        """Return the speed since the last look.
+
+        It is 0 at the first look, and after the log was read again from its beginning.
 
         Args:
             now: the time of this look, by the monotonic clock.
-            activity: what was written until then.
+            activity: the counts of records at this look.
         """
         last, self._last = self._last, (now, activity)
         if last is None:

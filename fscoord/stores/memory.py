@@ -296,7 +296,8 @@ class _Wait(Generic[T]):
         store: the handle that waits.
         shared: the data of the store.
         request: the request that the wait carries out.
-        find: returns the answer to the request, or None if it is not there yet. It is called under the lock.
+        find: returns the answer to the request, or None if the condition does not hold yet. It is called under the
+            lock.
         waker: ends the sleeps of the wait.
     """
 

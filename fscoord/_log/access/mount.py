@@ -95,8 +95,8 @@ class Mount(NamedTuple):
 
         Args:
             lock: the kind of lock: ``"ofd"``, ``"flock"`` or ``"soft"``.
-            coherence: the mode that the user has chosen, or None. A chosen mode is the user's responsibility, and
-                nothing is objected. GlusterFS is an exception: there only ``"locked"`` can return current data.
+            coherence: the mode that the user has chosen, or None. A chosen mode is the user's responsibility, and the
+                method has no objection. GlusterFS is an exception: there only ``"locked"`` can return current data.
         """
         if coherence is not None and (self.kind != "fuse.glusterfs" or coherence == LOCKED):
             return None

@@ -1,9 +1,10 @@
 """`NetworkAccess`: coherent reads and writes of a log that several hosts share.
 
 Measured on a kernel NFS server with two clients: while a process of a host has the log open for writing, a read through
-that host's cache may return the right length with zeros for data, for ever. Neither open(2) nor fstat(2) nor the mount
-options ``noac`` and ``actimeo=0`` help. A direct read (O_DIRECT) is one request to the server, and returns new data. A
-read under a lock also returns new data, because taking the lock empties the cache. Such a read costs four requests.
+that host's cache may return zeros instead of data, with the right length, for ever. Neither open(2) nor fstat(2) nor
+the mount options ``noac`` and ``actimeo=0`` help. A direct read (O_DIRECT) is one request to the server, and returns
+new data. A read under a lock also returns new data, because taking the lock empties the cache. Such a read costs four
+requests.
 
 Every append is sent to the server before the lock is released. Only fsync(2) reports an append that did not arrive:
 ENOSPC and EDQUOT may come late (write(2)), and EIO is the error after a lock was lost (fcntl(2), "Lost locks").
@@ -191,8 +192,9 @@ class NetworkAccess:
         past the cache, for `SETTLE_S`, or for `PAUSE_S` if reads are direct. After that time a cache can't be the
         reason.
 
-        The comparison of the path, if it is due, costs no request of its own: the reply to open(2) has the size and the
-        link count, which the server is asked for otherwise. Before the lock it would be one more request.
+        The comparison of the path, if it is due, costs no request of its own: the reply to open(2) contains the size
+        and the link count, which would otherwise need a request. Before the lock the comparison would be one more
+        request.
         """
         handle = self._handle
         self._has_written = False

@@ -148,7 +148,7 @@ class Compactor:
         """Yield records from which a reader rebuilds the present state.
 
         The order is: the sessions and deaths that the table keeps, a BELL record for each BELL record so far, a LEAVE
-        record for each participant that has left, the data, and when each session has written last. The writer of a
+        record for each participant that has left, the data, and the time of each session's last record. The writer of a
         record of a session, and of its last time, is that session. The writer of every other record is `session`.
         """
         table = self._handle.table

@@ -262,7 +262,7 @@ def _repair(request: _Request, output: str, *, write: bool) -> Repair:
 
 
 def _count_only(found: Record) -> None:
-    """Write nothing. `_RecordCopier` counts the record."""
+    """Take the record of a preview, and write nothing. `_RecordCopier` counts the record."""
 
 
 # -- the generation that is copied -------------------------------------------------------------------------------------

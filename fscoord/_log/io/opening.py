@@ -51,7 +51,7 @@ class LogOptions(NamedTuple):
 
     @property
     def is_soft(self) -> bool:
-        """Whether the lock is a soft lock. A user chooses one where the kernel's locks are missing or unreliable."""
+        """Whether the lock is a soft lock, which a user chooses where the kernel's locks are missing or unreliable."""
         return self.lock_kind == SOFT
 
     def inode(self, fd: int) -> int:

@@ -57,7 +57,7 @@ def _range(kind: int, session: int) -> bytes:
 
 
 def _nothing() -> None:
-    """Do nothing, in the place of `try_lock` or `unlock`."""
+    """Do nothing, in place of `try_lock` or `unlock`."""
 
 
 def _no_descriptor() -> None:
@@ -211,7 +211,7 @@ class LogLock:
         in_a_row: bool = False,
         show_life: Callable[[], None] | None = None,
     ) -> bool:
-        """Wait until another attempt to lock is worthwhile. Return whether other writers had much time meanwhile.
+        """Wait until another attempt to lock is worthwhile. Return whether the wait left other writers much time.
 
         Args:
             attempt: the number of tries so far.
@@ -219,7 +219,7 @@ class LogLock:
             left: how long it may still wait, in seconds.
             reopen: opens the log once more, and returns the descriptor.
             patient: nap and try for a while before waiting in the kernel.
-            in_a_row: the caller had the lock just before.
+            in_a_row: whether the caller has just held the lock.
             show_life: called at least every `LIFE_S` while the kernel is asked to wait.
         """
         if patient and in_a_row and waited < IN_A_ROW_PHASES * NAP_PHASE_S:

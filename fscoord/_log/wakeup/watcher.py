@@ -63,7 +63,7 @@ class ChangeWatcher:
         backend: how the waiters sleep.
 
     Attributes:
-        is_announced: whether writers know of the bell.
+        is_announced: whether the log has a BELL record, so that writers ring the bell.
         has_events: whether events end a sleep, so that polls may be rare.
         event_count: the number of events so far. Without a bell, only this number shows a change to a waiter.
         deaths: the number of watched processes that have ended.
@@ -172,7 +172,7 @@ class ChangeWatcher:
 
     @property
     def is_stale(self) -> bool:
-        """Whether a new watcher would learn of more changes than this one."""
+        """Whether a new watcher would detect more changes than this watcher."""
         bell = self.bell
         return self.is_closed or self.is_outdated or (bell is not None and bell.is_lost)
 
@@ -312,7 +312,7 @@ _instances: weakref.WeakSet[ChangeWatcher] = weakref.WeakSet()
 def shared_watcher(key: LogKey, kind: str, backend: WaitBackend, make: Callable[[], ChangeWatcher]) -> ChangeWatcher:
     """Return the watcher that the waits of `backend` in this process share on the log `key`.
 
-    If there is no such watcher, or it is stale, `make` creates one. `kind` distinguishes watchers that learn of changes
+    If there is no such watcher, or it is stale, `make` creates one. `kind` distinguishes watchers that detect changes
     in different ways.
     """
     watcher = _watchers.get((key, kind, backend))

@@ -65,7 +65,7 @@ class KeySnapshot(NamedTuple):
         revision: the revision of the read.
         missing: the missing names.
         watched: for each missing name, the ranges of keys. A write to one of these keys makes the name exist.
-        also: further ranges. An event in one of them ends the sleep, whatever names are missing.
+        also: further ranges. An event in one of them ends the sleep as well.
     """
 
     revision: int
@@ -168,7 +168,9 @@ class Transactions:
         return TxnResult(is_done, answers, revision_of(reply))
 
     def pause_before_retry(self, backoff: Backoff, others: str, name: bytes = b"") -> None:
-        """Pause before the next try of a write whose conditions failed. `others` says what other processes did.
+        """Pause before the next try of a write whose conditions failed.
+
+        `others` describes the changes of other processes.
 
         Raises:
             StoreTimeoutError: the time of `backoff` is over.
@@ -197,7 +199,7 @@ class KeyWatcher:
 
     @contextmanager
     def part_of(self, slow_logger: SlowWaitLogger | None) -> Iterator[None]:
-        """Make the waits of this thread a part of the wait of `slow_logger`, which shows and logs itself as one."""
+        """Make the waits of this thread a part of the wait of `slow_logger`, which is shown and logged as one wait."""
         self._outer.slow_logger = slow_logger
         try:
             yield
@@ -211,7 +213,7 @@ class KeyWatcher:
         what: str,
         accept: Callable[[bytes], T] | None = None,
     ) -> T:
-        """Call `look` at the beginning and after each change of a missing name, until it returns a result; return it.
+        """Call `look` at once and after each change of a missing name, until it returns a result; return the result.
 
         Args:
             limit: the longest wait, in seconds.
@@ -253,7 +255,7 @@ class KeyWatcher:
             slow_logger.end()
 
     def watch(self, seen: KeySnapshot, limit: float) -> tuple[list[bytes], bytes | None]:
-        """Watch until everything that `seen` missed has been written, or for `limit` seconds.
+        """Watch until all missing names of `seen` have been written, or for `limit` seconds.
 
         The watch starts at the revision after the read, and etcd keeps this revision. So a write between the read and
         the start of the watch is reported as well. If the watch breaks off, no error is raised, and the caller reads
