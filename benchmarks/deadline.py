@@ -53,7 +53,7 @@ def _lateness(call: Callable[[], Any]) -> float:
         call()
     except RuntimeError:  # ours and torch's
         return (time.perf_counter() - start - TIMEOUT_S) * 1e3
-    raise AssertionError("it did not time out")
+    raise AssertionError("the call did not time out")
 
 
 def _row(work: str, found: dict[str, list[list[float]]], missing: dict[str, str]) -> Row:

@@ -259,7 +259,9 @@ def main() -> None:
     parser.add_argument("--etcd-shapes", type=_shapes, default=list(ETCD_SHAPES), metavar="NODESxRANKS,...")
     parser.add_argument("--rtts", type=lambda text: [float(each) for each in text.split(",")], default=RTTS_MS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--works", nargs="+", choices=WORKS, default=WORKS, help="which works of stores to measure")
+    parser.add_argument(
+        "--works", nargs="+", choices=WORKS, default=WORKS, help="the kinds of work of stores to measure"
+    )
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--no-etcd", action="store_true")
     options = parser.parse_args()

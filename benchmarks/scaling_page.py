@@ -408,9 +408,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the page, the pictures and the terms, or compare them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling_page", description=__doc__)
     parser.add_argument("results", type=Path, help="a file that `--join` wrote")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if something else is there")
     parser.add_argument(
-        "--join", type=Path, nargs="+", metavar="FOUND", help="write RESULTS from what `benchmarks.scaling` wrote"
+        "--check", action="store_true", help="write nothing; fail if the page does not agree with the results"
+    )
+    parser.add_argument(
+        "--join", type=Path, nargs="+", metavar="FOUND", help="write RESULTS from files that `benchmarks.scaling` wrote"
     )
     options = parser.parse_args(arguments)
     if options.join:

@@ -653,7 +653,7 @@ def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
         result: T = end.value
         return result
     finally:
-        # Closed here, and not when it is collected: its `finally` blocks release what the generator has acquired. An
+        # Close the generator now, and not when it is collected: its `finally` blocks release its resources. An
         # exception that the caller keeps also keeps this frame, and the frame keeps the generator.
         steps.close()
 

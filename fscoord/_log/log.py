@@ -343,8 +343,8 @@ class Log:
                         return result
                     except BlockingIOError as error:
                         first = error
-                        # The usual error: without a flag, it is that of `try_lock`, and another handle holds the lock.
-                        # It passes no further handlers, because a contended writer meets it with most attempts.
+                        # Without a flag, the error is that of `try_lock`, because another handle holds the lock.
+                        # It gets a handler of its own, because a contended writer meets it with most attempts.
                         if handle.recovery or error.errno is None or handle.shared.mutex is not mutex:
                             raise
                     except BaseException as error:
@@ -676,7 +676,7 @@ class Log:
                 message = f"{self.path} is finished, and no writer has opened it since"
                 raise StoreUnavailableError(message, path=self.path, errno=system.errno.ENOENT)
             if self.read_only:
-                raise StoreError(f"{self.path}: the run that was asked for has not begun; try again", path=self.path)
+                raise StoreError(f"{self.path}: the requested run has not begun; try again", path=self.path)
             self.compactor.begin_empty(run)
             begun.append(True)
             return MOVED, 0, b""

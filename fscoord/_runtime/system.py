@@ -247,8 +247,8 @@ class AutoResetEvent:
             return self._lock.acquire(timeout=max(seconds, 0.0))
         ends = time.monotonic() + seconds
         while seconds > SLEEP_MAX_S:
-            # A signal that arrives after CPython's last check for one, but before the system call blocks, does not end
-            # the call. Without this slicing Ctrl-C would have no effect until the end of the wait.
+            # A signal that arrives after CPython's last check for signals, but before the system call blocks, does not
+            # end the call. Without this slicing Ctrl-C would have no effect until the end of the wait.
             if self._lock.acquire(timeout=SLEEP_MAX_S):
                 return True
             seconds = ends - time.monotonic()

@@ -220,7 +220,7 @@ class CallExecutor:
                 except (asyncio.CancelledError, Exception) as failure:  # noqa: BLE001 - raised in `steps`
                     error = failure
         finally:
-            # Closed here, and not when it is collected: its `finally` blocks release what the generator has acquired.
+            # Close the generator now, and not when it is collected: its `finally` blocks release its resources.
             # An exception that the caller keeps also keeps this frame, and the frame keeps the generator.
             steps.close()
 

@@ -100,7 +100,9 @@ class BarrierConfig:
             raise TypeError(f"a BarrierConfig is loaded from a mapping, not from {type(values).__name__}")
         unknown = sorted(str(name) for name in values.keys() - {"barrier_type", "barrier_args"})
         if unknown:
-            raise ValueError(f"a BarrierConfig has barrier_type and barrier_args, not {', '.join(unknown)}")
+            raise ValueError(
+                f"a BarrierConfig has the keys barrier_type and barrier_args only, not {', '.join(unknown)}"
+            )
         args = values.get("barrier_args")
         return cls(
             values.get("barrier_type"), dict(args) if isinstance(args, Mapping) else {} if args is None else args
@@ -119,7 +121,7 @@ class BarrierConfig:
         try:
             values = json.loads(text)
         except RecursionError:
-            raise ValueError("a BarrierConfig is a JSON object, not thousands of brackets in each other") from None
+            raise ValueError("a BarrierConfig is a JSON object, not thousands of nested brackets") from None
         return cls.from_dict(values)
 
 

@@ -66,7 +66,7 @@ class TCPStoreBarrier(StoreBarrier):
     ) -> None:
         prefixes = [*barrier_prefix_list, *([] if barrier_prefix is None else [barrier_prefix])]
         if len(prefixes) > 1:
-            raise ValueError(f"a barrier has one prefix, not {len(prefixes)}; make one barrier for each")
+            raise ValueError(f"a barrier has one prefix, not {len(prefixes)}; make one barrier for each prefix")
         self._libuv = bool(use_checkpoint_barrier_tcpstore_libuv)
         self._init_timeout = to_seconds(timeout_barrier_init_secs)
         self._store_timeout = to_seconds(timeout_secs)

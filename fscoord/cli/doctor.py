@@ -31,7 +31,7 @@ MARKS = {"ok": "ok", "bad": "BAD", "unknown": "?", "info": "-"}
     type=click.Choice(["ofd", "flock", "soft"]),
     default="ofd",
     show_default=True,
-    help="The kind of lock that the verdict is about.",
+    help="The kind of lock for which the verdict holds.",
 )
 @click.option(
     "-n",

@@ -138,7 +138,7 @@ verbose = click.option(
     count=True,
     expose_value=False,
     callback=_listen,
-    help="Report on standard error what happens. -vv reports more, also tracebacks.",
+    help="Log to standard error. -vv logs more, also tracebacks.",
 )
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")

@@ -31,7 +31,7 @@ slow_option = click.option(
     default=SLOW_S,
     metavar="SECONDS",
     show_default=True,
-    help="Report a participant as a finding if others have waited for it longer than this, although it is alive.",
+    help="Report a living participant as a finding if others have waited for it for longer than this time.",
 )
 
 

@@ -108,7 +108,8 @@ def wait_options(function: Callable[P, R]) -> Callable[P, R]:
             "--ttl",
             metavar="SECONDS",
             type=time_limit,
-            help="Let others acquire it when this process, stopped or cut off, has not renewed its hold for this long."
+            help="Let other processes acquire it when this process has not renewed its hold for this time, because"
+            " it was stopped or cut off."
             " [default: never]",
         ),
         click.option(
@@ -117,7 +118,7 @@ def wait_options(function: Callable[P, R]) -> Callable[P, R]:
             "conflict_exit_code",
             metavar="NUMBER",
             type=click.IntRange(0, 255),
-            help="The exit code if it is not acquired in time. [default: 1 with -n and -w, else 75]",
+            help="The exit code if the hold is not acquired in time. [default: 1 with -n and -w, else 75]",
         ),
         click.option("-w", "--wait", metavar="SECONDS", type=time_limit, help="How long to wait. [default: --timeout]"),
         click.option("-n", "--nonblock", is_flag=True, help="Do not wait: try once."),

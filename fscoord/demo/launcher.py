@@ -56,7 +56,7 @@ def run(
     if not 1 <= processes <= PROCESSES_MAX:
         raise ValueError(f"the number of processes is 1 to {PROCESSES_MAX}, not {processes}")
     if kill and processes < 2:
-        raise ValueError("to kill one process takes at least 2, so that another can name it")
+        raise ValueError("kill needs at least 2 processes, so that one can report the death of the other")
     if next(text_files(directory), None) is None:
         raise ValueError(f"there is no text file below {directory}")
     start = system.time.monotonic()
@@ -96,8 +96,8 @@ class _Processes:
 
     def start(self, arguments: list[str]) -> None:
         """Start one more process."""
-        # In the directory of the store nothing can be imported by mistake, and with this process's own path the same
-        # fscoord is found, however this one was. A session of its own keeps the terminal's Ctrl-C from it.
+        # In the directory of the store nothing can be imported by mistake. This process's import path finds the same
+        # fscoord. A session of its own protects the new process from the terminal's Ctrl-C.
         with defer_signals():
             member = subprocess.Popen(  # noqa: S603 - our own module and our own arguments
                 [sys.executable, "-m", "fscoord.demo.worker", self._store, *arguments],
@@ -145,7 +145,7 @@ class _Processes:
                     if met < len(self._members):
                         break
                 continue
-            log.debug("process %d tells %s", member.pid, event)
+            log.debug("process %d reports %s", member.pid, event)
             on_event(event)
             if event["event"] == "met":
                 met += 1

@@ -210,7 +210,7 @@ class MailboxAgent(LocalAgent):
         if not self._has_started:
             return super()._late()
         self.is_silent = True
-        return SilentError(f"it did not answer within {self._limit:g} s ({self._act})")
+        return SilentError(f"the file system did not answer within {self._limit:g} s ({self._act})")
 
 
 def _import_path() -> list[str]:

@@ -130,7 +130,7 @@ class Coordinator:
             names = self._wait([f"ask.{self.name}.", "over", "beat."], known, STALE_S, idle=idle)
             fresh = sorted(set(names).difference(known))
             if not fresh:
-                raise BrokenOffError("the instance that coordinated shows no sign of life; run all of them again")
+                raise BrokenOffError("the instance that coordinated shows no sign of life; start all instances again")
             known = names
             for name in fresh:
                 if name == "over":
@@ -162,7 +162,7 @@ class Coordinator:
             question = {"prefixes": prefixes, "known": known, "seconds": slice_s, "idle": idle}
             names: list[str] = self._mailbox_agent.ask("wait", slice_s + ACT_S, **question)
             if not names:
-                words = "the examination was broken off by the instance that coordinated; run all of them again"
+                words = "the examination was broken off by the instance that coordinated; start all instances again"
                 raise BrokenOffError(words)
             fresh = set(names).difference(known)
             if left <= SLICE_S or any(name.startswith(tuple(prefixes)) for name in fresh):

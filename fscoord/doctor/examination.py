@@ -80,7 +80,7 @@ def examine(
     if system.fcntl is None:
         raise UnsupportedFilesystemError(f"there are no advisory locks on {system.platform()}: use HashStore there")
     if lock not in probes.KINDS:
-        raise ValueError(f"lock is one of {', '.join(probes.KINDS)}, not {lock!r}")
+        raise ValueError(f"lock must be one of {', '.join(probes.KINDS)}, not {lock!r}")
     start = system.time.monotonic()
     path = system.os.path.abspath(path)  # the agents have another working directory
     try:

@@ -342,7 +342,7 @@ class Agent:
                 words = f"the number of workers of group rank {missing} in round {self._handler.round}"
                 if system.time.monotonic() >= end:
                     raise errors.RendezvousTimeoutError(
-                        f"{words} did not come within {limit:g} s, though these nodes have joined: look whether their"
+                        f"{words} did not come within {limit:g} s, though these nodes have joined: check whether their"
                         " agents hang"
                     ) from error
                 slow_wait.warn_if_due(lambda: words)  # noqa: B023 - it is called at once
@@ -437,6 +437,6 @@ def file_name(run_id: str) -> str:
 
 def _foreign(what: str, error: Exception) -> errors.RendezvousStateError:
     return errors.RendezvousStateError(
-        f"the keys for a round's {what} hold something else ({type(error).__name__}: {error}): another program wrote"
+        f"the keys for a round's {what} hold other data ({type(error).__name__}: {error}): another program wrote"
         " it, so use another id or another store"
     )

@@ -152,8 +152,8 @@ class _HeldCommand:
                 facts = self._facts()
         if watch.lost is None and "lost" in facts:
             raise errors.LockLostError(
-                f"no sign of life could be given for most of the {patience:g} s after which other processes may acquire"
-                " what this process held; the command was stopped"
+                f"the hold could not be renewed for most of its lease of {patience:g} s, after which other processes"
+                " may acquire it; the command was stopped"
             )
         if watch.lost is not None:
             raise errors.LockLostError(f"{watch.lost}; the command was stopped") from watch.lost

@@ -120,7 +120,7 @@ class Membership:
             if known is None:
                 self._joined = None
                 raise RuntimeError(
-                    f"this object takes part no longer in {self.name!r}: it was evicted, or taken for dead; join again"
+                    f"this object no longer takes part in {self.name!r}: it was evicted, or taken for dead; join again"
                 )
             if self._store.compare_set(key, known, new) == new:
                 break
@@ -329,5 +329,5 @@ def _number(key: str) -> int:
     """
     digits = key[-16:]
     if not (len(digits) == 16 and set("0123456789abcdef").issuperset(digits)):
-        raise MalformedText(f"{digits!r} is no number of 16 hexadecimal digits")
+        raise MalformedText(f"{digits!r} is not a number of 16 hexadecimal digits")
     return int(digits, 16)

@@ -142,7 +142,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         except binascii.Error as error:
             raise self._damaged(str(error)) from error
         if b64encode(state) != text:  # Python 3.10 ignores a lone padding character
-            raise self._damaged("it is not what an encoder writes")
+            raise self._damaged("no encoder of base64 writes this text")
         return state, found
 
     def _removed(self) -> errors.RendezvousStateError:
@@ -248,7 +248,7 @@ class SharedState:
                 raise errors.RendezvousTimeoutError(
                     f"the state of the rendezvous could not be changed within {backoff.waited():.3g} s: the backend"
                     f" {self._backend.name!r} refused each of {backoff.tries} writes, because other"
-                    " nodes kept changing it; look at what these nodes do"
+                    " nodes kept changing it; find out why these nodes write so often"
                 )
         return state
 

@@ -67,8 +67,8 @@ class KeepAliveThread:
         _all.add(self)
         with store_errors_as_rendezvous():
             self._has_sessions = store.has_liveness
-            # With the time limit of the store: a keep-alive that comes too late is sent again, and a node that is not
-            # registered takes part in no round. Where many nodes open a log at once, each waits for its turn.
+            # This call keeps the time limit of the store. A late keep-alive is sent again, but a node that is not
+            # registered takes part in no round. If many nodes open a log at once, each waits for its turn.
             self.node = f"{name}_s{store.register()}" if self._has_sessions else name
         store.set_timeout(settings.timeout.heartbeat)
 

@@ -89,7 +89,7 @@ class RendezvousParameters:
             return None
         try:
             if isinstance(value, float) and not value.is_integer():
-                raise ValueError("it has a fraction")
+                raise ValueError("the number has a fraction")
             return int(value)
         except (ValueError, TypeError, OverflowError) as error:
             raise ValueError(f"the rendezvous option {key}={value!r} is not an integer") from error

@@ -134,7 +134,7 @@ def _log_lock(view: _View, slow: float) -> Iterator[StatusFinding]:
         yield StatusFinding(
             LOG_LOCK,
             f"{title} has held the lock of the store's log for {duration(held.seconds)} without writing: no other"
-            " process can write. Look whether it is blocked in the kernel",
+            " process can write. Check whether it is blocked in the kernel",
             sessions,
             held.seconds,
             STOPPED if held.seconds >= slow else SLOW,
@@ -191,7 +191,8 @@ def _deadlocks(view: _View) -> Iterator[StatusFinding]:
             steps.append(f"{_title(view, number)} {edge.words}")
         yield StatusFinding(
             DEADLOCK,
-            f"{'; '.join(steps)}. None of them goes on unless another thread of one lets go: end one of them",
+            f"{'; '.join(steps)}. None of them can go on unless another thread of one of them releases its hold: end"
+            " one of them",
             ring,
             view.seconds(ring),
             NEVER_ENDS,

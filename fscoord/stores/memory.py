@@ -268,7 +268,7 @@ class HashStore(Store):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreClosedError("this HashStore handle was closed; open_store or clone gives another")
+            raise StoreClosedError("this HashStore handle was closed; open another handle with open_store or clone")
 
     def _wait(self, request: WaitRequest) -> Any:
         return block_on(self._new_wait(request, THREAD_BACKEND))

@@ -149,7 +149,8 @@ class FaultyFiles:
     def __enter__(self) -> FaultyFiles:
         if isinstance(system.os, _FaultyModule) or system.is_fake_fs() or system.fcntl is None:
             raise RuntimeError(
-                "FaultyFiles needs the real files: it is in force already, or pyfakefs is, or has no locks"
+                "FaultyFiles needs the real files and locks: another FaultyFiles or pyfakefs is in force already,"
+                " or there are no locks"
             )
         self._real = system.os, system.fcntl
         system.os = _FaultyModule(system.os, {name: self._faulty(name) for name in CALLS})

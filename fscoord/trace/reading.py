@@ -234,7 +234,7 @@ def read(directory: Any) -> Trace:
                 found.setdefault(f"{segment[1].token} {segment[1].address}", []).append(segment)
     if not found:
         raise FscoordError(
-            f"{path} holds no trace: no file in it ends in {SUFFIX} and has the header of one. Set"
+            f"{path} holds no trace: no file in it ends in {SUFFIX} and has the header of a trace. Set"
             f" {tracing.ENVIRONMENT_VARIABLE} to a directory, run the program, and name that directory"
         )
     return Trace(path, [_joined([segment for _, segment in sorted(each, key=_serial)]) for each in found.values()])

@@ -188,8 +188,8 @@ class Combiner:
         batch = Batch(self._log, self._decider, write)
         try:
             if write.is_claimed:
-                # As a rule the record is there. Then one read is enough. While this process waited for the lock, which
-                # takes longer, other hosts could compact the log twice, and the record would be in no file any more.
+                # Usually the log has the record, and one read is enough. While this process waited for the lock, which
+                # takes longer, other hosts could compact the log twice, and no file would have the record any more.
                 self._log.refresh(write.left())
                 if self._is_complete(write):
                     return write.result

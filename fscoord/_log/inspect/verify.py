@@ -217,7 +217,16 @@ class _Verification:
         data = read_header(fd)
         if named is None and Header.is_partial(data):
             message = "no writer has opened it yet" if not data else "its creator died before the header was written"
-            self.find(Finding(file, 0, len(data), False, message, "nothing: the next writer that opens it begins it"))
+            self.find(
+                Finding(
+                    file,
+                    0,
+                    len(data),
+                    False,
+                    message,
+                    "do nothing: the next writer that opens the file writes its header",
+                )
+            )
             self.generations.append(Generation(file, 0, len(data), 0, 0, EMPTY))
             return None
         try:

@@ -61,7 +61,7 @@ class _Owner(NamedTuple):
         """
         found = _TEXT.fullmatch(text)
         if found is None:
-            raise MalformedRecord("the symbolic link in the place of a lock's marker is not a marker")
+            raise MalformedRecord("the symbolic link at the path of a lock's marker is not a marker")
         host, pid, start_time, boot_id, pid_space, time_space, network = found.groups()
         session = Session(
             host,

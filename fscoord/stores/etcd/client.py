@@ -108,7 +108,9 @@ def parse_access(client_or_url: Any, *, tls: bool, cacert: str | None, cert: str
     if isinstance(client_or_url, Access):
         return client_or_url
     if (cert is None) != (key is None):
-        raise ValueError("cert and key go together: the client's certificate, and the key that it is for")
+        raise ValueError(
+            "cert and key must be given together: the client's certificate, and the private key of this certificate"
+        )
     if not isinstance(client_or_url, str):
         known = _access_of_client(client_or_url)
         return known._replace(cacert=cacert or known.cacert, cert=cert or known.cert, key=key or known.key)
@@ -206,7 +208,7 @@ class Client:
             if left <= 0:
                 why = str(failure).removeprefix(f"{self}: ")
                 raise StoreUnavailableError(
-                    f"timeout: {self}: no answer within {limit:.3g} s ({why}); see that etcd runs there, and that the"
+                    f"timeout: {self}: no answer within {limit:.3g} s ({why}); check that etcd runs there, and that the"
                     " port is open"
                 ) from failure.__cause__
             system.time.sleep(min(pause, left))
@@ -353,7 +355,7 @@ class Client:
             message = _innermost_message(error)
             if isinstance(error, failures.SSLError) and not _is_cut_off(message):
                 raise StoreUnavailableError(
-                    f"{self._member(index)}: {message}; see which certificates both sides trust"
+                    f"{self._member(index)}: {message}; check which certificates both sides trust"
                 ) from error
             raise _Unanswered(f"{self._member(index)}: {message}") from error
 

@@ -177,7 +177,8 @@ class Transactions:
         """
         if not backoff.pause():
             raise StoreTimeoutError(
-                f"{self._client}: others {others} at each of our {backoff.tries} tries for {backoff.waited():.3g} s",
+                f"{self._client}: other processes {others} at each of {backoff.tries} tries for"
+                f" {backoff.waited():.3g} s",
                 keys=[key_text(name)] if name else [],
                 waited=backoff.waited(),
             )

@@ -77,8 +77,8 @@ class ChangeNotifier:
         self._spare: dict[int, Waiter] = {}
         """At most one waiter, under 0, whose wait has ended. A call of `dict.pop` takes it from all other threads."""
         self._warned = self._is_closed = False
-        # On a mount of several hosts the poller of the node passes on the changes that it finds. A wait for any change
-        # takes no changes. It leaves them to the other waits of the handle, one of which may be the poller.
+        # On a mount of several hosts the poller of the node rings for the changes that it finds. A wait for any change
+        # does not take these changes. It leaves them to the other waits of the handle, one of which may be the poller.
         self.passes_on_changes = isinstance(log, WatchedLog) and not watches_every_key
 
     def notify(self, names: Iterable[bytes]) -> None:

@@ -205,8 +205,8 @@ class FileWait(Generic[T]):
         if left <= 0:
             if tracing.recorder is not None and self._deadline > self._started:
                 self._record_time_out()
-            # Closed before the error is made. If a signal handler raised in `close` later, the traceback of the error
-            # would keep the waiter.
+            # Close the waiter before the error is made. If a signal handler raised in `close` later, the traceback of
+            # the error would keep the waiter.
             self.close()
             return self._condition.give_up(system.time.monotonic() - self._started)
         if now >= self._due and self._condition.is_logged:
@@ -296,8 +296,8 @@ class FileWait(Generic[T]):
             finally:
                 self._notifier.discard_waiter(waiter)
             self._waiter = None
-            # Only now: a second `close`, after a signal handler has interrupted the first, must not close a waiter that
-            # another wait uses by then.
+            # Not before `_waiter` is None: a second `close`, after a signal handler has interrupted the first, must not
+            # close a waiter that another wait uses by then.
             self._notifier.keep_spare(waiter)
         own_logger = self._own_logger
         if own_logger is not None:

@@ -103,7 +103,7 @@ class Connections:
             except Failure as failure:
                 if deadline.left() <= pause:
                     raise StoreUnavailableError(
-                        f"{failure}; see that one process is the master there, and that the port is free and open",
+                        f"{failure}; check that one process is the master there, and that the port is free and open",
                         errno=failure.errno,
                     ) from failure.__cause__
             deadline.remind()
