@@ -22,7 +22,7 @@ Span = tuple[float, float]
 
 
 def measure(settings: Settings) -> Iterator[Row]:
-    """Yield two rows per number of processes; none without torch, because everything here goes through it."""
+    """Yield two rows per number of processes. Without torch there are no rows, because all stores here need torch."""
     reason = is_missing(TORCH_FILE)
     if reason:
         settings.report(f"process groups are not measured: {reason}")

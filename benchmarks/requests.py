@@ -1,7 +1,7 @@
 """`python -m benchmarks.requests DIRECTORY`: the requests of each operation on NFS, beside torch's FileStore.
 
-The client counts its requests itself, in /proc/self/mountstats; on NFS 3 it does not count those of the lock manager.
-Unlike times, counts carry over from one machine to another.
+The client counts its requests itself, in /proc/self/mountstats; on NFS 3 it does not count requests of the lock
+manager. Unlike times, counts carry over from one machine to another.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def job_of(row: Row) -> Job:
 
 
 def load(path: Path) -> Run:
-    """Return what the file has."""
+    """Return the results in the file."""
     found = json.loads(path.read_text(encoding="utf-8"))
     return Run(found["machine"], found["results"])
 
@@ -71,7 +71,7 @@ class Figure(NamedTuple):
         value: returns the figure of a row.
         fields: the terms that the figure may have. The round trips of a time have no term for each rank: the ranks of a
             node send their requests at the same time, and their writes are combined.
-        name: the constant in the doctor's module that holds the terms; for a time, those of its round trips.
+        name: the constant in the doctor's module that holds the terms; for a time, the terms of its round trips.
         rest: the constant that holds the terms of a time that do not depend on the round trip; empty for a count.
         least_rtt_ms: rows with a shorter round trip are left out.
         kind: the kind of store whose rows count.

@@ -223,7 +223,7 @@ def network_s(job: Job, round_trip_s: float, run: Run) -> float:
 def barrier_requests(job: Job, run: Run, round_trip_s: float) -> float:
     """Return the requests of a barrier.
 
-    If the barrier takes long, they include those by which ranks show their waits.
+    If the barrier takes long, they include the requests by which ranks show their waits.
     """
     is_long = network_s(job, round_trip_s, run) + leader_s(run) * job.ranks > SHOW_S
     return model(run)["BARRIER_REQUESTS"].of(job, job.ranks if is_long else 0)

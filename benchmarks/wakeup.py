@@ -1,4 +1,4 @@
-"""The time from the `set` of one process to the return of another's `get`: one way, both processes awake or asleep."""
+"""The time from the `set` of one process to the return of the `get` of another: one way, with both awake or asleep."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Environment:
             torchrun.
         rank: the number of this process, from 0.
         world_size: the number of processes.
-        local_rank: the number of this process among those on its host, from 0.
+        local_rank: the number of this process among the processes on its host, from 0.
         local_world_size: the number of processes on this host.
         run_id: the run of the job. A restart of a worker does not change it; a restart of the job does.
         sources: the names of the variables of each attribute that was found, by attribute.
@@ -72,7 +72,7 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
     ``SLURM_PROCID`` counts only inside a step, because in a batch script it is 0 for all processes of the script.
 
     Args:
-        variables: the environment variables; None: those of this process.
+        variables: the environment variables; None: the variables of this process.
 
     Raises:
         ValueError: the nearest launcher's variables contradict each other or can't be parsed. The variables of another

@@ -63,7 +63,7 @@ value of the record to append. Kind 0 appends nothing."""
 
 
 class BatchPlan(Protocol):
-    """The records of one transaction, which may be those of several sessions."""
+    """The records of one transaction, which may be records of several sessions."""
 
     def __len__(self) -> int:
         """Return about how many bytes the records take."""
@@ -418,7 +418,7 @@ class Log:
         return result
 
     def _append_several(self, kind: int, value: Any, session: int) -> None:
-        """Append the records of `value`: those of a `SEVERAL`, or those that the plan of a `BATCH` decides now."""
+        """Append the records in `value` for a `SEVERAL`, or the records that the plan of a `BATCH` decides now."""
         if kind == SEVERAL:
             self._append_all(value, session)
             return
@@ -605,8 +605,8 @@ class Log:
         """Return another descriptor of the file in use, for the thread that waits for the file's lock in the kernel.
 
         The thread calls this method without the mutex. Meanwhile other threads use the handle, and may enter another
-        generation. So this method changes nothing in the handle. `_LockThread` checks that the file is still the one
-        that the waiters want to lock.
+        generation. So this method changes nothing in the handle. `_LockThread` checks that the waiters still need the
+        lock of this file.
         """
         return safe_files.open_descriptor(self.handle.file, self.handle.write_flags)
 
@@ -745,7 +745,7 @@ class Log:
 
     @property
     def sessions(self) -> dict[int, Session]:
-        """The sessions that the log has recorded, by number, without those that a compaction left out."""
+        """The sessions that the log has recorded, by number, without the sessions that a compaction left out."""
         return self.table.sessions
 
     @property

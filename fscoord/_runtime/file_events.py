@@ -6,10 +6,10 @@ The waiting thread itself reads the events of inotify and of a FIFO. No other mo
 bindings of inotify are not a documented API, so its version is bounded. If the bindings fail, waiters poll.
 
 The import of the bindings costs a process that has imported nothing else some 30 to 40 ms of processor time, and 65
-modules. 41 modules and nine tenths of the time are what `inotify_c` itself imports of the standard library: ctypes,
-logging and dataclasses. To leave out the rest, this module would have to load `inotify_c` without its package. Then
-`dataclasses` would fail, because it looks up the module of a class in `sys.modules`, unless the module were entered
-there under a name whose package was never imported. So `inotify_c` is imported like any other module.
+modules. 41 of these modules, and nine tenths of the time, are modules of the standard library that `inotify_c` imports:
+ctypes, logging and dataclasses. To leave out the rest, this module would have to load `inotify_c` without its package.
+Then `dataclasses` would fail, because it looks up the module of a class in `sys.modules`, unless the module were
+entered there under a name whose package was never imported. So `inotify_c` is imported like any other module.
 """
 
 from __future__ import annotations

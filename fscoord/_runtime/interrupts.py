@@ -29,9 +29,9 @@ a C function, and at a jump backwards.
 
 A fork during an import copies the lock of the import and a half-initialized module. It does not copy the thread that
 would release the lock. So a forked child abandons the imports that this module had under way, and starts them again. It
-does not change the imports of the program's own threads. If an import in the child waits for one of those, it fails
-after `CHILD_LIMIT_S`. Every import fails in this way after a fork in C if a thread of the parent held the interpreter's
-lock of all imports, which Python resets after `os.fork` only.
+does not change the imports of the program's own threads. If an import in the child waits for an import of the program,
+it fails after `CHILD_LIMIT_S`. Every import fails in this way after a fork in C if a thread of the parent held the
+interpreter's lock of all imports, which Python resets after `os.fork` only.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class Recorder:
     # -- the file --------------------------------------------------------------------------------------------------
 
     def flush(self, *, with_open: bool = False) -> None:
-        """Write the finished spans, and with `with_open` also the open ones, unless another thread is writing."""
+        """Write the finished spans, and with `with_open` also the open spans, unless another thread is writing."""
         if with_open:
             still_open = self._open
             self._written.intersection_update(list(still_open))
@@ -199,7 +199,7 @@ class Recorder:
         self._close_all_but(-1)
 
     def _close_all_but(self, kept: int) -> None:
-        """Close the descriptors of earlier segments, also those that an interruption has left open."""
+        """Close the descriptors of earlier segments, including descriptors that an interruption has left open."""
         for fd in self._descriptors - {kept}:
             system.in_one_chain(partial(self._descriptors.discard, fd), partial(system.os.close, fd))
 

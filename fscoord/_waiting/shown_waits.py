@@ -22,7 +22,7 @@ class Shown:
 
     Args:
         waits: the waits of the handle.
-        awaited: what the wait is for.
+        awaited: the purpose of the wait.
         keys: the missing keys.
         started: when the wait began, by the monotonic clock.
     """

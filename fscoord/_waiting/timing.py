@@ -54,7 +54,7 @@ class Backoff:
 
 
 class SlowWaitLogger:
-    """Logs the warnings about one wait, and keeps what a store needs to show the wait to other processes.
+    """Logs the warnings about one wait, and keeps the facts by which a store shows the wait to other processes.
 
     A wait may consist of several requests to the store, one after another: a contender for a lock looks at the line
     once in a second. To a user they are one wait, so they share this object. The code that makes the object calls `end`

@@ -40,7 +40,7 @@ ITEM: Final = "item"
 
 
 class NeededRanks:
-    """The ranks without which a wait is in vain, if the value of one key shows which of these ranks are still needed.
+    """The ranks on which a wait depends, if the value of one key shows which of these ranks are still needed.
 
     An iteration gives the ranks that were needed at the beginning. A store that does not read the key watches all these
     ranks, so it may report the death of a rank that is not needed any more.
@@ -106,7 +106,7 @@ class LastOfCount:
         self.world_size = world_size
 
     def __call__(self, count: bytes) -> bool | None:
-        """Return whether the arrival that made the counter `count` is the last; None if there are too many."""
+        """Return whether the arrival that made the counter `count` is the last; None if there are too many arrivals."""
         arrived = int(count)
         return arrived == self.world_size if arrived <= self.world_size else None
 

@@ -194,9 +194,9 @@ class CallExecutor:
     ) -> T:
         """Run the generator `steps`, await `answer` for each of its requests, and return its result.
 
-        A cancellation is raised inside `steps`, at the point where the generator waits. There the generator undoes what
-        it has begun, and raises the cancellation again. If the generator has ended meanwhile, `undo` is called with its
-        result.
+        A cancellation is raised inside `steps`, at the point where the generator waits. There the generator undoes its
+        unfinished steps, and raises the cancellation again. If the generator has ended meanwhile, `undo` is called with
+        its result.
         """
         value: Any = None
         error: BaseException | None = None

@@ -73,7 +73,7 @@ class Hold:
 
         Raises:
             RuntimeError: this object does not hold the lock.
-            LockLostError: the lock was lost before. Another holder may have worked at the same time as this one.
+            LockLostError: the lock was lost before. Another process may have held it at the same time.
         """
         gone: list[Any] = []
         over: list[object] = []

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and leave the process with its exit code.
 
     Args:
-        arguments: the words behind ``fscoord``; those of this process by default.
+        arguments: the words after ``fscoord``; by default the arguments of this process.
     """
     try:
         with resend_lost_signals():

@@ -38,7 +38,7 @@ MARKS = {"ok": "ok", "bad": "BAD", "unknown": "?", "info": "-"}
     "--instances",
     metavar="NUMBER",
     type=click.IntRange(1),
-    help="How many instances are started at once. [default: what the launcher says]",
+    help="How many instances are started at once. [default: the number in the launcher's environment]",
 )
 @click.option(
     "--wait",
@@ -53,7 +53,7 @@ MARKS = {"ok": "ok", "bad": "BAD", "unknown": "?", "info": "-"}
 @click.option(
     "--ranks-per-node",
     type=click.IntRange(1),
-    help="How many ranks the job will have on each node. [default: what the launcher says, else 1]",
+    help="How many ranks the job will have on each node. [default: the number in the launcher's environment, else 1]",
 )
 @as_json
 @verbose
@@ -70,13 +70,13 @@ def doctor(
 
     Tries in the directory PATH what a store needs: locks of each kind, appends, fresh reads, a killed holder, a real
     store. It first tests between two processes of this host. Start it on two hosts at once, and it also tests between
-    hosts: the instances find each other through the directory, also those of different users, if a group of both may
-    write to it. One instance prints the report.
+    hosts: the instances find each other through the directory. Instances of different users find each other if a common
+    group may write to the directory. One instance prints the report.
 
     It takes about five seconds on a local disk, and up to a minute on a slow mount; with instances on several hosts it
     first waits for them (--wait). On a terminal it shows each step. It leaves nothing in the directory.
 
-    After two hosts were tried, the report also says what the coordination of a job will cost there. The numbers come
+    After a test between two hosts, the report also predicts the cost of a job's coordination there. The numbers come
     from a model and the measured time of a lock, for --nodes and --ranks-per-node.
 
     \b

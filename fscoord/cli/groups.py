@@ -39,9 +39,9 @@ def members(store: Store, as_json: bool) -> None:
 
     \b
         alive              the process runs and has the store open
-        ended              the process has ended or closed the store, and no other process has recorded that
-        dead, found TIME   another process recorded the death at TIME (UTC); the process may have died earlier
-        unknown            this host can't tell: the session is of another host
+        ended              the process has ended or closed the store, and no death is recorded dead, found TIME
+        another process recorded the death at TIME (UTC); the process may have died earlier unknown            this host
+        can't tell: the session is of another host
 
     Changes nothing.
 
@@ -232,7 +232,9 @@ def _run_once(store: Store, name: bytes, command: list[str], options: dict[str, 
 
     def check() -> None:
         if token not in {holder.token for holder in turn.holders()}:
-            raise LockLostError(f"the work {turn.name!r} was given to another process, which took this one for dead")
+            raise LockLostError(
+                f"the work {turn.name!r} was given to another process, which took this process for dead"
+            )
 
     log.info("running the command of %r for all callers", turn.name)
     ending = run_held(

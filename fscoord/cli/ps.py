@@ -135,7 +135,7 @@ def _table(picture: Picture, *, is_all: bool) -> list[str]:
 
 
 def chosen(picture: Picture) -> list[SessionStatus]:
-    """Return the participants that are of interest: first those with a rank, in their order.
+    """Return the participants that are of interest: first the participants with a rank, in the order of their ranks.
 
     A command such as ``fscoord set`` is a session, too, so a store that has been used for long has many sessions that
     have ended. Only the last ended session of each rank is of interest. A process may have several handles with the

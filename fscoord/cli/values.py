@@ -319,7 +319,7 @@ def _read_all(store: Store, prefix: bytes) -> Values:
                 return dict(zip(names, store.multi_get(names), strict=True))
         if not backoff.pause():
             raise StoreTimeoutError(
-                f"keys below {key_text(prefix)!r} were deleted during each of {backoff.tries} looks at them within"
+                f"keys below {key_text(prefix)!r} were deleted during each of {backoff.tries} reads of them within"
                 f" {backoff.waited():.3g} s; watch a longer prefix",
                 keys=[key_text(prefix)],
                 waited=backoff.waited(),

@@ -67,7 +67,7 @@ def _counted(name: bytes, done: bytes, text: bytes) -> RoundState:
 
 
 def _traced(name: bytes, done: bytes, text: bytes) -> RoundState:
-    """Return the state of a barrier with ranks. The tokens in `text` are those of `fscoord.collectives.arrivals`."""
+    """Return the state of a barrier with ranks. `text` has the tokens of `fscoord.collectives.arrivals`."""
     came: set[int] = set()
     world_size = verdicts = 0
     for token in text.split():

@@ -190,8 +190,9 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
     ``world_size`` belong to the process group, and may be given in the URL or as arguments of ``init_process_group``.
 
     The keys of a launch that was killed would lead the ranks of the next launch to addresses without a listener. So the
-    store belongs to a run: to the ``run_id`` of the URL, or else to that of `fscoord.environment.detect`, unless the
-    URL has an empty ``run_id=``. Ranks of one run meet however late they join. A new run begins with an empty store.
+    store belongs to a run: to the ``run_id`` of the URL, or else to the run that `fscoord.environment.detect` finds,
+    unless the URL has an empty ``run_id=``. Ranks of one run meet however late they join. A new run begins with an
+    empty store.
 
     Raises:
         ValueError: rank, world size or an option is missing or invalid, the environment is invalid, or the URL names a
@@ -213,7 +214,7 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
     query = "&".join(f"{quote(name, **_QUOTING)}={quote(value, **_QUOTING)}" for name, value in options.items())
     address = f"file:{quote(path, **_QUOTING)}?{query}"
     yield TorchStore(open_store(address, run_id=run_id)), rank, world_size
-    raise RuntimeError(f"{url}: a process group of this store is made once; make another with another path")
+    raise RuntimeError(f"{url}: this store can make one process group only; use another path for another process group")
 
 
 _QUOTING: Any = {"errors": "surrogateescape"}

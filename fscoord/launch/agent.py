@@ -170,10 +170,10 @@ class Job:
     Attributes:
         command: the program and its arguments.
         workers: the number of workers on this node.
-        max_restarts: the number of failed rounds after which the job still goes on.
+        max_restarts: the number of failed rounds after which the job still continues.
         monitor_interval: the time between two checks of the other nodes, in seconds.
         grace: the time from SIGTERM to SIGKILL for the workers, in seconds.
-        streams: the streams of the workers that go to files, and those that go to the console.
+        streams: the streams of the workers that go to files, and the streams that go to the console.
         log_dir: the directory of the workers' files: ``round-{N}/{local rank}/stdout.log``, ``stderr.log`` and
             ``error.json``. It is for this node alone.
         trace: the directory in which the workers record their traces, or ``""`` for the setting of the environment.

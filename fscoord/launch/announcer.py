@@ -32,7 +32,7 @@ class Announcer:
     """Writes lines for people to the console.
 
     Args:
-        console: the console, which keeps these lines and those of the workers apart.
+        console: the console, which keeps these lines and the lines of the workers apart.
         quiet: whether nothing is written.
     """
 

@@ -63,7 +63,7 @@ Prctl = Callable[..., int]
 
 
 def program(mode: str, orders: int, report: int, lease_s: float = 0) -> list[str]:
-    """Return the arguments that start a warden; those of the command follow them."""
+    """Return the arguments that start a warden. The arguments of the command follow them."""
     return [sys.executable, "-I", "-S", __file__, mode, str(orders), str(report), str(lease_s)]
 
 

@@ -371,7 +371,7 @@ class Line:
             text = None
 
     def _replace(self, text: bytes, old: State, state: State, stamp: str, called: list[str]) -> bytes | None:
-        """Replace the line `text`, which is `old`, by `state`, and wake the entries `called`.
+        """Replace the text of the line `text`, with the state `old`, by `state`, and wake the entries `called`.
 
         Returns:
             None, or the value that the compare-and-set returned instead of the new value.

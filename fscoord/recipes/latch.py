@@ -98,7 +98,7 @@ class Latch:
 
 
 class DoubleBarrier:
-    """Two barriers around one piece of work: all ranks begin it together, and no rank goes on before all have ended it.
+    """Two barriers around one piece of work: all ranks begin it together, and no rank continues before all have ended.
 
     The recipe is ZooKeeper's. Here both barriers have a timeout, and they raise the errors of `fscoord.barrier` after a
     timeout or a death. A name can be used once. As a context manager the object calls `enter`, and calls `leave` if the

@@ -152,8 +152,8 @@ class Semaphore(Exclusive):
     def _admits(self, entries: list[Entry]) -> int:
         for other in [entry for entry in entries if entry.mode != self._mode]:
             raise ValueError(
-                f"the semaphore {self.name!r} has value={self._value} here and {other.mode} for {other.owner}: all must"
-                " give the same"
+                f"the semaphore {self.name!r} has value={self._value} here and {other.mode} for {other.owner}: all"
+                " contenders must give the same value"
             )
         return min(self._value, len(entries))
 

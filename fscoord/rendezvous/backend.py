@@ -79,7 +79,7 @@ class RendezvousBackend(ABC):
 
 
 class C10dRendezvousBackend(RendezvousBackend):
-    """A rendezvous backend on any `~fscoord.Store`, compatible with torch's of the same name.
+    """A rendezvous backend on any `~fscoord.Store`, compatible with torch's backend of the same name.
 
     Args:
         store: the store that keeps the state, under the key ``torch.rendezvous.{run_id}``.
@@ -214,8 +214,8 @@ class SharedState:
         """Write `state` if the present state is the state of `token`.
 
         Returns:
-            The present state, its token, and whether `state` was written. If the backend can't know the outcome, the
-            last is whether the present state equals `state`.
+            The present state, its token, and whether `state` was written. If the outcome is unknown, the third value is
+            whether the present state equals `state`.
         """
         found = self._backend.set_state(state.encode(), token)
         if found is None:  # the backend does not know whether it wrote

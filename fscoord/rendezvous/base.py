@@ -1,4 +1,4 @@
-"""`RendezvousHandler`: the interface of every kind of rendezvous; `RendezvousInfo`: its outcome for one node."""
+"""`RendezvousHandler`: the interface of every kind of rendezvous; `RendezvousInfo`: one node's outcome of a round."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class RendezvousParameters:
         run_id: the name of the rendezvous, which distinguishes it from others in the same store.
         min_nodes: the least number of nodes in a round, at least 1.
         max_nodes: the greatest number of nodes in a round.
-        local_addr: the address by which other nodes reach this one; its host name by default.
+        local_addr: the address by which other nodes reach this node; its host name by default.
         config: options of the backend, as text or as values of their types.
 
     Raises:

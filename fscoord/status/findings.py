@@ -35,7 +35,7 @@ class StatusFinding(NamedTuple):
 
     Attributes:
         kind: ``log-lock``, ``deadlock``, ``lock``, ``barrier`` or ``idle``.
-        message: what is wrong and what to do, in one sentence or more.
+        message: the fault and the remedy, in one sentence or more.
         sessions: the sessions that are the reason.
         seconds: how long the waiting participants have waited, as far as that is known.
         urgency: lower is more urgent.

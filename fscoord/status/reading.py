@@ -173,7 +173,7 @@ class _StoreObserver:
         return Picture(self._place, participants, ranks, tuple(found), rounds, None, tuple(notes)), None
 
     def _values(self, names: list[bytes]) -> dict[bytes, bytes]:
-        """Return the present values of `names`, without those that are deleted meanwhile."""
+        """Return the present values of `names`, without names that are deleted meanwhile."""
         found = {}
         for name in names:
             with suppress(StoreTimeoutError):

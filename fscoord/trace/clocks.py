@@ -12,9 +12,9 @@ Fulkerson, Flows in Networks, 1962. The same bounds for pairs of messages are in
 Bernard, Estimating global time in distributed systems, ICDCS 1987.
 
 An offset changes as the clocks drift apart. So the barriers are divided into windows, and each clock has one offset in
-each window, namely that at the middle of the window. A constraint at another time is loosened by the longest drift
-since then (`DRIFT`). A window whose constraints contradict each other, because the clocks drift more, is split. Between
-the middles of two windows the offset is interpolated.
+each window, its offset at the middle of the window. A constraint at another time is loosened by the longest drift
+between that time and the middle (`DRIFT`). A window whose constraints contradict each other, because the clocks drift
+more, is split. Between the middles of two windows the offset is interpolated.
 
 Every offset comes with a bound: half of the width of the interval in which it must lie, and the longest drift since the
 nearest middle. The bound holds if no two clocks drift apart faster than `DRIFT`.

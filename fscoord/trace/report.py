@@ -132,7 +132,7 @@ def _clocks(trace: Trace) -> list[Document]:
 
 
 class Arrivals(NamedTuple):
-    """The order in which the processes came to a crossing.
+    """The order in which the processes arrived at a crossing.
 
     Attributes:
         last: the span of the last process to arrive.
@@ -170,7 +170,7 @@ def arrivals_of(trace: Trace, crossing: Crossing) -> Arrivals | None:
 
 
 def _last_to_come(trace: Trace) -> list[Document]:
-    """Return, for each process that came to barriers, how often it came last, and how long the others waited for it."""
+    """Return, for each process at barriers, how often it arrived last, and how long the others waited for it."""
     came: dict[int, int] = defaultdict(int)
     rows: dict[int, Document] = {}
     for crossing in trace.crossings:

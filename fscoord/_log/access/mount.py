@@ -59,7 +59,7 @@ class Mount(NamedTuple):
     def reads_to_end(self) -> bool:
         """Whether a read(2) that returns fewer bytes than requested has met the end of the file, or an error.
 
-        That is so where the kernel reads a file through its page cache in one call.
+        This holds where the kernel reads a file through its page cache in one call.
         """
         return self.kind in HOLES_REPORTED
 

@@ -64,7 +64,7 @@ class NetworkAccess:
     """Reads and writes of a log to which other hosts also write.
 
     Attributes:
-        coherence: ``"direct"`` or ``"locked"``. The former becomes the latter if the mount refuses direct reads.
+        coherence: ``"direct"`` or ``"locked"``. If the mount refuses direct reads, ``"direct"`` becomes ``"locked"``.
         piece: the most bytes that one request to the server writes.
     """
 
@@ -243,7 +243,7 @@ class NetworkAccess:
             return True
         if final:
             raise StoreUnavailableError(
-                f"{handle.path}: the file system reports {found.st_size} bytes, and returns {handle.offset};"
+                f"{handle.path}: the file system reports {found.st_size} bytes, and a read returns {handle.offset};"
                 " its caches are not valid even with the lock, so this directory can't be used",
                 path=handle.path,
             )

@@ -225,7 +225,7 @@ class Batch:
         if outcomes is not None and not outcomes.settle(watch, log.handle.header.generation):
             raise StoreUnavailableError(
                 f"{log.path}: the leader of this host did not answer, and the log was compacted before the record of"
-                " this operation was found or missed; it may or may not have taken effect",
+                " this operation could be found; the operation may or may not have taken effect",
                 path=log.path,
                 maybe_applied=True,
             )

@@ -1,4 +1,4 @@
-"""`Combiner`: carries out write operations of one handle, together with those of other processes of its host.
+"""`Combiner`: carries out write operations of one handle, together with operations of other processes of its host.
 
 A writer tries the seat. With the seat it leads: it takes the log's lock, reads to the end, claims all requests that
 wait, decides its own operation and the claimed ones in one draft, and appends the records in one write. Without the
@@ -6,7 +6,7 @@ seat it publishes a request and waits for the answer. It publishes first and the
 may have looked at the requests for the last time between the first try and the publication, and then no leader would
 claim this request.
 
-What became of a request that has no answer:
+The cases of a request without an answer:
 
 ========================================== =========================================== ===============================
 the author finds                           so the operation                            the author

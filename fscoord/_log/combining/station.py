@@ -275,7 +275,7 @@ class Station:
     def remove(self, path: str) -> bool:
         """Claim or withdraw the request `path`. Return False if another process has done so, or the file is gone.
 
-        This is the one decision between the leader and the author, and the only one that safety depends on.
+        This is the only decision between the leader and the author on which safety depends.
         """
         if system.process_epoch() != self.epoch:
             return False  # in a forked child: the request is the parent's

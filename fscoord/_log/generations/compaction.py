@@ -92,7 +92,7 @@ class Compactor:
         """Seal the generation in use and create the next, which the next operation of this handle enters.
 
         Raises:
-            OSError, FscoordError: no new generation was made; with ``maybe_applied`` of the error, that is unknown.
+            OSError, FscoordError: no new generation was made, unless the error has ``maybe_applied``.
         """
         handle = self._handle
         handle.recovery = POSITION
@@ -115,7 +115,7 @@ class Compactor:
 
         Raises:
             StoreGoneError: the log was removed.
-            OSError, FscoordError: no new generation was made; with ``maybe_applied`` of the error, that is unknown.
+            OSError, FscoordError: no new generation was made, unless the error has ``maybe_applied``.
         """
         handle = self._handle
         handle.recovery = POSITION

@@ -232,12 +232,12 @@ class _Verification:
         try:
             header, start = Header.decode(data)
             if named is not None and (header.log_id, header.generation) != (named.log_id, named.generation):
-                raise MalformedRecord("it is not the generation that was to follow")
+                raise MalformedRecord("it is not the next generation")
             if self._root is not None and (header.lock_kind, header.durable) != (
                 self._root.lock_kind,
                 self._root.durable,
             ):
-                raise MalformedRecord(f"its kind of lock, or durability, is not that of {self._path}")
+                raise MalformedRecord(f"its kind of lock or its durability differs from that of {self._path}")
         except MalformedRecord as error:
             size = system.os.fstat(fd).st_size
             foreign = isinstance(error, ForeignFile)

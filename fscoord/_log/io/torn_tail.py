@@ -81,7 +81,7 @@ class Zeros:
         """Return the first offset in [start, end) whose byte is not zero, or None.
 
         Raises:
-            DeadlineReached: the deadline passed. The next call continues where this one stopped.
+            DeadlineReached: the deadline passed. The next call continues where this call stopped.
         """
         if not self._start <= start <= self._end:
             self._start = self._end = start
@@ -157,7 +157,7 @@ def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) ->
 
 
 def _follow(fd: int, offset: int, place: int, size: int, chain: int, zeros: Zeros) -> Verdict:
-    """Search for the VOID at `place`. If a torn VOID is there, search for the VOID after that one, and so on."""
+    """Search for the VOID at `place`. If a torn VOID is there, search for the VOID after the torn VOID, and so on."""
     while True:
         found = zeros.first_data(fd, place, size)
         if found is None:

@@ -69,7 +69,8 @@ class Liveness:
                 if tries == BYTE_TRIES:
                     raise OSError(
                         system.errno.EAGAIN,
-                        f"{alive.locker()} locks {tries} bytes of it and more, from {number - tries + 1} on, which no"
+                        f"{alive.locker()} locks {tries} or more bytes of the file, from {number - tries + 1} on,"
+                        " which no"
                         " session uses; end that process",
                     )
                 number, tries = number + 1, tries + 1

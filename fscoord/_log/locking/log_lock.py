@@ -131,7 +131,7 @@ class LogLock:
             self.try_lock, self.unlock = self._symlink_lock.acquire, self._symlink_lock.release
 
     def next_on(self, fd: int) -> LogLock:
-        """Return the lock that replaces this one on descriptor `fd`, for the same session.
+        """Return the lock that replaces this lock on descriptor `fd`, for the same session.
 
         The new lock shares the symbolic link of a soft lock: if this lock fails to remove it, the new one does.
         """
@@ -276,7 +276,7 @@ class LogLock:
         self._descriptors.discard(old)
 
     def _change_range(self, session: int) -> None:
-        """Change the range that is locked from that of `session` to that of this handle's session.
+        """Change the locked range from the range of `session` to the range of this handle's session.
 
         Byte L stays locked. The part of a longer range must go, because `unlock` releases the range of this handle.
         """

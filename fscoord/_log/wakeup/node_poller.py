@@ -177,7 +177,7 @@ class NodeProbes:
             is_alive: probes a session.
 
         Returns:
-            Whether a slot has come to seem dead, so that the waiters of the node must be woken.
+            Whether a session of a slot seems dead for the first time, so that the waiters of the node must be woken.
 
         Raises:
             OSError: the bell can't be read or written.

@@ -90,9 +90,9 @@ class Waiter:
     def stand_for_election(self) -> None:
         """Become the poller now if there is none, instead of at the next sleep.
 
-        A new poller rings every key. A waiter that armed before the ring looks in vain. So a waiter that first writes
-        and then sleeps calls this method before it arms. If many waiters begin at once, only the first few are then
-        rung.
+        A new poller rings every key. If a waiter armed before that ring, the ring causes a useless look. So a waiter
+        that first writes and then sleeps calls this method before it arms. If many waiters begin at once, only the
+        first few are then rung.
         """
         election = self.watcher.election
         if election is not None:

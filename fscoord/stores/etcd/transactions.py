@@ -79,8 +79,8 @@ class TxnResult(NamedTuple):
 
     Attributes:
         is_done: whether the conditions held, so that the write was committed.
-        answers: the answers to the operations that were executed: the operations of the write, or those for its
-            failure.
+        answers: the answers to the operations that were executed: the operations of the write, or the operations for
+            its failure.
         revision: the revision of the transaction.
     """
 

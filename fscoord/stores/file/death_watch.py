@@ -128,7 +128,7 @@ class DeathWatch:
     """The death watch of one wait.
 
     The kernel reports the death of a process of this host (pidfd_open(2)). On a local mount, the waiter looks 20 times
-    a second for sessions that the kernel does not report, such as those of other containers.
+    a second for sessions that the kernel does not report, such as sessions of other containers.
 
     On a mount that hosts share, the poller of the node probes all sessions for the waiters of the node; see
     `NodeProbes`. This object probes a session itself in three cases: the session seems dead; there is no poller, or no

@@ -183,7 +183,7 @@ def open_and_join_run(make: Callable[[], Log], limit: float, *, shows: bool) -> 
 
 
 def new_combiner(log: Log, state: KeyValueState, notify: Callable[[Iterable[bytes]], None]) -> Combiner | None:
-    """Return the combiner of this handle's writes with those of its host; None if each write is made alone."""
+    """Return the combiner of this handle's writes with writes of its host; None if each write is made alone."""
     if log.outcomes is None:
         return None
     try:

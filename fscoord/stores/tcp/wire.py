@@ -259,7 +259,7 @@ class Channel:
     def value_of_each(self, names: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each of `names`, or None for a name without a value.
 
-        The values may be those of different moments. Each read is a compare-and-set that never succeeds, because it
+        The values may come from different moments. Each read is a compare-and-set that never succeeds, because it
         expects a random text. The server writes nothing and returns the value, or the random text if there is no value.
         """
         nonce = system.random_bytes(16)
