@@ -28,7 +28,7 @@ class Additions(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A round: thousands a second, µs of processor time per call, the longest wait in ms, calls in time in %."""
+    """A round: 1000 calls per second, µs of processor time per call, the longest wait in ms, % of the calls in time."""
 
     rate: float
     spent: float

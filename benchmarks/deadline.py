@@ -20,7 +20,7 @@ BUDGET = Budget("50 ms at most", limit=50.0)
 
 
 def measure(settings: Settings) -> Iterator[Row]:
-    """Yield a row for waits, beside torch's, and one for writes, which have no deadline in torch's FileStore."""
+    """Yield a row for waits, beside torch's, and a row for writes, which have no deadline in torch's FileStore."""
     rounds, count = settings.rounds(3), 2 if settings.quick else 30
 
     def waits(store: str) -> list[float]:

@@ -1,8 +1,8 @@
 """`python -m benchmarks.leading RESULTS`: the cost to a leader of writing for another rank of its node.
 
-The cost is processor time of the leader. The directory is local, and the store treats it as one that hosts share. Each
-hold of the log's lock is 5 ms longer than necessary, so that the other ranks have published requests before the next
-hold.
+The cost is processor time of the leader. The directory is local, and the store treats it as a directory that hosts
+share. Each hold of the log's lock is 5 ms longer than necessary, so that the other ranks have published requests before
+the next hold.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Led:
         self.holds, self.claims, self.seconds = 0, 0, 0.0
 
     def watch(self, directory: str) -> None:
-        """Treat `directory` as one that hosts share, and record the holds of this process as a leader from now on."""
+        """Treat `directory` as shared by hosts, and record the holds of this process as a leader from now on."""
         os.environ.pop("XDG_RUNTIME_DIR", None)
         changes: list[tuple[Any, str, Any]] = [
             (station, "SHARED_MEMORY", directory),

@@ -26,7 +26,7 @@ PROGRAMS = {
 
 
 def measure(settings: Settings) -> Iterator[Row]:
-    """Yield a row for the import alone, and one for the life of a whole process."""
+    """Yield a row for the import alone, and a row for the life of a whole process."""
     rounds = settings.rounds(15)
 
     def imported(name: str) -> float:

@@ -1,4 +1,4 @@
-"""The stores that are compared: their names, the place of each, and how a process opens one."""
+"""The stores that are compared: their names, the place of each store, and how a process opens it."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ __all__ = [
 class MalformedText(Exception):
     """A text from a store does not have the expected form.
 
-    It is not a `ValueError`, because a signal handler may raise one while a text is parsed.
+    The class is not a `ValueError`, because a signal handler may raise a `ValueError` while a text is parsed.
     """
 
 

@@ -99,7 +99,7 @@ first attempt is made at once."""
 def _new_outcomes(machine: StateMachine, table: SessionTable) -> Outcomes | None:
     """Return the `Outcomes` in front of `machine`, or None if it can't be imported. Then each write is made alone.
 
-    The module is imported here, because the writers of a local log need none of `fscoord._log.combining`.
+    The module is imported here, because the writers of a local log do not need `fscoord._log.combining`.
     """
     try:
         made: Outcomes = system.import_uninterrupted("fscoord._log.combining.outcomes").Outcomes(machine, table)
@@ -284,8 +284,8 @@ class Log:
             kind: the kind of the record; 0 appends nothing.
             key: the key of the record.
             value: the value of the record.
-            decide: called after the handle has read to the end; returns the record to append in place of the given one.
-                None: the given record is appended.
+            decide: called after the handle has read to the end; returns the record to append in place of the given
+                record. None: the given record is appended.
             limit: how long to wait for the lock, in seconds.
             appended: called after the append of a single record, and not with `SEVERAL`. The lock is still held, so no
                 process can append meanwhile.

@@ -93,7 +93,7 @@ class BarrierConfig:
         """Return the configuration with these values: ``{"barrier_type": ..., "barrier_args": {...}}``.
 
         Raises:
-            ValueError: a key is neither of these two.
+            ValueError: a key is neither ``barrier_type`` nor ``barrier_args``.
             TypeError: a value has the wrong type.
         """
         if not isinstance(values, Mapping):
@@ -113,7 +113,7 @@ class BarrierConfig:
         """Return the configuration in a JSON object, as `from_dict` does.
 
         Raises:
-            ValueError: the text is not JSON, or a key is neither of the two.
+            ValueError: the text is not JSON, or a key is neither ``barrier_type`` nor ``barrier_args``.
             TypeError: the JSON is not an object, or a value has the wrong type.
         """
         import json

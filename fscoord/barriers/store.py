@@ -77,8 +77,8 @@ class StoreBarrier(Barrier):
     """A barrier on any store.
 
     The store keeps the number of barriers that each rank has passed. So another object, or the process that replaces a
-    dead one, continues with the barrier that its rank was in, and passes at once if the other ranks have passed it. At
-    most three barriers have keys in the store, however many are executed.
+    dead process, continues with the barrier that its rank was in. It passes this barrier at once if the other ranks
+    have passed it. At most three barriers have keys in the store, however many are executed.
 
     A rank has one caller at a time, and a prefix belongs to one world size. A world of another size, and a job that
     starts again on an old store, must use another prefix, or open the store as another run.

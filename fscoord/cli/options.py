@@ -188,7 +188,7 @@ def file_path(url: str) -> str | None:
 def common(function: Callable[P, R]) -> Callable[P, R]:
     """Add the common options, which may stand before or after any verb.
 
-    If both give an option, the one after the verb counts.
+    If an option is given twice, the option after the verb counts.
     """
     return store_option(timeout_option(verbose(function)))
 

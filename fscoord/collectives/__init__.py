@@ -83,9 +83,9 @@ def barrier(
 ) -> None:
     """Wait until `world_size` callers have called this function with `key_prefix`.
 
-    With `rank`, the arrival is idempotent: a rank that calls again, in the same process or in a new one, counts once. A
-    rank whose call timed out may call again, and passes even if the other ranks have passed meanwhile. Without `rank`,
-    every call counts. Either all callers of a barrier give a rank, or no caller does.
+    With `rank`, the arrival is idempotent: a rank that calls again, in the same process or in a new process, counts
+    once. A rank whose call timed out may call again, and passes even if the other ranks have passed meanwhile. Without
+    `rank`, every call counts. Either all callers of a barrier give a rank, or no caller does.
 
     On a `~fscoord.FileStore`, a rank without `fail_fast` records its arrival in one transaction, and then waits.
     Elsewhere each rank makes one write, one read and one wait, and the last rank makes one more write.

@@ -1,4 +1,4 @@
-"""Starts the processes of the demonstration, reads their reports, and leaves none behind."""
+"""Starts the processes of the demonstration, reads their reports, and leaves no process behind."""
 
 from __future__ import annotations
 

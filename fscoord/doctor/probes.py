@@ -366,7 +366,7 @@ def scatter(pair: Pair) -> Check:
 
 
 def replacement(pair: Pair, kind: str) -> Check:
-    """How soon an open by path finds a file that was renamed over the old one; a store does not rely on it."""
+    """How soon an open by path finds a file that was renamed over the old file. A store does not rely on this."""
     name = pair.name("replaced")
     pair.other.ask("append", ACT_S, name=name, kind=kind, number=1, writer="old")
     pair.other.ask("look", ACT_S, name=name, kind=kind, how="plain")

@@ -70,7 +70,7 @@ def program(mode: str, orders: int, report: int, lease_s: float = 0) -> list[str
 def main(mode: str, orders: int, report: int, lease_s: float, command: list[str]) -> None:
     """Run `command`; report its pid, then its end, as lines of JSON on the descriptor `report`.
 
-    The end is ``{"status": n}``: the exit code, or a signal's number as a negative one. A command that can't be started
+    The end is ``{"status": n}``: the exit code, or the negative number of a signal. A command that can't be started
     ends with 127 or 126, as in a shell, after ``{"error": text}``. ``{"lost": true}`` means that the lease has ended.
     If the warden is killed, no end is reported, and the report is closed when no process of the command is left.
     """

@@ -104,7 +104,7 @@ class Election(Exclusive):
         """Wait for a leader of a later term than `after`, and return the leader.
 
         Args:
-            after: the last term that the caller knows; 0 if it knows none.
+            after: the last term that the caller has seen; 0 before the first.
             timeout: how long to wait, in seconds or as a `timedelta`; None means the store's timeout.
 
         Raises:

@@ -86,7 +86,7 @@ class Queue:
         self._put(list(values), 0)
 
     def take(self, block: bool = True, timeout: Timeout | None = None) -> Item:
-        """Take the first item that no consumer has, waiting for one.
+        """Take the first item that no consumer has. Wait if there is none.
 
         Args:
             block: whether to wait.

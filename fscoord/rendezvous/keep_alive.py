@@ -235,7 +235,7 @@ system.after_fork_in_child("keepers", _after_fork_in_child)
 
 
 def _session(node: str) -> int:
-    """Return the session number at the end of a node's name; 0, which no session has, if there is none."""
+    """Return the session number at the end of a node's name; 0 if there is no number. No session has the number 0."""
     match = _SESSION.search(node)
     return int(match[1]) if match else 0
 

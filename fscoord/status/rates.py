@@ -35,7 +35,7 @@ class Speed(NamedTuple):
 
 
 class Rates:
-    """Compares each look with the one before."""
+    """Compares each look with the previous look."""
 
     def __init__(self) -> None:
         self._last: tuple[float, Activity] | None = None

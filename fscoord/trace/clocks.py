@@ -90,7 +90,7 @@ class Rough(NamedTuple):
     Attributes:
         at: the time of the barrier on the clock.
         offset: the middle of the possible offsets.
-        width: the highest possible offset minus the lowest one.
+        width: the highest possible offset minus the lowest possible offset.
     """
 
     at: int

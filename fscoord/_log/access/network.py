@@ -263,7 +263,7 @@ class NetworkAccess:
             raise handle.gone("was replaced by another log")
 
     def _reopen_writer(self) -> None:
-        """Replace the descriptor for writing by a new one. The caller holds a soft lock.
+        """Replace the descriptor for writing by a new descriptor. The caller holds a soft lock.
 
         The kernel appends at the size that it has cached. Only a lock of the kernel or open(2) updates that size.
         """

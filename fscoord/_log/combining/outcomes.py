@@ -28,7 +28,8 @@ class Watch:
 
     Attributes:
         token: identifies the record.
-        generation: the generation that the handle was in when the watch began. The record can't be in an earlier one.
+        generation: the generation that the handle was in when the watch began. The record can't be in an earlier
+            generation.
         resets: how often the handle had discarded its state when the watch began.
         is_found: whether the record was read, or is known to be before a snapshot that was read.
         noted: the result of the note function; None if the record is before a snapshot.

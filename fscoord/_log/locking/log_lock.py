@@ -133,7 +133,8 @@ class LogLock:
     def next_on(self, fd: int) -> LogLock:
         """Return the lock that replaces this lock on descriptor `fd`, for the same session.
 
-        The new lock shares the symbolic link of a soft lock: if this lock fails to remove it, the new one does.
+        The new lock shares the symbolic link of a soft lock: if this lock fails to remove the link, the new lock
+        removes it.
         """
         following = LogLock(self.path, fd, self.kind, self.mutex, self._descriptors, shared=self.shared)
         following._symlink_lock = self._symlink_lock

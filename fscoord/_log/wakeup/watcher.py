@@ -69,7 +69,7 @@ class ChangeWatcher:
         deaths: the number of watched processes that have ended.
         begin_sleep: makes a ring wake the given sleeper from now on. The caller must call `Sleeper.is_rung` afterwards,
             because an event that was read before did not wake the sleeper. A C function, because each wait calls it.
-        is_outdated: whether the log continues in another file than the watched one.
+        is_outdated: whether the log continues in a file that is not the watched file.
         election: the election of the node's poller, or None.
     """
 

@@ -81,7 +81,7 @@ class EtcdStore(Store):
             does not end in one. Stores with other prefixes do not see the keys of this store. No part of the prefix may
             begin with an equals sign.
         timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
-        user: the name to log in with, where the cluster requires one.
+        user: the name to log in with, if the cluster requires a login.
         password: the user's password.
         tls: whether to use TLS. An ``https://`` address and each of the next three arguments imply TLS.
         cacert: the file with the certificates to trust, instead of the system's certificates.

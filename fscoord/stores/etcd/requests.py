@@ -139,7 +139,8 @@ def compare(key: bytes, what: str, value: int, result: str = "EQUAL") -> Request
 def nest_operations(operations: Sequence[Request]) -> list[Request]:
     """Return `operations` as inner transactions with up to `GROUP` operations each.
 
-    A server refuses more than 128 operations on one level. Inner transactions take effect together with the outer one.
+    A server refuses more than 128 operations on one level. Inner transactions take effect together with the outer
+    transaction.
     """
     if len(operations) <= GROUP:
         return list(operations)

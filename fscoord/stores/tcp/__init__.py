@@ -61,9 +61,9 @@ class TCPStore(Store):
     A deadline is kept to the millisecond while the server answers. If the server does not answer, an operation waits at
     least 2 s for the answer, and a wait ends 0.1 s after its deadline. Then the operation raises
     `~fscoord.StoreUnavailableError`. If a write was sent, the error has ``maybe_applied`` set, because the write may
-    take effect later, when the server continues. The connection is closed, and the next operation makes a new one. So
-    the store works again as soon as the server does. A failed call leaves nothing else behind, except one thread if the
-    resolver does not answer.
+    take effect later, when the server continues. The connection is closed, and the next operation makes a new
+    connection. So the store works again as soon as the server does. A failed call leaves nothing else behind, except
+    one thread if the resolver does not answer.
 
     The protocol has these limits:
 
