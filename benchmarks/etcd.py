@@ -1,4 +1,4 @@
-"""EtcdStore beside FileStore, and beside the method of torch's EtcdStore, which reads the whole directory each time.
+"""EtcdStore beside FileStore, and beside torch's method, which reads the whole directory for each operation.
 
 This benchmark runs only on request (``--only etcd``). It needs an etcd on PATH and the extra ``etcd``.
 """

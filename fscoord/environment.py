@@ -232,7 +232,8 @@ def _is_slurms_own_pmix(values: Mapping[str, str]) -> bool:
 def _local_answers(values: Mapping[str, str], answers: _Answers) -> _Answers:
     """Return the local rank and local world size from a launcher that provides PMI.
 
-    A launcher provides PMI if its own variables have the same rank and world size as `answers`, those of PMI.
+    A launcher provides PMI if its own variables have the same rank and world size as `answers`, which come from PMI's
+    variables.
     """
     world = [answers["rank"].value, answers["world_size"].value]
     for other in (_ask(_PALS, values, []), _ask(_FLUX, values, []), _ask_slurm(values, [])):

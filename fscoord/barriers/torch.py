@@ -28,7 +28,8 @@ class TCPStoreBarrier(StoreBarrier):
 
     The names are those of torch's ``TCPStoreBarrier``. There are three differences: `timeout_secs` and
     `use_checkpoint_barrier_tcpstore_libuv` have an effect, the error of a timeout names the missing ranks, and each
-    prefix has a sequence of its own. Rank 0 must be the last to close its barrier, because that stops the server.
+    prefix has a sequence of its own. Rank 0 must be the last to close its barrier, because its `close` stops the
+    server.
 
     Args:
         global_rank: the caller's rank; None means the rank in the environment.
@@ -99,7 +100,7 @@ class DistBarrier(Barrier):
 
     Raises:
         ImportError: torch is not installed.
-        NoProcessGroupError: there is no process group. It is also an `AssertionError`, as in torch.
+        NoProcessGroupError: there is no process group. The error is also an `AssertionError`, as in torch.
     """
 
     barrier_type = "dist_barrier"

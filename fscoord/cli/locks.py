@@ -254,7 +254,7 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any
     metavar="TERM",
     type=click.IntRange(min=0),
     default=0,
-    help="Wait for a leader of a later term than this one.",
+    help="Wait for a leader of a later term than this term.",
 )
 @as_json
 @with_store

@@ -1,8 +1,8 @@
 """A line: the contenders of a recipe in the order of their arrival, which are served and woken one by one.
 
 The whole line is one value of the store, and every change of it is a compare-and-set. So no reader sees a half-changed
-line, and the order of the entries is that of the writes in the store. A policy decides how many entries at the head of
-the line are served at once. An entry gets a *token* when it is served. Tokens only rise, even if the line was empty
+line, and the entries are in the order of the writes to the store. A policy decides how many entries at the head of the
+line are served at once. An entry gets a *token* when it is served. Tokens only rise, even if the line was empty
 meanwhile. A process that finds the line empty enters it as served by one write, and leaves it by another. The second
 write overtakes no entry, because it succeeds only on the value that has no other entry.
 
@@ -23,8 +23,8 @@ that removes the entry. Then a release is one transaction, and the next holder i
 is three operations: it deletes the wake key of its own entry, changes the line, and sets the next wake key. Processes
 of both kinds may share a line, because a view that overrides operations of a store has no `exchange`.
 
-The value is text. Its first row has the last token, a stamp that differs in every write, so that a writer recognises
-its own write, and the pending wake-ups. Each further row has one `~fscoord.recipes._entry.Entry`.
+The value is text. Its first row has the last token, the pending wake-ups, and a stamp. The stamp differs in every
+write, so that a writer recognises its own write. Each further row has one `~fscoord.recipes._entry.Entry`.
 
 `force_release` removes entries of other processes.
 """
@@ -472,10 +472,10 @@ def _in_line(holders: Sequence[str], waiting: int) -> str:
 def force_release(store: Store, name: Key, token: int) -> bool:
     """Release the hold with the fencing token `token`, whichever process has it. The next contender in line is served.
 
-    This is for a holder that hangs, or whose death the store can't detect. The holder is not informed: only its next
-    ``check`` or ``release`` raises `~fscoord.LockLostError`. Until then it may write at the same time as the next
-    holder. Only a resource that refuses its token, such as `Fenced`, is protected from these writes. ``holders`` of any
-    recipe returns the tokens of a name.
+    Use this function for a holder that hangs, or whose death the store can't detect. The holder is not informed: only
+    its next ``check`` or ``release`` raises `~fscoord.LockLostError`. Until then it may write at the same time as the
+    next holder. Only a resource that refuses its token, such as `Fenced`, is protected from these writes. ``holders``
+    of any recipe returns the tokens of a name.
 
     Args:
         store: the store that the contenders share.

@@ -148,7 +148,7 @@ class Election(Exclusive):
         start = system.time.monotonic()
         while True:
             # `coming` is the term whose key is published next: that of the present leader if it has not published yet,
-            # else the next one. It is read before the leader, so a key that is published in between is noticed.
+            # else the next term. It is read before the leader, so a key that is published in between is noticed.
             last = self._line.last_token()
             coming = last if last > after and not self._store.check([self._term_key(last)]) else last + 1
             found = self.leader()

@@ -70,10 +70,8 @@ class Lock(Exclusive):
 class RLock(Lock):
     """A `Lock` that the holding thread may acquire again, like `threading.RLock`.
 
-    It must release as often as it acquires.
-
-    Only an acquisition through the same object is an acquisition by the holder. An acquisition through another object
-    waits, even in the same thread.
+    The thread must release the lock as often as it has acquired it. Only an acquisition through the same object is an
+    acquisition by the holder. An acquisition through another object waits, even in the same thread.
     """
 
     _whose = "thread"

@@ -1,6 +1,6 @@
-"""`Membership`: a group whose members have data, and whose changes can be watched, like kazoo's ``Party``.
+"""`Membership`: a group whose members have data, and whose changes can be watched.
 
-It detects deaths.
+A member that dies leaves the group. kazoo's ``Party`` is a similar recipe.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ class Membership:
     def evict(self, member: Participant) -> bool:
         """Remove `member` from the group, and return whether it was in the group until now.
 
-        This does not stop the process. Its next `update` raises an error, or its next `leave` returns False. It may
-        join again. The caller need not be in the group.
+        The call does not stop the process. The next `update` of the process raises an error, or its next `leave`
+        returns False. It may join again. The caller need not be in the group.
         """
         was_there = self._store.delete_key(self._members + b"%016x" % member.number)
         if was_there:

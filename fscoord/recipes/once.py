@@ -49,7 +49,7 @@ def once(store: Store, name: Key, *, timeout: Timeout | None = None) -> Callable
 def once(
     store: Store, name: Key, work: Work | None = None, *, timeout: Timeout | None = None
 ) -> bytes | Callable[[Work], Callable[[], bytes]]:
-    """Call `work` in one of the processes that call this, and return its value in all of them, now and later.
+    """Call `work` in one of the processes that call this function, and return its value in all of them, now and later.
 
     The other processes wait. If the process that does the work dies or is interrupted, the next process does the work,
     and so on, as long as any process waits. So the work may be begun more than once, but all processes get the same

@@ -252,8 +252,8 @@ class ChangeWatcher:
                         self._dispatch(events, sleeper)
                     return
             except BaseException:
-                # A signal handler has raised, perhaps after the read of an event. So the event counts, and the thread
-                # that reads the events from now on looks at its own byte of the bell.
+                # A signal handler has raised, perhaps after the read of an event. So the event is counted, and the
+                # thread that reads the events from now on looks at its own byte of the bell.
                 self.event_count += 1
                 raise
             finally:

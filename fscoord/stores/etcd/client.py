@@ -197,7 +197,9 @@ class Client:
         """
         data = json.dumps(body).encode()
         if len(data) > BODY_MAX:
-            raise self._too_large(f"a request of {len(data)} bytes is over the {BODY_MAX} that any etcd server takes")
+            raise self._too_large(
+                f"a request of {len(data)} bytes is over the limit of {BODY_MAX} of every etcd server"
+            )
         ends = system.time.monotonic() + limit
         pause = FIRST_PAUSE_S
         while True:
