@@ -116,7 +116,7 @@ def _budgets(size: int, before: dict[int, tuple[float, float]]) -> tuple[list[Bu
 
 
 def once(kind: str, size: int, settings: Settings) -> Found:
-    """Let `size` processes meet in one way, in one round."""
+    """Run one round, in which `size` processes meet in one way."""
     count = 3 if settings.quick else max(20, 60 - size) if kind == FILE_KEYS else max(30, 3000 // size)
     with fresh(KINDS[kind], settings.directory) as place:
         if kind == FLOOR:
@@ -137,7 +137,7 @@ def make_floor(member: crew.Member, place: Place) -> None:
 
 
 def meet(member: crew.Member, place: Place, kind: str, count: int) -> Meetings:
-    """Meet a few times without counting, begin together, and meet `count` times."""
+    """Pass a few uncounted barriers, begin together with the other processes, and pass `count` barriers."""
     barrier = way_to_meet(member, place, kind)
     for number in range(WARM_UP):
         barrier(f"warm.{number}")

@@ -87,7 +87,7 @@ def measure(settings: Settings) -> Iterator[Row]:
 
 
 def once(store: str, size: int, settings: Settings) -> Found:
-    """Let `size` processes add, in one round."""
+    """Run one round, in which `size` processes add."""
     count = 10 if settings.quick else TOTAL // size
     with fresh(store, settings.directory) as place:
         server = ServerTime()

@@ -50,7 +50,7 @@ def see_a_death(member: crew.Member, place: Place) -> float:
 
     The last rank kills a process, and returns the time of the kill, negated.
 
-    The clock is the monotonic one of the host, in seconds.
+    Times are in seconds, by the monotonic clock of the host.
     """
     victim = 0
     if member.rank == member.size - 1:

@@ -181,9 +181,9 @@ def _close_inherited() -> None:
 def _close_unfinished_opens() -> None:
     """Close, in a forked child, the files that threads of the parent were just opening.
 
-    After `_close_inherited` has closed all that are known, any other descriptor of these files is one of them, unless
-    the program has opened the file by itself. Descriptors of the program lack the flags with which this package opens
-    its files.
+    `_close_inherited` has closed all recorded descriptors. Any other descriptor of these files belongs to such an open,
+    unless the program has opened the file by itself. Descriptors of the program lack the flags with which this package
+    opens its files.
     """
     paths, flags = set(opens_under_way.values()), os.O_NOFOLLOW | os.O_NONBLOCK
     with contextlib.suppress(Exception):  # there may be no /proc, and a fake `os` may raise anything

@@ -42,8 +42,8 @@ ITEM: Final = "item"
 class NeededRanks:
     """The ranks on which a wait depends, if the value of one key shows which of these ranks are still needed.
 
-    An iteration gives the ranks that were needed at the beginning. A store that does not read the key watches all these
-    ranks, so it may report the death of a rank that is not needed any more.
+    An iteration yields the ranks that were needed at the beginning. A store that does not read the key watches all
+    these ranks, so it may report the death of a rank that is not needed any more.
 
     Args:
         ranks: the ranks that are needed at the beginning.

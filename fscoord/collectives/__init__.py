@@ -21,7 +21,7 @@ They are not needed here. Two prefixes could share one of those keys (``a1`` + `
 
 `synchronize` and `gather` write their data to ``{prefix}{rank}``, as torch does. If the prefix ends in a digit or a
 colon, a colon is inserted (``a1:0``), so that no two prefixes share a key. `synchronize` also sets ``{prefix}/given``
-when the data of all ranks is there, because a wait for N keys would be woken N times.
+when the data of all ranks is there. Ranks wait for this one key, because a wait for N keys would be woken N times.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Ending(NamedTuple):
     Attributes:
         status: the exit code, or the negative number of the signal that killed the command.
         passed: the numbers of the signals that this process received meanwhile and forwarded.
-        output: the command's standard output, if the caller asked for it.
+        output: the command's standard output, if the caller requested it.
     """
 
     status: int

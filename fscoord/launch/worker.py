@@ -322,8 +322,8 @@ print("\\n", "none" if device is None else device.type, torch.accelerator.device
 def find_accelerators() -> tuple[str, int]:
     """Return the type of this node's accelerators, such as ``cuda``, and their number, as torch counts them.
 
-    The type is ``none`` if there is no accelerator, and ``""`` if torch can't be imported. Another process imports it,
-    and ends at once: in this process torch would occupy memory for as long as the job runs.
+    The type is ``none`` if there is no accelerator, and ``""`` if torch can't be imported. A child process imports
+    torch, and ends at once, because in this process torch would occupy memory for as long as the job runs.
     """
     command = [sys.executable, "-c", _ASK_TORCH]
     done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)  # noqa: S603 - our own

@@ -85,7 +85,7 @@ def encode_request(author: Author, time: int, address: str, operation: bytes) ->
 
 
 def decode_request(data: bytes) -> Request | None:
-    """Return the request in `data`, the content of a request file; None if it is no request."""
+    """Return the request in `data`, the content of a request file; None if `data` is not a request."""
     start = _CRC.size + _REQUEST.size
     if len(data) < start or _CRC.unpack_from(data)[0] != crc32(data[_CRC.size :]):
         return None
@@ -113,7 +113,7 @@ class Answer(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Answer | None:
-        """Return the answer in `data`, or None if it is no answer."""
+        """Return the answer in `data`, or None if `data` is not an answer."""
         if len(data) < _ANSWER.size:
             return None
         time, verdict = _ANSWER.unpack_from(data)

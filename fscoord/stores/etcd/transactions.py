@@ -147,7 +147,7 @@ class Transactions:
         """
         if len(success) > OPERATIONS_MAX:
             raise LimitExceededError(
-                f"{self._client}: {len(success)} keys are over the {OPERATIONS_MAX} that etcd writes in one"
+                f"{self._client}: {len(success)} keys are over the limit of {OPERATIONS_MAX} that etcd writes in one"
                 " transaction; nothing was written. Write them in several calls"
             )
         system.process_epoch()  # in a child of a fork(2) in C this resets `session_number`, which is the parent's
@@ -189,8 +189,8 @@ class KeyWatcher:
 
     Args:
         client: the connections of the handle.
-        show: shows a wait that lasts long to other processes, given its logger, the kind of the missing names, and the
-            names.
+        show: shows a long wait to other processes. Its arguments are the logger of the wait, the kind of the missing
+            names, and the names.
     """
 
     def __init__(self, client: Client, show: Callable[[SlowWaitLogger, str, list[bytes]], object]) -> None:
