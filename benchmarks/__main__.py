@@ -61,10 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     known = ", ".join([*BENCHMARKS, *(f"{name} ({', '.join(parts)})" for name, parts in GROUPS.items())])
     parser.add_argument("--only", action="append", choices=[*GROUPS, *BENCHMARKS], metavar="NAME", help=known)
-    parser.add_argument("--json", metavar="FILE", help="write everything that was found there as well")
-    parser.add_argument("--quick", action="store_true", help="only see that everything runs; the figures mean nothing")
+    parser.add_argument("--json", metavar="FILE", help="also write all results to this file")
+    parser.add_argument(
+        "--quick", action="store_true", help="only check that everything runs; the figures mean nothing"
+    )
     parser.add_argument("--repeat", type=int, metavar="N", help="rounds of each benchmark (default: its own number)")
-    parser.add_argument("--directory", default=tempfile.gettempdir(), help="where files go (default: %(default)s)")
+    parser.add_argument(
+        "--directory", default=tempfile.gettempdir(), help="the directory of the files (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     if options.repeat is not None and options.repeat < 1:
         parser.error("--repeat must be at least 1")

@@ -1,7 +1,7 @@
 """All processes meet at barriers, each with a key of its own: the time and the cost of each barrier.
 
-The cost is processor time per rank, with all processes and TCPStore's server counted. It stays true on a machine with a
-core for each rank, where the time on the clock does not. The floor is the prototype in `barrier_floor.py`: the same
+The cost is processor time per rank, of all processes and of TCPStore's server. A machine with a core for each rank
+would show the same cost, but not the same time on the clock. The floor is the prototype in `barrier_floor.py`: the same
 record format, locks and wake-ups, without recovery, deadlines, liveness and threads.
 """
 
@@ -116,7 +116,7 @@ def _budgets(size: int, before: dict[int, tuple[float, float]]) -> tuple[list[Bu
 
 
 def once(kind: str, size: int, settings: Settings) -> Found:
-    """Let `size` processes meet in one way, in one round."""
+    """Run one round, in which `size` processes meet in one way."""
     count = 3 if settings.quick else max(20, 60 - size) if kind == FILE_KEYS else max(30, 3000 // size)
     with fresh(KINDS[kind], settings.directory) as place:
         if kind == FLOOR:
@@ -137,7 +137,7 @@ def make_floor(member: crew.Member, place: Place) -> None:
 
 
 def meet(member: crew.Member, place: Place, kind: str, count: int) -> Meetings:
-    """Meet a few times without counting, begin together, and meet `count` times."""
+    """Pass a few uncounted barriers, begin together with the other processes, and pass `count` barriers."""
     barrier = way_to_meet(member, place, kind)
     for number in range(WARM_UP):
         barrier(f"warm.{number}")

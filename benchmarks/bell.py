@@ -12,7 +12,7 @@ MANY = 1024
 
 
 class Bell:
-    """Two files; each of two processes touches its own one and sleeps until the other is touched."""
+    """Two files. Each of two processes touches its own file and sleeps until the other file is touched."""
 
     def __init__(self, path: str, rank: int) -> None:
         own, other = (os.open(f"{path}.{number}", os.O_RDWR | os.O_CREAT, 0o600) for number in (rank, 1 - rank))

@@ -1,4 +1,4 @@
-"""Several processes add to one counter as fast as they can: how many additions a second, their cost, and the waits."""
+"""Several processes add to one counter as fast as they can: the additions per second, their cost, and the waits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Additions(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A round: thousands a second, µs of processor time per call, the longest wait in ms, calls in time in %."""
+    """A round: 1000 calls per second, µs of processor time per call, the longest wait in ms, % of the calls in time."""
 
     rate: float
     spent: float
@@ -87,7 +87,7 @@ def measure(settings: Settings) -> Iterator[Row]:
 
 
 def once(store: str, size: int, settings: Settings) -> Found:
-    """Let `size` processes add, in one round."""
+    """Run one round, in which `size` processes add."""
     count = 10 if settings.quick else TOTAL // size
     with fresh(store, settings.directory) as place:
         server = ServerTime()

@@ -34,7 +34,7 @@ class Member:
 def run(
     task: Callable[..., Any], size: int, *args: Any, during: AbstractContextManager[object] | None = None
 ) -> list[Any]:
-    """Call ``task(member, *args)`` in `size` processes and return what they return, by rank.
+    """Call ``task(member, *args)`` in `size` processes and return the results, by rank.
 
     `during` is entered when all processes are ready, and left when all results are there.
 

@@ -20,7 +20,7 @@ BUDGET = Budget("50 ms at most", limit=50.0)
 
 
 def measure(settings: Settings) -> Iterator[Row]:
-    """Yield a row for waits, beside torch's, and one for writes, which have no deadline in torch's FileStore."""
+    """Yield a row for waits, beside torch's, and a row for writes, which have no deadline in torch's FileStore."""
     rounds, count = settings.rounds(3), 2 if settings.quick else 30
 
     def waits(store: str) -> list[float]:
@@ -47,13 +47,13 @@ def measure(settings: Settings) -> Iterator[Row]:
 
 
 def _lateness(call: Callable[[], Any]) -> float:
-    """Return how much more than `TIMEOUT_S` the call took before it said so, in ms."""
+    """Return how much longer than `TIMEOUT_S` the call took until it raised the time-out, in ms."""
     start = time.perf_counter()
     try:
         call()
     except RuntimeError:  # ours and torch's
         return (time.perf_counter() - start - TIMEOUT_S) * 1e3
-    raise AssertionError("it did not time out")
+    raise AssertionError("the call did not time out")
 
 
 def _row(work: str, found: dict[str, list[list[float]]], missing: dict[str, str]) -> Row:

@@ -1,4 +1,4 @@
-"""A rank is killed while the others wait for it at a barrier that fails fast: when does each of them know?"""
+"""Kill a rank for which the others wait at a barrier that fails fast: the time until each call raises."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ def measure(settings: Settings) -> Iterator[Row]:
 
 
 def see_a_death(member: crew.Member, place: Place) -> float:
-    """Return when this rank learned of the death. The last rank kills a process, and returns minus the time of that.
+    """Return when this rank learned of the death.
 
-    The clock is the monotonic one of the host, in seconds.
+    The last rank kills a process, and returns the time of the kill, negated.
+
+    Times are in seconds, by the monotonic clock of the host.
     """
     victim = 0
     if member.rank == member.size - 1:
@@ -79,7 +81,7 @@ def see_a_death(member: crew.Member, place: Place) -> float:
 
 
 def be_killed(place: Place, rank: int, done: int) -> None:
-    """Have the store open as `rank`, and wait for the end."""
+    """Open the store as `rank`, and wait to be killed."""
     try:
         store = fscoord.FileStore(place.address, rank=rank, timeout=LIMIT_S)
         os.write(done, b"%d" % store.register())

@@ -1,6 +1,6 @@
-"""EtcdStore beside FileStore, and beside the method of torch's EtcdStore, which reads the whole directory each time.
+"""EtcdStore beside FileStore, and beside torch's method, which reads the whole directory for each operation.
 
-Only on request (``--only etcd``): it needs an etcd on PATH and the extra ``etcd``.
+This benchmark runs only on request (``--only etcd``). It needs an etcd on PATH and the extra ``etcd``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ START_S = 60
 
 
 class ReReading(fscoord.EtcdStore):
-    """An EtcdStore that gets, waits and adds as torch's does.
+    """An EtcdStore that gets, waits and adds as torch's EtcdStore does.
 
     It follows ``torch/distributed/elastic/rendezvous/etcd_store.py``: every look reads all keys of the store. A wait is
     a watch of all keys, which any write ends. A process that loses a race for a counter sleeps for 50 ms on average.
@@ -50,7 +50,7 @@ class ReReading(fscoord.EtcdStore):
         return {unb64(each["key"])[len(values) :]: unb64(each.get("value")) for each in found}, revision
 
     def get(self, key: Any) -> bytes:
-        """Read all keys until the one is there."""
+        """Read all keys until `key` is among them."""
         ends = time.monotonic() + self._timeout
         name, values = key.encode(), self._keys.values
         while True:
@@ -90,7 +90,7 @@ def version() -> str:
 
 @contextmanager
 def server(directory: str, host: str = "127.0.0.1") -> Iterator[str]:
-    """Run an etcd with its data in `directory`, which listens at `host`; give its address."""
+    """Run an etcd that listens at `host` and has its data in `directory`; yield its address."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port = probe.getsockname()[1]
@@ -117,7 +117,7 @@ def server(directory: str, host: str = "127.0.0.1") -> Iterator[str]:
 
 
 def filled(place: Place, count: int) -> Any:
-    """Return a handle on the store at `place`, with so many other keys in it."""
+    """Return a handle on the store at `place`, after setting that many other keys."""
     store = place.open()
     store.multi_set([f"other{number}" for number in range(count)], [b"x" * 32] * count)
     return store
@@ -208,7 +208,7 @@ def contended(settings: Settings) -> Row:
 
 
 def add_often(member: crew.Member, place: Place, times: int) -> tuple[float, float]:
-    """Add so many times; return when that began and ended, by the clock that all processes share."""
+    """Add `count` times; return the begin and the end of the additions, by the clock that all processes share."""
     store = place.open()
     store.check(["counter"])
     member.start()

@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 def measure(settings: Settings) -> Iterator[Row]:
-    """Yield a row for the rate of the replay, and one for the opening as a whole."""
+    """Yield a row for the rate of the replay, and a row for the opening as a whole."""
     rounds = settings.rounds(5)
     operations = OPERATIONS_QUICK if settings.quick else OPERATIONS
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Ranks on the client hosts of the laboratory (`tests/mounts/lab`), and what they cost its file server.
+"""Ranks on the client hosts of the laboratory (`tests/mounts/lab`), and the requests that they make to its file server.
 
 All hosts of the laboratory are network and host-name namespaces of one kernel, and all their mounts are in one mount
 namespace. So one process can fork ranks into each host, and count the requests of each.
@@ -35,14 +35,14 @@ def address(host: str) -> str:
 
 
 def delay_replies(milliseconds: float) -> None:
-    """Add so much to each round trip between a host and the server, in place of what was added before."""
+    """Delay each round trip between a host and the server, in place of any earlier delay."""
     for host in NAMES:
         kind = ["netem", "delay", f"{milliseconds}ms"] if milliseconds else ["noqueue"]
         subprocess.run(["tc", "qdisc", "replace", "dev", f"s{host}", "root", *kind], check=True)
 
 
 def requests() -> Counter[str]:
-    """Return how many requests all hosts have made since the mount, by name, and how many ``bytes`` they have read."""
+    """Return the number of requests of all hosts since the mount, by name, and the number of ``bytes`` read."""
     found: Counter[str] = Counter()
     is_nfs = False
     for line in Path("/proc/self/mountstats").read_text(encoding="utf-8").splitlines():
@@ -58,7 +58,7 @@ def requests() -> Counter[str]:
 
 @dataclass
 class Rank:
-    """One process: its host, its store, and what it is asked to do there."""
+    """One process: its host, its store, and the calls that it makes on request."""
 
     number: int
     size: int
@@ -69,7 +69,7 @@ class Rank:
     more: dict[str, Any] = field(default_factory=dict)
 
     def open(self) -> None:
-        """Open the store, and write to it, so that no host may trust its cache."""
+        """Open the store, and write to it, so that no host can serve reads from its cache."""
         if self.kind == OURS:
             self.store = fscoord.FileStore(f"/mnt/{self.host}/{self.place}", timeout=LIMIT_S)
         elif self.kind == ETCD:
@@ -83,7 +83,7 @@ class Rank:
         self.store.add("opened", 1)
 
     def barrier(self, key: str) -> tuple[float, float]:
-        """Meet the others; return when that began and ended."""
+        """Pass a barrier with all ranks; return when the call began and ended."""
         begun = time.monotonic()
         if self.kind == TORCH_FILE:  # as in torch/distributed/elastic/utils/store.py
             if self.store.add(f"{key}/n", 1) == self.size:
@@ -94,7 +94,7 @@ class Rank:
         return begun, time.monotonic()
 
     def add(self, key: str, seconds: float) -> tuple[int, float]:
-        """Add to a counter, again and again; return how often, and for how long."""
+        """Add to a counter, again and again; return the number of additions, and the time that they took."""
         begun, count = time.monotonic(), 0
         while time.monotonic() < begun + seconds:
             self.store.add(key, 1)
@@ -102,7 +102,7 @@ class Rank:
         return count, time.monotonic() - begun
 
     def repeat(self, method: str, count: int, *given: Any) -> float:
-        """Call a method so often; return how long that took."""
+        """Call a method `count` times; return how long the calls took."""
         begun = time.monotonic()
         for _ in range(count):
             getattr(self.store, method)(*given)
@@ -114,12 +114,12 @@ class Rank:
         return time.monotonic()
 
     def set(self, key: str) -> float:
-        """Set a key; return when that ended."""
+        """Set a key; return when the call ended."""
         self.store.set(key, "1")
         return time.monotonic()
 
     def rendezvous(self) -> tuple[float, float]:
-        """Meet the other agents; return when that began and ended. The agent stays."""
+        """Join a rendezvous with the other agents; return when the call began and ended. The agent keeps running."""
         from fscoord.rendezvous import RendezvousParameters, create_handler
 
         path = f"/mnt/{self.host}/{self.place}"
@@ -141,7 +141,7 @@ class Rank:
 
 
 class Crew:
-    """Ranks of one store on `hosts`, `per_host` on each, in processes that this one has forked."""
+    """Ranks of one store on `hosts`, `per_host` on each, in processes that the present process has forked."""
 
     def __init__(self, kind: str, place: str, hosts: Sequence[str], per_host: int) -> None:
         context = multiprocessing.get_context("fork")
@@ -178,7 +178,7 @@ class Crew:
         return results
 
     def do(self, method: str, *given: Any) -> list[Any]:
-        """Let all ranks call a method; return the results, by rank."""
+        """Make all ranks call a method; return the results, by rank."""
         self.begin(method, *given)
         return self.finish()
 
@@ -193,7 +193,7 @@ class Crew:
 
 @contextmanager
 def crew(kind: str, place: str, hosts: Sequence[str], per_host: int) -> Iterator[Crew]:
-    """Give a crew; end it afterwards."""
+    """Yield a crew; end it afterwards."""
     made = Crew(kind, place, hosts, per_host)
     try:
         yield made

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.leading RESULTS`: what it costs the rank that leads on its node to write for another rank.
+"""`python -m benchmarks.leading RESULTS`: the cost to a leader of writing for another rank of its node.
 
-It is the processor time of the leader, in a directory of this host that counts as one that hosts share. Each hold of
-the log's lock takes 5 ms longer than it needs, so that the others have asked when it begins.
+The cost is processor time of the leader. The directory is local, and the store treats it as a directory that hosts
+share. Each hold of the log's lock is 5 ms longer than necessary, so that the other ranks have published requests before
+the next hold.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ HOLD_S, MEASURED_S, ROUNDS = 0.005, 2.0, 3
 
 
 class Led:
-    """What the holds of this process have taken, and how many requests of others they have claimed."""
+    """The processor time of the holds of this process, and the number of requests that they have claimed."""
 
     def __init__(self) -> None:
         self.holds, self.claims, self.seconds = 0, 0, 0.0
 
     def watch(self, directory: str) -> None:
-        """Let `directory` count as shared, for this process, and note what it does as a leader from now on."""
+        """Treat `directory` as shared by hosts, and record the holds of this process as a leader from now on."""
         os.environ.pop("XDG_RUNTIME_DIR", None)
         changes: list[tuple[Any, str, Any]] = [
             (station, "SHARED_MEMORY", directory),
@@ -69,7 +70,7 @@ class Led:
 
 
 def add(member: crew.Member, directory: str) -> tuple[int, int, float]:
-    """Add to one counter for a while; return what this process did as a leader."""
+    """Add to one counter for a while; return the holds of this process as a leader."""
     led = Led()
     led.watch(directory)
     store = fscoord.FileStore(Path(directory, "log"))

@@ -1,7 +1,7 @@
 """Locks between processes: the cost of lock and unlock, the time to the next holder, and overtaking.
 
-Overtaking counts from the call of `acquire`: others may overtake a process until it has written its place in the line.
-No process in the line is overtaken; a test shows this in the log, see `arrivals` in tests/contract/test_locks.py.
+Overtaking counts from the call of `acquire`: a process may be overtaken until it has written its place in the line. No
+process in the line is overtaken. A test shows this from the log: see `arrivals` in tests/contract/test_locks.py.
 
 fscoord's lock is compared with flock(2), the cheapest lock; with portalocker and filelock, with their defaults; and
 with the semaphore of `multiprocessing`, which only a process and its children can share. Only fscoord's lock queues,
@@ -77,7 +77,7 @@ class Flock:
 
 
 class Writes:
-    """No lock: the two writes of fscoord's lock, with the same numbers of bytes."""
+    """The two writes that fscoord's lock makes, with the same numbers of bytes, but without a lock."""
 
     def __init__(self, store: fscoord.FileStore) -> None:
         self._store = store
@@ -94,7 +94,10 @@ class Writes:
 
 
 def open_store(path: str) -> fscoord.FileStore:
-    """Return a store that has loaded the modules of the first wait, and that has a bell, as if others waited."""
+    """Return a store with a bell, as a store has once a process has waited.
+
+    The modules of the first wait are loaded.
+    """
     store = fscoord.FileStore(path, timeout=LIMIT_S)
     with suppress(fscoord.StoreTimeoutError):
         store.wait(["never"], 0.01)
@@ -102,7 +105,7 @@ def open_store(path: str) -> fscoord.FileStore:
 
 
 def make(kind: str, path: str, family: Any) -> Any:
-    """Return a lock of that kind at `path`, or `family`, which has been inherited."""
+    """Return a lock of the kind `name` at `path`, or `family`, a lock that the process has inherited."""
     if kind in (OURS, WRITES):
         store = open_store(path)
         return Lock(store, "lock") if kind == OURS else Writes(store)
@@ -112,7 +115,7 @@ def make(kind: str, path: str, family: Any) -> Any:
 
 
 def measure(settings: Settings) -> Iterator[Row]:
-    """Yield a row for one process, one for two that take turns, one for eight that all want it, and for its end."""
+    """Yield rows for one process, for two that take turns, for eight that contend, and for a holder that ends."""
     kinds = LOCKS[:2] if settings.quick else LOCKS
     yield pair(settings, LOCKS)
     yield handover(settings, kinds)
@@ -143,7 +146,7 @@ def pair(settings: Settings, kinds: tuple[str, ...]) -> Row:
 
 
 def handover(settings: Settings, kinds: tuple[str, ...]) -> Row:
-    """Return how soon the next process has the lock, beside a bare wake-up after as long a sleep."""
+    """Return how soon the next process has the lock, beside a bare wake-up after a sleep of the same length."""
     rounds = settings.rounds(3)
 
     def once(kind: str) -> list[float]:
@@ -216,7 +219,7 @@ def holders_end(settings: Settings) -> Iterator[Row]:
 
 
 def see_the_end(member: crew.Member, path: str, how: str) -> float:
-    """Return when this process had the lock; the other returns when its holder's end began."""
+    """As the waiter: return when this process acquired the lock. As the other rank: return when it ended the holder."""
     if member.rank:
         return end_a_holder(member, path, how)
     lock = Lock(open_store(path), "lock")
@@ -228,7 +231,7 @@ def see_the_end(member: crew.Member, path: str, how: str) -> float:
 
 
 def end_a_holder(member: crew.Member, path: str, how: str) -> float:
-    """Fork a holder, and end it when it has been waited for a while; return when."""
+    """Fork a holder, and end it once a waiter has waited for a while; return the time of the end."""
     (ordered, order), (heard, say) = os.pipe(), os.pipe()
     holder = os.fork()
     if holder == 0:
@@ -273,7 +276,7 @@ def alone(kind: str, settings: Settings) -> float:
 
 
 def together(kind: str, size: int, settings: Settings) -> list[Hold]:
-    """Return all holds of `size` processes that want it again and again, in the order in which they had it."""
+    """Return all holds of `size` processes that acquire the lock again and again, in the order of the holds."""
     family = multiprocessing.get_context("forkserver").Lock()
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=settings.directory) as place:
         lists = crew.run(want, size, kind, str(Path(place, "lock")), family, 0.01 if settings.quick else RUN_S)
@@ -281,7 +284,7 @@ def together(kind: str, size: int, settings: Settings) -> list[Hold]:
 
 
 def want(member: crew.Member, kind: str, path: str, family: Any, seconds: float) -> list[Hold]:
-    """Have the lock again and again for so long, once at least."""
+    """Acquire and release the lock repeatedly for the given time, once at least."""
     lock = make(kind, path, family)
     lock.acquire()
     lock.release()
@@ -301,7 +304,7 @@ def want(member: crew.Member, kind: str, path: str, family: Any, seconds: float)
 
 
 def handed_over(holds: list[Hold]) -> list[float]:
-    """Return the time from each release to the hold of a process that waited, in µs."""
+    """Return the time from each release to the next hold by a process that waited, in µs."""
     return [
         (after.got - max(before.released, after.asked)) * 1e6
         for before, after in pairwise(holds)

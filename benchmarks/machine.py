@@ -13,7 +13,7 @@ import fscoord
 
 
 def facts(directory: str) -> dict[str, str | int | float]:
-    """Return its facts: processor, kernel, Python, versions, file system, and load."""
+    """Return the facts about this machine: processor, kernel, Python, versions, file system, and load."""
     found: dict[str, str | int | float] = {
         "date": time.strftime("%Y-%m-%d"),
         "processor": _processor(),

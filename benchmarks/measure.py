@@ -14,7 +14,7 @@ from benchmarks.stores import is_missing
 
 @dataclass(frozen=True)
 class Settings:
-    """How much to measure, and where.
+    """The settings of a run: how much to measure, and in which directory.
 
     Attributes:
         quick: only check that everything runs; the figures mean nothing.
@@ -29,7 +29,7 @@ class Settings:
     report: Callable[[str], None]
 
     def rounds(self, usual: int) -> int:
-        """Return the number of rounds: `usual`, unless the command line gives another."""
+        """Return the number of rounds: `usual`, unless the command line gives another number."""
         return self.repeat or (1 if self.quick else usual)
 
 
@@ -53,7 +53,7 @@ class Row:
     """One kind of work, and the figure of each store.
 
     Attributes:
-        values: the figure of each store; ours is first.
+        values: the figure of each store; fscoord's is first.
         missing: why a store has no figure.
         details: more figures, by store.
         statistic: how the figures follow from the rounds, and how many rounds there were.
@@ -74,7 +74,7 @@ class Row:
         return next(iter(self.values.values()))
 
     def ratio(self, store: str, of: str = "") -> float:
-        """Return how many times as good as `store` fscoord is, or the store `of`."""
+        """Return how many times as good as `store` the store `of` is; by default `of` is fscoord."""
         ours, theirs = self.values[of] if of else self.ours, self.values[store]
         return ours / theirs if self.more_is_better else theirs / ours
 
@@ -104,7 +104,7 @@ def take_turns(
     """Return the result of `measure` for each store in each round, and why some stores were not measured.
 
     All stores are measured once before any is measured again, so that other work on the machine affects them alike.
-    `absent` says why a store can't be measured this time.
+    `absent` returns why a store can't be measured in this round.
     """
     missing = {store: (absent or {}).get(store, "") or is_missing(store) for store in stores}
     present = [store for store, reason in missing.items() if not reason]
@@ -117,7 +117,7 @@ def take_turns(
 
 
 class ServerTime:
-    """The processor time of all threads of this process but the caller's: that of TCPStore's server, in seconds."""
+    """The processor time of TCPStore's server, in seconds: of all threads of this process except the caller."""
 
     spent = 0.0
 

@@ -49,7 +49,7 @@ class Line(NamedTuple):
 
     Attributes:
         of: the store whose figures count.
-        peer: the store that they are compared with; empty for a fixed limit.
+        peer: the store with which `of` is compared; empty for a fixed limit.
         longer: whether the ratio is the cost of fscoord divided by that of the peer, and not the reverse.
     """
 
@@ -272,7 +272,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the page and the picture, or compare them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description=__doc__)
     parser.add_argument("results", help="a file that `python -m benchmarks --only meet --json` wrote")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page has something else")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if the page does not agree with the results"
+    )
     options = parser.parse_args(arguments)
     found = json.loads(Path(options.results).read_text(encoding="utf-8"))
     run = Run(found["machine"], {row["work"]: row for row in found["results"]})

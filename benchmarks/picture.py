@@ -25,7 +25,7 @@ def _tick(value: float) -> str:
 
 
 def draw(title: str, across: str, lines: Lines, dashed: Sequence[str] = DASHED) -> str:
-    """Return the picture of `lines`, each a figure by the number of processes. Those that `dashed` names are dashed."""
+    """Return the picture of `lines`, each a figure by the number of processes. Lines named in `dashed` are dashed."""
     sizes = sorted({size for line in lines.values() for size in line})
     values = [value for line in lines.values() for value in line.values()]
     low, high = floor(log10(min(values)) * 2) / 2, ceil(log10(max(values)) * 2) / 2

@@ -1,4 +1,4 @@
-"""Imported by the server process that forks the processes of a crew: loads the modules that they use.
+"""Load the modules that a crew uses. The server process that forks the crew imports this module.
 
 The objects of torch and fscoord are then kept out of garbage collections. Otherwise the first full collection of each
 process would copy all of their pages, which takes up to 0.6 s, in the middle of the measurement (see `gc.freeze`).

@@ -22,7 +22,7 @@ Span = tuple[float, float]
 
 
 def measure(settings: Settings) -> Iterator[Row]:
-    """Yield two rows per number of processes; none without torch, because everything here goes through it."""
+    """Yield two rows per number of processes. Without torch there are no rows, because all stores here need torch."""
     reason = is_missing(TORCH_FILE)
     if reason:
         settings.report(f"process groups are not measured: {reason}")
@@ -60,7 +60,7 @@ def from_last_call_to_last_return(spans: Sequence[list[Span]]) -> list[float]:
 def groups(member: crew.Member, place: Place, count: int) -> tuple[list[Span], list[Span]]:
     """Make `count` process groups, one after the other; return the times of each begin and end, and of a barrier.
 
-    The first group does not count, because torch opens files in it that it keeps.
+    The first group does not count, because torch then opens files that it keeps open.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch.distributed as dist
@@ -84,7 +84,7 @@ def groups(member: crew.Member, place: Place, count: int) -> tuple[list[Span], l
 
 
 def store_for_torch(place: Place) -> Any:
-    """Return the store at `place` as torch takes it."""
+    """Return the store at `place` in the form that torch takes."""
     if place.store != OURS:
         return place.open()
     from fscoord.integrations.torch import TorchStore

@@ -1,4 +1,4 @@
-"""The cost of the records of others: one handle has written, and another reads, decodes and applies the records."""
+"""The cost of reading another handle's records: to read them from the file, decode them and apply them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def measure(settings: Settings) -> Iterator[Row]:
 
 
 def meet(member: crew.Member, place: Place, count: int) -> list[tuple[float, float]]:
-    """Meet `count` times, each time under another name; return when each call began and ended."""
+    """Join `count` rendezvous, each with a name of its own; return when each call began and ended."""
     store = place.open()
     spans = []
     member.start()

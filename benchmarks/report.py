@@ -16,7 +16,7 @@ COLUMNS = ("work", "store", "figure", "", "ratio", "budget", "met")
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Give a function that shows a line on standard error: in place with rich on a terminal, else one after another."""
+    """Yield a function that shows progress on standard error: on a terminal in one line, by rich, else line by line."""
     try:
         from rich.console import Console
     except ImportError:

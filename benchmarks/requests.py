@@ -1,7 +1,7 @@
 """`python -m benchmarks.requests DIRECTORY`: the requests of each operation on NFS, beside torch's FileStore.
 
-The client counts its requests itself, in /proc/self/mountstats; on NFS 3 it does not count those of the lock manager.
-Unlike times, counts carry over from one machine to another.
+The client counts its requests itself, in /proc/self/mountstats; on NFS 3 it does not count requests of the lock
+manager. Unlike times, counts carry over from one machine to another.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def requests(directory: str) -> int:
             counts[point] = counts.get(point, 0) + int(words[1])
     under = [found for found in counts if Path(directory).is_relative_to(found)]
     if not under:
-        raise SystemExit(f"{directory} is on no NFS mount, and only those count their requests")
+        raise SystemExit(f"{directory} is not on an NFS mount, and only NFS mounts count their requests")
     return counts[max(under, key=len)]
 
 

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.scaling RESULTS`, in the laboratory: what many ranks on several hosts cost and take on NFS.
+"""`python -m benchmarks.scaling RESULTS`, in the laboratory: the costs and times of many ranks on several hosts on NFS.
 
     tests/mounts/lab/nfslab --engine uml --hosts 8 --out DIR -- python -m benchmarks.scaling /out/scaling.json
 
-Each figure is that of a number of nodes, of ranks per node, and of milliseconds that are added to each round trip.
+Each figure is for one number of nodes, one number of ranks per node, and one delay added to each round trip, in ms.
 Where several stores are measured, they take turns.
 """
 
@@ -58,7 +58,7 @@ def count(crew: Crew | None = None) -> Counter[str]:
 
 
 def etcd_requests(port: str) -> Counter[str]:
-    """Return what `hosts.requests` does, as the etcd at `port` of this host counts it."""
+    """Return the counts that `hosts.requests` returns, for the etcd at `port` of this host."""
     found: Counter[str] = Counter()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         for line in answer.read().decode().splitlines():
@@ -166,7 +166,7 @@ def idle(crew: Crew, writer: Crew, name: str) -> Figures:
 
 
 def rendezvous(names: Sequence[str], per_host: int, place: str) -> Iterator[Figures]:
-    """Measure one rendezvous of agents, and what they cost when nothing happens any more."""
+    """Measure one rendezvous of agents, and the cost of the agents once they are idle."""
     with hosts.crew(OURS, place, names, per_host) as crew:
         before = hosts.requests()
         times = crew.do("rendezvous")
@@ -239,7 +239,7 @@ def agents(options: argparse.Namespace, report: Any) -> Iterator[Figures]:
 
 @contextmanager
 def etcd_server() -> Iterator[int]:
-    """Run an etcd on the server, with its data on the disk that is exported; give its port."""
+    """Run an etcd on the server, with its data on the exported disk; yield its port."""
     directory = Path(os.environ["NFS_SERVER_DIR"], f"etcd-{time.monotonic_ns()}")
     directory.mkdir()
     with etcd.server(str(directory), "0.0.0.0") as address:
@@ -251,7 +251,7 @@ def _shapes(text: str) -> list[tuple[int, int]]:
 
 
 def main() -> None:
-    """Measure, and write the file anew after each figure, so that a run that is ended early is of use."""
+    """Measure, and rewrite the file after each figure, so that a run that is ended early still leaves results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
     parser.add_argument("results", help="the file to write")
     parser.add_argument("--agents", action="store_true", help="measure rendezvous, and not stores")
@@ -259,7 +259,9 @@ def main() -> None:
     parser.add_argument("--etcd-shapes", type=_shapes, default=list(ETCD_SHAPES), metavar="NODESxRANKS,...")
     parser.add_argument("--rtts", type=lambda text: [float(each) for each in text.split(",")], default=RTTS_MS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--works", nargs="+", choices=WORKS, default=WORKS, help="which works of stores to measure")
+    parser.add_argument(
+        "--works", nargs="+", choices=WORKS, default=WORKS, help="the kinds of work of stores to measure"
+    )
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--no-etcd", action="store_true")
     options = parser.parse_args()
@@ -279,7 +281,7 @@ def main() -> None:
 
 
 def preload(*, with_torch: bool) -> None:
-    """Import what the ranks use, before they are forked."""
+    """Import the modules that the ranks use, before the ranks are forked."""
     modules = ["watchdog.observers.inotify", "fscoord.rendezvous", "fscoord._log.combining.combiner", "urllib3"]
     for module in [*modules, *(["torch.distributed"] if with_torch else [])]:
         if importlib.util.find_spec(module.partition(".")[0]) is not None:

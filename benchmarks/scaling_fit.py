@@ -1,4 +1,4 @@
-"""The model of docs/scaling.md: terms fitted to a part of what `benchmarks.scaling` found, and checked on the rest."""
+"""The model of docs/scaling.md: terms fitted to some results of `benchmarks.scaling`, and checked on the rest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What was found: facts of the machine, and the rows."""
+    """The results of a run: facts of the machine, and the rows."""
 
     machine: dict[str, Any]
     rows: list[Row]
@@ -35,7 +35,7 @@ class Run:
         return [row for row in self.rows if row["work"] == work and row["kind"] == kind]
 
     def one(self, work: str, job: Job, rtt_ms: float, kind: str = OURS) -> Row | None:
-        """Return the only such row, if there is one."""
+        """Return the only row with these fields, or None if there is none."""
         return next((row for row in self.of(work, kind) if job_of(row) == job and row["rtt_ms"] == rtt_ms), None)
 
     def round_trip_s(self, rtt_ms: float) -> float:
@@ -45,7 +45,7 @@ class Run:
 
 
 def fastest_s(row: Row) -> float:
-    """Return the time of the fastest round: what other work on the machine does to a round, it only adds."""
+    """Return the time of the fastest round, because other work on the machine only adds to the time of a round."""
     return min(row.get("all_seconds", [row["seconds"]]))
 
 
@@ -55,7 +55,7 @@ def job_of(row: Row) -> Job:
 
 
 def load(path: Path) -> Run:
-    """Return what the file has."""
+    """Return the results in the file."""
     found = json.loads(path.read_text(encoding="utf-8"))
     return Run(found["machine"], found["results"])
 
@@ -67,14 +67,14 @@ class Figure(NamedTuple):
     """A figure that the model predicts.
 
     Attributes:
-        work: the rows that it is about.
-        value: the figure of a row.
-        fields: the terms that it may have. The round trips of a time have no term for each rank: the ranks of a node
-            send their requests at the same time, and their writes are combined.
-        name: the constant in the module of the doctor with the terms; of a time, the one with its round trips.
-        rest: the constant with the terms of a time that do not depend on the round trip; empty for a count.
+        work: the kind of work whose rows have the figure.
+        value: returns the figure of a row.
+        fields: the terms that the figure may have. The round trips of a time have no term for each rank: the ranks of a
+            node send their requests at the same time, and their writes are combined.
+        name: the constant in the doctor's module that holds the terms; for a time, the terms of its round trips.
+        rest: the constant that holds the terms of a time that do not depend on the round trip; empty for a count.
         least_rtt_ms: rows with a shorter round trip are left out.
-        kind: whose rows.
+        kind: the kind of store whose rows count.
     """
 
     title: str
@@ -130,23 +130,26 @@ FIGURES = [
 
 
 def model_job(row: Row) -> Job:
-    """Return the job as the model sees it: each agent of a rendezvous is a node, because agents do not share writes."""
+    """Return the job for the model.
+
+    Each agent of a rendezvous counts as a node, because agents do not combine writes.
+    """
     return Job(ranks(row), 1) if row["work"] in {"rendezvous", "idle agents"} else job_of(row)
 
 
 def is_fitted(each: Figure, row: Row) -> bool:
-    """Return whether the model of `each` may know `row`."""
+    """Return whether the model of `each` may be fitted to `row`."""
     is_known = row["rtt_ms"] in (TIMES_MS if each.rest else COUNTS_MS)
     return is_known and row["ranks_per_node"] in FIT_RANKS and row["nodes"] <= FIT_NODES_MAX
 
 
 def factors(fields: Sequence[str], row: Row) -> list[float]:
-    """Return by what each of the terms is multiplied in `row`."""
+    """Return the factor of each term in `row`."""
     return [Terms(**{name: 1.0}).of(model_job(row), shown(row)) for name in fields]
 
 
 def shown(row: Row) -> float:
-    """Return how many ranks waited for so long that they wrote for what they waited, on average."""
+    """Return the average number of ranks that showed their wait, because it lasted too long."""
     took = row.get("all_seconds", [0.0])
     return ranks(row) * sum(each > SHOW_S for each in took) / len(took)
 
@@ -154,8 +157,8 @@ def shown(row: Row) -> float:
 def fit(each: Figure, run: Run) -> dict[str, Terms]:
     """Return the terms of a figure by the names of their constants.
 
-    A time is fitted in two steps. Where nothing was added to round trips, it is what the laboratory's processor needs.
-    Where much was added, what is left beyond that is round trips.
+    A time is fitted in two steps. Rows without an added delay give the time that the laboratory's processor needs. In
+    rows with a long delay, the time beyond that is the time of the round trips.
     """
     rows = [row for row in rows_of(each, run) if is_fitted(each, row)]
     if not each.rest:
@@ -171,22 +174,22 @@ def fit(each: Figure, run: Run) -> dict[str, Terms]:
 
 
 def predicted(each: Figure, terms: Mapping[str, Terms], row: Row, run: Run) -> float:
-    """Return what the model says about `row`."""
+    """Return the figure that the model predicts for `row`."""
     job = model_job(row)
     found = terms[each.name].of(job, shown(row))
     return found * run.round_trip_s(row["rtt_ms"]) + terms[each.rest].of(job) if each.rest else found
 
 
 def rows_of(each: Figure, run: Run) -> list[Row]:
-    """Return the rows that `each` is about."""
+    """Return the rows that have the figure `each`."""
     return [row for row in run.of(each.work, each.kind) if row["rtt_ms"] >= each.least_rtt_ms]
 
 
 def least_squares(fields: Sequence[str], rows: Sequence[tuple[Row, float, float]]) -> Terms:
     """Return the terms, none below zero, with the least squares of the errors.
 
-    Each row has the figure that is wanted of it, and the one of which its error is a share. All choices of terms are
-    tried; the others are zero.
+    Each row has the figure to fit, and the figure to which its error is relative. Every subset of the terms is tried,
+    with the terms outside it zero.
     """
     best, least = Terms(), float("inf")
     for count in range(1, len(fields) + 1):
@@ -227,7 +230,7 @@ def _solve(lines: list[list[float]], wanted: list[float]) -> list[float] | None:
 
 
 def errors(each: Figure, terms: Mapping[str, Terms], rows: Iterable[Row], run: Run) -> list[float]:
-    """Return by what share the model is off in each of `rows`: 0.1 is 10 % too much."""
+    """Return the relative error of the model in each of `rows`: 0.1 means that it predicts 10 % too much."""
     return [predicted(each, terms, row, run) / each.value(row) - 1 for row in rows]
 
 
@@ -246,7 +249,7 @@ CHECKS: dict[str, Callable[[Figure, Row], bool]] = {
 
 @cache
 def record_bytes(run: Run) -> float:
-    """Return how many bytes each rank of a barrier reads for each other rank."""
+    """Return the number of bytes that each rank of a barrier reads for each other rank."""
     rows = [row for row in run.of("barrier") if not shown(row)]
     found = [row["bytes_read"] / (ranks(row) * (ranks(row) - 1)) for row in rows]
     return float(f"{statistics.median(found):.3g}")
@@ -254,7 +257,7 @@ def record_bytes(run: Run) -> float:
 
 @cache
 def leader_s(run: Run) -> float:
-    """Return the processor time in which a leader writes for one more rank, as `benchmarks.leading` found it."""
+    """Return the processor time that a leader needs to write for one more rank, as `benchmarks.leading` measured it."""
     rows = run.of("leading")
     middle = statistics.mean(row["claims"] for row in rows), statistics.mean(row["seconds"] for row in rows)
     both = sum((row["claims"] - middle[0]) * (row["seconds"] - middle[1]) for row in rows)
@@ -263,5 +266,5 @@ def leader_s(run: Run) -> float:
 
 @cache
 def model(run: Run) -> dict[str, Terms]:
-    """Return all terms of our store."""
+    """Return all terms of fscoord's store."""
     return {name: terms for each in FIGURES for name, terms in fit(each, run).items()}

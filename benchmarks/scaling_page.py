@@ -1,8 +1,8 @@
-"""`python -m benchmarks.scaling_page RESULTS`: write docs/scaling.md from what `benchmarks.scaling` found.
+"""`python -m benchmarks.scaling_page RESULTS`: write docs/scaling.md from the results of `benchmarks.scaling`.
 
-The page has marks, between which its tables are. The pictures are drawn anew, and the terms are put into the module of
-the doctor that predicts with them. With `--check` nothing is written, and the exit status says whether all of that is
-what the results make of it.
+The tables stand between marks of the page. The pictures are drawn anew, and the terms are written into the doctor's
+module that predicts with them. With `--check` the program writes nothing, and the exit status says whether the page,
+the pictures and the terms agree with the results.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def module(run: Run, text: str) -> str:
 
 
 def machine(run: Run) -> str:
-    """Return where and when it was measured."""
+    """Return the place and the time of the measurement."""
     on = run.machine
     added = ", ".join(f"{run.round_trip_s(rtt) * 1e3:.2g}" for rtt in round_trips(run))
     words = (
@@ -81,17 +81,17 @@ def machine(run: Run) -> str:
 
 
 def round_trips(run: Run) -> list[float]:
-    """Return the milliseconds that were added to round trips."""
+    """Return the delays that were added to round trips, in ms."""
     return sorted({row["rtt_ms"] for row in run.rows})
 
 
 def shapes(run: Run, work: str) -> list[Job]:
-    """Return the jobs in which some work was measured."""
+    """Return the jobs for which there are results of the given kinds of work."""
     return sorted({job_of(row) for row in run.of(work)})
 
 
 def measured(run: Run, work: str, cell: Callable[[Row], str], unit: str) -> str:
-    """Return a table of one kind of work: a line for each job, a column for each round-trip time."""
+    """Return a table of one kind of work, with a line for each job and a column for each round-trip time."""
     lines = []
     for job in shapes(run, work):
         rows = [run.one(work, job, rtt) for rtt in round_trips(run)]
@@ -108,17 +108,17 @@ def _fastest_too(row: Row) -> str:
 
 
 def barriers(run: Run) -> str:
-    """Return what barriers took and cost."""
+    """Return the times and costs of barriers."""
     return measured(run, "barrier", _fastest_too, "fastest, p50 ms, requests")
 
 
 def adds(run: Run) -> str:
-    """Return how many additions a second all ranks made at once."""
+    """Return the additions per second of all ranks together."""
     return measured(run, "add", lambda row: f"{figure(row['per_s'])}, {figure(row['requests'])}", "per s, requests")
 
 
 def waits(run: Run) -> str:
-    """Return what waiting costs, and how soon the middle and the last rank were woken."""
+    """Return the cost of waiting, and the delays until the median rank and the last rank were woken."""
 
     def cell(row: Row) -> str:
         return f"{figure(row['requests'])}, {figure(row['seconds'] * 1e3)}, {figure(row['worst_s'] * 1e3)}"
@@ -127,7 +127,7 @@ def waits(run: Run) -> str:
 
 
 def meetings(run: Run) -> str:
-    """Return what rendezvous took and cost, and what idle agents cost."""
+    """Return the times and costs of rendezvous, and the cost of idle agents."""
 
     def cell(row: Row) -> str:
         idle = run.one("idle agents", job_of(row), row["rtt_ms"])
@@ -137,7 +137,7 @@ def meetings(run: Run) -> str:
 
 
 def peers(run: Run) -> str:
-    """Return what was found beside torch's FileStore."""
+    """Return the comparison with torch's FileStore."""
     lines = []
     for row in run.of("barrier", TORCH_FILE):
         ours = run.one("barrier", job_of(row), row["rtt_ms"])
@@ -175,7 +175,7 @@ def peers(run: Run) -> str:
 
 
 def terms(run: Run) -> str:
-    """Return the model."""
+    """Return the table of the model's terms."""
     lines = []
     for each in FIGURES:
         for name, found in fit(each, run).items():
@@ -200,7 +200,7 @@ def terms(run: Run) -> str:
 
 
 def checks(run: Run) -> str:
-    """Return by how much the model is off. Where little was added, most of a time is the processor's."""
+    """Return the errors of the model. With a short added delay, most of a time is processor time."""
     lines = []
     for each in FIGURES:
         found = fit(each, run)
@@ -216,12 +216,15 @@ def checks(run: Run) -> str:
 
 
 def network_s(job: Job, round_trip_s: float, run: Run) -> float:
-    """Return how long the messages of a barrier take."""
+    """Return the network time of a barrier's messages."""
     return model(run)["BARRIER_ROUND_TRIPS"].of(job) * round_trip_s
 
 
 def barrier_requests(job: Job, run: Run, round_trip_s: float) -> float:
-    """Return the requests of a barrier, in which ranks show their waits if it takes long."""
+    """Return the requests of a barrier.
+
+    If the barrier takes long, they include the requests by which ranks show their waits.
+    """
     is_long = network_s(job, round_trip_s, run) + leader_s(run) * job.ranks > SHOW_S
     return model(run)["BARRIER_REQUESTS"].of(job, job.ranks if is_long else 0)
 
@@ -234,13 +237,13 @@ def adding_s(job: Job, round_trip_s: float, run: Run) -> float:
 
 
 def server_s(job: Job, run: Run) -> tuple[float, float]:
-    """Return how long the assumed server needs for the requests of a barrier, and for the bytes."""
+    """Return the time that the assumed server needs for the requests and the bytes of a barrier."""
     requests = barrier_requests(job, run, NEAR_S)
     return requests / SERVER_PER_S, record_bytes(run) * job.ranks * (job.ranks - 1) / SERVER_BYTES_PER_S
 
 
 def jobs(run: Run) -> str:
-    """Return what larger jobs will cost."""
+    """Return the predicted costs of larger jobs."""
     found = model(run)
     lines = []
     for job in JOBS:
@@ -278,7 +281,7 @@ def jobs(run: Run) -> str:
 
 
 def amount(value: float) -> str:
-    """Return a number with three digits that count, and a prefix."""
+    """Return a number with three significant digits and a unit prefix."""
     for prefix in ("", "k", "M", "G"):
         if value < 1000:
             return f"{value:.3g} {prefix}".strip() if not prefix else f"{value:.3g} {prefix}"
@@ -287,14 +290,14 @@ def amount(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time."""
+    """Return a time as text, with its unit."""
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
     return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds / 3600:.3g} h"
 
 
 def etcd_rows(run: Run) -> str:
-    """Return what was found beside EtcdStore."""
+    """Return the comparison with EtcdStore."""
     lines = []
     for work, cell in (
         ("barrier", _time_and_requests),
@@ -320,12 +323,12 @@ PARTS: dict[str, Callable[[Run], str]] = {
 
 
 def line(terms_of: Callable[[Job], float], per_node: int) -> dict[int, float]:
-    """Return the figure for each number of nodes."""
+    """Return the predicted figure for each number of nodes."""
     return {nodes: terms_of(Job(nodes, per_node)) for nodes in AXIS}
 
 
 def points(run: Run, work: str, per_node: int, rtt_ms: float, value: Callable[[Row], float]) -> dict[int, float]:
-    """Return what was measured, by the number of nodes."""
+    """Return the measured figures, by the number of nodes."""
     rows = [row for row in run.of(work) if (row["ranks_per_node"], row["rtt_ms"]) == (per_node, rtt_ms)]
     return {row["nodes"]: value(row) for row in sorted(rows, key=lambda row: int(row["nodes"]))}
 
@@ -386,7 +389,10 @@ def pictures(run: Run) -> dict[str, str]:
 
 
 def joined(paths: Sequence[Path]) -> str:
-    """Return the results of several runs as one file, with a line for each figure. A later run replaces an earlier."""
+    """Return the results of several runs as one file, with a line for each figure.
+
+    A later run replaces an earlier one.
+    """
     found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     facts = found[0]["machine"] | {"load_1_min_at_the_end": found[-1]["machine"]["load_1_min_at_the_end"]}
     rows: dict[tuple[str, str, Job, float], Row] = {}
@@ -402,9 +408,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the page, the pictures and the terms, or compare them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling_page", description=__doc__)
     parser.add_argument("results", type=Path, help="a file that `--join` wrote")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if something else is there")
     parser.add_argument(
-        "--join", type=Path, nargs="+", metavar="FOUND", help="write RESULTS from what `benchmarks.scaling` wrote"
+        "--check", action="store_true", help="write nothing; fail if the page does not agree with the results"
+    )
+    parser.add_argument(
+        "--join", type=Path, nargs="+", metavar="FOUND", help="write RESULTS from files that `benchmarks.scaling` wrote"
     )
     options = parser.parse_args(arguments)
     if options.join:

@@ -1,4 +1,4 @@
-"""The cost of a new process: of the import, and until its first write is done."""
+"""The cost of a new process: the time of the import, and the time until its first write is done."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROGRAMS = {
 
 
 def measure(settings: Settings) -> Iterator[Row]:
-    """Yield a row for the import alone, and one for the life of a whole process."""
+    """Yield a row for the import alone, and a row for the life of a whole process."""
     rounds = settings.rounds(15)
 
     def imported(name: str) -> float:

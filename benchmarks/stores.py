@@ -1,4 +1,4 @@
-"""The stores that are compared: which there are, where each lives, and how a process opens one."""
+"""The stores that are compared: their names, the place of each store, and how a process opens it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NO_TORCH = "torch is not installed: pip install 'fscoord[torch]'"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a store lives: a path, or a port of this host. Another process opens the same one with it."""
+    """The place of a store: a path, or a port of this host. With it another process opens the same store."""
 
     store: str
     address: str
@@ -74,9 +74,9 @@ def is_missing(store: str) -> str:
 
 @contextmanager
 def fresh(store: str, directory: str) -> Iterator[Place]:
-    """Give an empty store a place, and a server if it needs one, and take both away afterwards.
+    """Yield a place for an empty store, with a server if the store needs one. Remove both afterwards.
 
-    TCPStore's server is a thread without Python in this process, which only waits meanwhile.
+    TCPStore's server is a thread of this process that runs no Python code. Meanwhile the process only waits.
     """
     if store == TORCH_TCP:
         import torch.distributed as dist

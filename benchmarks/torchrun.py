@@ -1,4 +1,4 @@
-"""`python -m benchmarks.torchrun`: how long torchrun takes to start a job, by each backend of its rendezvous.
+"""`python -m benchmarks.torchrun`: the time in which torchrun starts a job, with each rendezvous backend.
 
 The agents have one worker each. They run on this machine, and share a directory or a port. Two times end with the start
 of the last worker. One begins with the start of the last agent, and so includes the import of torch. The other begins
@@ -78,7 +78,7 @@ def launch(backend: str, nodes: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Launch by each backend in turn, and print the median times."""
+    """Launch with each backend in turn, and print the median times."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.torchrun", description=__doc__)
     parser.add_argument(
         "--repeat", type=int, default=ROUNDS, metavar="N", help="launches of each (default: %(default)s)"

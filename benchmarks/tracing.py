@@ -1,4 +1,4 @@
-"""The cost of a trace: processor time for each span, and nothing without a trace."""
+"""The cost of a trace: processor time for each span, and the cost of the check that remains without a trace."""
 
 from __future__ import annotations
 

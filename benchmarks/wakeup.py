@@ -1,4 +1,4 @@
-"""The time from the `set` of one process to the return of another's `get`: one way, both processes awake or asleep."""
+"""The time from the `set` of one process to the return of the `get` of another: one way, with both awake or asleep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WARM_UP = 3
 
 
 def measure(settings: Settings) -> Iterator[Row]:
-    """Yield a row for an exchange without pauses, and one in which the waiter has long been asleep."""
+    """Yield a row for an exchange without pauses, and a row for a waiter that has long been asleep."""
     rounds = settings.rounds(7)
     for work, pause, usual in (("ping-pong", 0.0, 1000), ("after a pause of 5 ms", PAUSE_S, 100)):
 

@@ -46,7 +46,7 @@ __all__ = [
 class MalformedText(Exception):
     """A text from a store does not have the expected form.
 
-    It is not a `ValueError`, because a signal handler may raise one while a text is parsed.
+    The class is not a `ValueError`, because a signal handler may raise a `ValueError` while a text is parsed.
     """
 
 
@@ -312,14 +312,17 @@ def to_timedelta(value: float) -> timedelta:
 
 
 def missing_error(place: object, what: str, keys: Sequence[bytes], waited: float, doubt: str = "") -> StoreTimeoutError:
-    """Return the error of a time-out, whose message has `place`, unless it is empty, `missing_message` and `doubt`."""
+    """Return the error of a time-out.
+
+    Its message has `place`, unless that is empty, then `missing_message`, then `doubt`.
+    """
     message = missing_message(what, keys, waited) + doubt
     names = [key_text(key) for key in keys]
     return StoreTimeoutError(f"{place}: {message}" if place else message, keys=names, waited=waited)
 
 
 def missing_message(what: str, keys: Sequence[bytes], waited: float) -> str:
-    """Return the message of a time-out, which names the missing `keys` and how many seconds the caller has `waited`."""
+    """Return the message of a time-out: the missing `keys`, and the seconds that the caller has `waited`."""
     several = len(keys) > 1
     absent = "are not there" if several else "is not there"
     after = f"did not come within {waited:.3g} s" if waited >= 0.001 else absent

@@ -1,9 +1,9 @@
 """The environment variables of launchers: rank, world size, local rank, local world size and run of this process.
 
-`detect` reads the variables, and returns the values and the variables in which it found them. Only the nearest launcher
-counts. For example, a rank that torchrun or mpirun starts inside a Slurm step inherits the variables of the step, but
-these describe the agent or daemon that started the rank. So the order is torchrun, Open MPI, PMI (MPICH, Intel MPI),
-PMIx, PALS (HPE Cray), Flux, Slurm and pytest-xdist.
+`detect` returns the values, and the names of the variables that have them. Only the nearest launcher counts. For
+example, a rank that torchrun or mpirun starts inside a Slurm step inherits the variables of the step, but these
+describe the agent or daemon that started the rank. So the order is torchrun, Open MPI, PMI (MPICH, Intel MPI), PMIx,
+PALS (HPE Cray), Flux, Slurm and pytest-xdist.
 
 The variables are in the launchers' manuals: torchrun's *Environment Variables*; mpirun(1) of Open MPI; Hydra's
 ``PMI_*`` and ``MPI_LOCAL*``; the PMIx standard's ``PMIX_RANK`` and ``PMIX_NAMESPACE``; flux-environment(7); srun(1) and
@@ -40,7 +40,7 @@ class Environment:
             torchrun.
         rank: the number of this process, from 0.
         world_size: the number of processes.
-        local_rank: the number of this process among those on its host, from 0.
+        local_rank: the number of this process among the processes on its host, from 0.
         local_world_size: the number of processes on this host.
         run_id: the run of the job. A restart of a worker does not change it; a restart of the job does.
         sources: the names of the variables of each attribute that was found, by attribute.
@@ -72,7 +72,7 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
     ``SLURM_PROCID`` counts only inside a step, because in a batch script it is 0 for all processes of the script.
 
     Args:
-        variables: the environment variables; None: those of this process.
+        variables: the environment variables; None: the variables of this process.
 
     Raises:
         ValueError: the nearest launcher's variables contradict each other or can't be parsed. The variables of another
@@ -232,7 +232,8 @@ def _is_slurms_own_pmix(values: Mapping[str, str]) -> bool:
 def _local_answers(values: Mapping[str, str], answers: _Answers) -> _Answers:
     """Return the local rank and local world size from a launcher that provides PMI.
 
-    A launcher provides PMI if its own variables have the same rank and world size as `answers`, those of PMI.
+    A launcher provides PMI if its own variables have the same rank and world size as `answers`, which come from PMI's
+    variables.
     """
     world = [answers["rank"].value, answers["world_size"].value]
     for other in (_ask(_PALS, values, []), _ask(_FLUX, values, []), _ask_slurm(values, [])):

@@ -1,8 +1,8 @@
 """The exceptions of fscoord, in one tree.
 
-The root is a `RuntimeError`, because callers of torch's c10d stores catch that. Many leaves are also the built-in
-exception that fits (`TimeoutError`, `ValueError`, `OSError`...). A message says what happened, to which path or key,
-and what to do next.
+The root is a `RuntimeError`, because callers of torch's c10d stores catch `RuntimeError`. Many classes are also a
+built-in exception (`TimeoutError`, `ValueError`, `OSError`...). A message says what happened, to which path or key, and
+what to do next.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _timeout_message(message: str) -> str:
     """Return `message`, with "timeout" added at its beginning unless it begins with "timeout" or contains "timeout=".
 
     Callers of torch's stores search messages for "timeout". A path or a key in the message may contain this word by
-    chance, and so must not count.
+    chance, so an occurrence anywhere else does not count.
     """
     return message if message.startswith("timeout") or "timeout=" in message else f"timeout: {message}"
 
@@ -93,7 +93,7 @@ class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
         holder: the process that held the log lock at the end, as ``host:pid``, or None if the lock was not the reason.
         waited: the time waited, in seconds.
         maybe_applied: whether the write that waited may still take effect. Only a write to a log that hosts share can
-            end like this: another process of the host has the write in hand, and was stopped.
+            end like this: another process of the host, which makes the write, was stopped.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class BrokenBarrierError(BarrierError):
 
 
 class LockLostError(FscoordError):
-    """A lock or another hold was lost: its holder was taken for dead, or `recipes.force_release` released it."""
+    """A lock or another hold was lost: the holder was taken for dead, or `recipes.force_release` released the hold."""
 
 
 class StaleTokenError(LockLostError):

@@ -3,10 +3,10 @@
 `StoreView` is the base class of stores whose data is in another store.
 
 The names and meanings are those of torch's c10d ``Store``. Where the stores of c10d disagree with each other, the
-docstring of the operation says which meaning holds here. This module does not depend on any particular store.
+docstring of the operation says which meaning it has here. This module does not depend on any particular store.
 
-The module is long, but one thing: the operations of one class, most of its lines being their documentation, and the
-functions by which the other modules of this package reach its private methods.
+The module is long, but one thing: the operations of one class, and the functions by which other modules of this package
+call its private methods. Most of its lines are documentation.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Capabilities(NamedTuple):
         survives_first_handle: the store continues when its first handle is closed. Otherwise the process of the first
             handle runs the server.
         sessions: the store lists its sessions. Where `Store.has_liveness` is true, it also reports which are dead.
-        knows_write_outcome: it is always known whether a failed write has taken effect. Otherwise the error of the
-            write may have ``maybe_applied`` set.
+        knows_write_outcome: the error of a failed write never has ``maybe_applied`` set: it is known whether the write
+            took effect.
         lists_any_key: `Store.list_keys` lists keys that are not UTF-8. Otherwise it raises if there are such keys.
         deletes_at_once: `Store.delete_key` removes the value and the queue of a key in one step.
         value_max: the longest value, in bytes. It may also limit the size of one `Store.multi_set`.
@@ -336,7 +336,10 @@ class Store(ABC):
         return []
 
     def announce_rank(self, rank: int) -> None:  # noqa: B027 - a store without sessions does nothing
-        """Record that this handle is rank `rank`. A handle may announce several ranks, and a rank several handles."""
+        """Record that this handle is rank `rank`.
+
+        A handle may announce several ranks, and several handles the same rank.
+        """
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:  # noqa: ARG002 - see `has_liveness`
         """Return the ranks among `ranks` that are known dead.
@@ -375,7 +378,7 @@ class Store(ABC):
         return self._wait_beside(names, limit, lambda: self.dead_ranks(needed))
 
     def _dead_of_needed(self, ranks: NeededRanks) -> list[int]:
-        """Return those of `ranks` that are still needed and known dead.
+        """Return each of `ranks` that is still needed and known dead.
 
         Raises:
             _NoRankNeeded: no rank is needed any more.
@@ -388,7 +391,7 @@ class Store(ABC):
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         """Wait for `keys`, but end the wait as soon as one of the sessions `numbers` is known dead.
 
-        The result and the errors are those of `wait_alive`, with sessions in the place of ranks.
+        The result and the errors are those of `wait_alive`, with sessions instead of ranks.
         """
         needed = list(numbers)
         limit = self._timeout if timeout is None else to_seconds(timeout)
@@ -558,14 +561,20 @@ class _NoRankNeeded(Exception):
 
 
 class StoreView(Store):
-    """A view of the underlying store `store`, in which only operations with keys differ; a subclass has these."""
+    """A view of the underlying store `store`, in which only operations with keys differ.
+
+    A subclass defines these operations.
+    """
 
     def __init__(self, store: Store) -> None:
         self.capabilities = store.capabilities
         self._inner = store
 
     def _open(self) -> Store:
-        """Return the underlying store. A view that can be closed alone raises `StoreClosedError` if it is closed."""
+        """Return the underlying store.
+
+        A view that can be closed without its store raises `StoreClosedError` if it is closed.
+        """
         return self._inner
 
     @property
@@ -644,13 +653,13 @@ def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
         result: T = end.value
         return result
     finally:
-        # Closed here, and not when it is collected: its `finally` blocks release what the generator has acquired. An
+        # Close the generator now, and not when it is collected: its `finally` blocks release its resources. An
         # exception that the caller keeps also keeps this frame, and the frame keeps the generator.
         steps.close()
 
 
 def _wait_traced(store: Store, request: Request) -> Any:
-    """Do as `wait_on`, and record a span if the store does not record its waits itself."""
+    """Wait as `wait_on` does, and record a span if the store does not record its waits itself."""
     if store._records_waits or not isinstance(request, WaitRequest):
         return wait_on(store, request)
     span = begin_span("wait", store, request.keys[0])
@@ -756,10 +765,11 @@ def exchanges_keys(store: Store) -> bool:
 def exchange(
     store: Store, key: bytes, expected: bytes, desired: bytes, present: Sequence[bytes], absent: Sequence[bytes]
 ) -> bytes:
-    """Do a `Store.compare_set` that changes other keys as well, in the same step, if it succeeds.
+    """Perform a `Store.compare_set` that, if it succeeds, also changes other keys in the same step.
 
-    Only where `exchanges_keys`. A process that dies in the step, or an error with ``maybe_applied``, leaves a part of
-    it behind, of which the first comes first: the keys of `absent`, `key`, and the keys of `present`.
+    The caller first checks `exchanges_keys`. If a process dies in the step, or an error has ``maybe_applied``, the
+    first changes may have been made without the later changes. The order is: the keys of `absent`, `key`, the keys of
+    `present`.
 
     Args:
         store: the store.
@@ -767,7 +777,7 @@ def exchange(
         expected: the value that `key` must have; empty also stands for a missing key, as in `Store.compare_set`.
         desired: the value that `key` gets.
         present: keys that get the value ``b"1"``.
-        absent: keys that are deleted, if they are there.
+        absent: keys that are deleted, if they exist.
 
     Returns:
         The value of `key` afterwards, as `Store.compare_set` returns it.
@@ -776,20 +786,20 @@ def exchange(
 
 
 def observe_sessions(store: Store) -> tuple[list[Member], dict[int, ShownWait]]:
-    """Return all sessions of `store`, and what each of them waits for, by its number. Nothing is written.
+    """Return all sessions of `store`, and the wait of each waiting session by its number. Nothing is written.
 
-    Both are empty if the store does not show its sessions to a process that only looks.
+    Both are empty if the store does not show its sessions to a process that only reads.
     """
     return store._observe()
 
 
 def shows_waits(store: Store) -> bool:
-    """Return whether `store` shows its waits to other processes, for which it needs the whole `WaitRequest`."""
+    """Return whether `store` shows its waits to other processes. Such a store needs the whole `WaitRequest`."""
     return store._shows_waits
 
 
 def stopped_sessions(store: Store, numbers: Iterable[int]) -> frozenset[int]:
-    """Return those of the sessions `numbers` whose processes are known to be stopped, as by SIGSTOP.
+    """Return each of the sessions `numbers` whose process is known to be stopped, as by SIGSTOP.
 
     Only processes of this host are known to be stopped.
     """
@@ -797,9 +807,9 @@ def stopped_sessions(store: Store, numbers: Iterable[int]) -> frozenset[int]:
 
 
 def closer_look(store: Store) -> str:
-    """Return the end of the message of a time-out: the command that shows what all participants of `store` wait for.
+    """Return the end of the message of a time-out: the command that shows the waits on `store`.
 
-    It is empty if the command shows nothing of this kind of store.
+    It is empty if the command shows no waits for this kind of store.
     """
     return store._closer_look()
 
@@ -821,7 +831,7 @@ def typical_call_s(store: Store) -> float:
 
 
 def how_to_run_again(store: Store) -> str:
-    """Return the advice of a `UsedBeforeError`: how a program can be run again on `store`, which the text names."""
+    """Return the advice of a `UsedBeforeError`: how to run the program again on `store`. The text names the store."""
     while isinstance(store, StoreView):
         store = store._inner
     advice = "give every barrier and exchange a key of its own"

@@ -1,7 +1,7 @@
-"""fscoord's plugin for pytest: stores as fixtures, and work that is done once for all workers of pytest-xdist.
+"""fscoord's plugin for pytest: stores as fixtures, and values that one worker of pytest-xdist makes for all workers.
 
-It is outside of the package, and imports the package only for a fixture, so that other test runs do not pay for it.
-``-p no:fscoord`` turns it off.
+The plugin is outside of the package, and only its fixtures import the package, so that other test runs do not import
+it. ``-p no:fscoord`` turns it off.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = ["file", "hash", "prefix"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let ``fscoord_timeout`` be set in the configuration."""
+    """Add ``fscoord_timeout`` to the options of the configuration."""
     parser.addini("fscoord_timeout", "seconds that operations of fscoord's fixtures wait by default", default="20")
 
 
@@ -36,7 +36,7 @@ def _timeout(config: pytest.Config) -> float:
 
 @pytest.fixture
 def fscoord_store(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[FileStore]:
-    """A `FileStore` in this test's `tmp_path`, closed at its end."""
+    """A `FileStore` in this test's `tmp_path`, closed at the end of the test."""
     from fscoord import FileStore
 
     with FileStore(tmp_path / "fscoord.store", timeout=_timeout(pytestconfig)) as store:
@@ -45,7 +45,7 @@ def fscoord_store(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[FileS
 
 @pytest.fixture(params=KINDS)
 def fscoord_each_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """Run the test on each kind of store that needs no server: a file, one in memory, and a view of one."""
+    """Run the test on each kind of store that needs no server: `FileStore`, `HashStore` and `PrefixStore`."""
     from fscoord import FileStore, HashStore, PrefixStore
 
     timeout = _timeout(request.config)
@@ -65,10 +65,10 @@ def fscoord_run_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
 
 @pytest.fixture(scope="session")
 def fscoord_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Once]:
-    """Give ``once(name, work, teardown=None)``: one worker does the work, all get its value, the last one tears down.
+    """Return ``once(name, work, teardown=None)``: one worker does the work, all get the value, and one tears it down.
 
-    `work` returns the value, `str` or `bytes`, which comes out as `bytes`; `teardown` is called with it when all
-    workers have run their last test, or have died.
+    `work` returns the value as `str` or `bytes`, and ``once`` returns it as `bytes`. `teardown` is called with the
+    value when every worker has run its last test or has died.
     """
     run = _run(request, tmp_path_factory)
     yield run.once
@@ -94,7 +94,7 @@ def _opened(config: pytest.Config, directory: Callable[[], Path]) -> Run:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """In a worker: register as one that may do the work. xdist waits for all workers before it starts any test."""
+    """In a worker: register this worker. xdist starts the tests after all workers have registered."""
     workers = getattr(session.config, "workerinput", None)
     if workers and any("fscoord_once" in getattr(item, "fixturenames", ()) for item in session.items):
         _opened(session.config, lambda: Path(session.config.getoption("basetemp"))).register()
@@ -105,7 +105,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """In a worker: tear down the values that no other worker will tear down. In the main process: fail the run if a
     teardown has failed.
 
-    This is no fixture, because other workers may run tests for a long time yet.
+    This is not a fixture, because other workers may still run tests for a long time.
     """
     config = session.config
     if RUN in config.stash:

@@ -17,7 +17,7 @@ The parts, from the bottom up. No part imports one that comes later (``LAYERS`` 
 - `liveness`: sessions and their deaths. `access`: coherent reads on each mount.
 - `generations`: continue a log in a new file.
 - `wakeup`: wake the waiters of a log. It reads no records.
-- `combining`: let one process of a host append for all. `station` and what it needs come before `log`, the rest after.
+- `combining`: let one process of a host append for all. `station` and its imports come before `log`, the rest after.
 - `log`: one transaction, or one read, from lock to unlock. It imports every part, and no part imports it.
 - `opened`: choose the access for a mount. `inspect`: read logs that may be damaged, without a handle.
 

@@ -63,13 +63,13 @@ value of the record to append. Kind 0 appends nothing."""
 
 
 class BatchPlan(Protocol):
-    """The records of one transaction, which may be those of several sessions."""
+    """The records of one transaction, which may be records of several sessions."""
 
     def __len__(self) -> int:
         """Return about how many bytes the records take."""
 
     def decide(self, session: int) -> list[Record]:
-        """Return the records to append, all of them data records. `session` is that of the handle.
+        """Return the records to append, all of them data records. `session` is the session of the handle.
 
         The log calls this method as the last step before the write, under the log lock: the handle has read to the end,
         the log continues in this file, and nothing releases the lock before the write. If an attempt fails, and the
@@ -99,7 +99,7 @@ first attempt is made at once."""
 def _new_outcomes(machine: StateMachine, table: SessionTable) -> Outcomes | None:
     """Return the `Outcomes` in front of `machine`, or None if it can't be imported. Then each write is made alone.
 
-    The module is imported here, because the writers of a local log need none of `fscoord._log.combining`.
+    The module is imported here, because the writers of a local log do not need `fscoord._log.combining`.
     """
     try:
         made: Outcomes = system.import_uninterrupted("fscoord._log.combining.outcomes").Outcomes(machine, table)
@@ -284,8 +284,8 @@ class Log:
             kind: the kind of the record; 0 appends nothing.
             key: the key of the record.
             value: the value of the record.
-            decide: called after the handle has read to the end; returns the record to append in place of the given one.
-                None: the given record is appended.
+            decide: called after the handle has read to the end; returns the record to append in place of the given
+                record. None: the given record is appended.
             limit: how long to wait for the lock, in seconds.
             appended: called after the append of a single record, and not with `SEVERAL`. The lock is still held, so no
                 process can append meanwhile.
@@ -343,8 +343,8 @@ class Log:
                         return result
                     except BlockingIOError as error:
                         first = error
-                        # The usual error: without a flag, it is that of `try_lock`, and another handle holds the lock.
-                        # It passes no further handlers, because a contended writer meets it with most attempts.
+                        # Without a flag, the error is that of `try_lock`, because another handle holds the lock.
+                        # It gets a handler of its own, because a contended writer meets it with most attempts.
                         if handle.recovery or error.errno is None or handle.shared.mutex is not mutex:
                             raise
                     except BaseException as error:
@@ -418,7 +418,7 @@ class Log:
         return result
 
     def _append_several(self, kind: int, value: Any, session: int) -> None:
-        """Append the records of `value`: those of a `SEVERAL`, or those that the plan of a `BATCH` decides now."""
+        """Append the records in `value` for a `SEVERAL`, or the records that the plan of a `BATCH` decides now."""
         if kind == SEVERAL:
             self._append_all(value, session)
             return
@@ -605,8 +605,8 @@ class Log:
         """Return another descriptor of the file in use, for the thread that waits for the file's lock in the kernel.
 
         The thread calls this method without the mutex. Meanwhile other threads use the handle, and may enter another
-        generation. So this method changes nothing in the handle. `_LockThread` checks that the file is still the one
-        that the waiters want to lock.
+        generation. So this method changes nothing in the handle. `_LockThread` checks that the waiters still need the
+        lock of this file.
         """
         return safe_files.open_descriptor(self.handle.file, self.handle.write_flags)
 
@@ -676,7 +676,7 @@ class Log:
                 message = f"{self.path} is finished, and no writer has opened it since"
                 raise StoreUnavailableError(message, path=self.path, errno=system.errno.ENOENT)
             if self.read_only:
-                raise StoreError(f"{self.path}: the run that was asked for has not begun; try again", path=self.path)
+                raise StoreError(f"{self.path}: the requested run has not begun; try again", path=self.path)
             self.compactor.begin_empty(run)
             begun.append(True)
             return MOVED, 0, b""
@@ -745,7 +745,7 @@ class Log:
 
     @property
     def sessions(self) -> dict[int, Session]:
-        """The sessions that the log has recorded, by number, without those that a compaction left out."""
+        """The sessions that the log has recorded, by number, without the sessions that a compaction left out."""
         return self.table.sessions
 
     @property
@@ -769,9 +769,9 @@ class Log:
         return 0 if self.handle.recovery or not system.fork_marker[0] else self.handle.lock.session
 
     def has_announced(self, rank: int) -> bool:
-        """Return whether this handle's session is known to be `rank`. If so, the next session has that rank, too.
+        """Return whether this handle has registered `rank`. If so, the next session of the handle has the rank, too.
 
-        A write finds out if the session is dead.
+        The session may have been recorded as dead. The next write reads that.
         """
         number = self.handle.lock.session
         if number in self.table.ranks.get(rank, ()) and system.fork_marker[0] and not self.handle.recovery:

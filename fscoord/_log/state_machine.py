@@ -18,7 +18,7 @@ class StateMachine(Protocol):
         """Prepare for the next call of `apply`, in whose records the values of `keys` are spilled."""
 
     def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
-        """Replace the offsets of all spilled values by those in `spots`, which are in the next snapshot.
+        """Replace the offsets of all spilled values by the offsets in `spots`, which are in the next snapshot.
 
         Return False if the value of a key is missing from `spots`. The log then applies all records again.
         """

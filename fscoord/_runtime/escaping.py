@@ -25,7 +25,7 @@ def escape_word(text: str) -> str:
 
 
 def closer_look(path: str) -> str:
-    """Return the end of the message of a time-out on the log at `path`: the command that shows what all wait for."""
+    """Return the end of the message of a time-out on the log at `path`: the command that shows all waits."""
     return f"; to look closer, run fscoord ps {_shell_word(path)}"
 
 

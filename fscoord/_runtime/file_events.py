@@ -6,10 +6,10 @@ The waiting thread itself reads the events of inotify and of a FIFO. No other mo
 bindings of inotify are not a documented API, so its version is bounded. If the bindings fail, waiters poll.
 
 The import of the bindings costs a process that has imported nothing else some 30 to 40 ms of processor time, and 65
-modules. 41 modules and nine tenths of the time are what `inotify_c` itself imports of the standard library: ctypes,
-logging and dataclasses. To leave out the rest, this module would have to load `inotify_c` without its package. Then
-`dataclasses`, which looks in `sys.modules` for the module of a class, fails, unless the module is entered there under
-a name whose package was never imported. So it is imported as any module.
+modules. 41 of these modules, and nine tenths of the time, are modules of the standard library that `inotify_c` imports:
+ctypes, logging and dataclasses. To leave out the rest, this module would have to load `inotify_c` without its package.
+Then `dataclasses` would fail, because it looks up the module of a class in `sys.modules`, unless the module were
+entered there under a name whose package was never imported. So `inotify_c` is imported like any other module.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class PollableSource(ABC):
     deadlock if it interrupted a wait that holds the lock. So every change of shared data is one operation on a dict or
     a set.
 
-    Another thread may close the source while a method runs. A signal handler may fork in the middle of a method, and
-    the child, whose descriptors are closed by then, goes on in it. Afterwards no process can be watched through the
+    Another thread may close the source while a method runs. A signal handler may fork in the middle of a method. The
+    child continues the method with closed descriptors. After a close or a fork no process can be watched through the
     source, and no wait sleeps.
 
     Attributes:

@@ -29,9 +29,9 @@ a C function, and at a jump backwards.
 
 A fork during an import copies the lock of the import and a half-initialized module. It does not copy the thread that
 would release the lock. So a forked child abandons the imports that this module had under way, and starts them again. It
-does not change the imports of the program's own threads. If an import in the child waits for one of those, it fails
-after `CHILD_LIMIT_S`. Every import fails in this way after a fork in C if a thread of the parent held the interpreter's
-lock of all imports, which Python resets after `os.fork` only.
+does not change the imports of the program's own threads. If an import in the child waits for an import of the program,
+it fails after `CHILD_LIMIT_S`. Every import fails in this way after a fork in C if a thread of the parent held the
+interpreter's lock of all imports, which Python resets after `os.fork` only.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class _Import:
                     break
             if is_alive:
                 _late[self.name] = self.thread
-                raise _unable(self.name, f"timeout: its import waits for another import, after {limit:g} s still")
+                raise _unable(self.name, f"timeout: after {limit:g} s its import still waits for another import")
             if isinstance(self.error, ImportError):  # not foreign: no handler runs in this thread
                 self.error.name = self.error.name or self.name
             elif self.error is not None and not isinstance(self.error, OSError):
@@ -199,7 +199,9 @@ def import_uninterrupted(name: str) -> Any:
         if late is not None and late.is_alive():
             raise _unable(name, "an earlier import of it has not ended; it waits for another import")
         if _owner(_locks().get(name)) == threading.get_ident():
-            raise _unable(name, "this thread is importing it already; a signal handler, or the module, asked for it")
+            raise _unable(
+                name, "this thread is importing it already; a signal handler or the module itself began a second import"
+            )
         while not _Import(name).wait(_limit_s[0]):
             pass  # in a forked child, which imports the module itself
     return sys.modules[name]

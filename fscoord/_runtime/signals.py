@@ -91,8 +91,8 @@ def raise_on_termination() -> Iterator[None]:
 def defer_signals() -> Iterator[None]:
     """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the ``with``, whose body must be short.
 
-    This installs handlers, and does not block the signals in the kernel: a process that is started meanwhile would
-    inherit the blocked signals.
+    The function installs handlers. It does not block the signals in the kernel, because a process that is started
+    meanwhile would inherit the blocked signals.
     """
     deferred: list[int] = []
     try:

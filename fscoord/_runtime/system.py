@@ -181,8 +181,9 @@ def _close_inherited() -> None:
 def _close_unfinished_opens() -> None:
     """Close, in a forked child, the files that threads of the parent were just opening.
 
-    After `_close_inherited` has closed all that are known, any other descriptor of these files is one of them, unless
-    the program has opened the file by itself. Those lack the flags with which this package opens its files.
+    `_close_inherited` has closed all recorded descriptors. Any other descriptor of these files belongs to such an open,
+    unless the program has opened the file by itself. Descriptors of the program lack the flags with which this package
+    opens its files.
     """
     paths, flags = set(opens_under_way.values()), os.O_NOFOLLOW | os.O_NONBLOCK
     with contextlib.suppress(Exception):  # there may be no /proc, and a fake `os` may raise anything
@@ -247,8 +248,8 @@ class AutoResetEvent:
             return self._lock.acquire(timeout=max(seconds, 0.0))
         ends = time.monotonic() + seconds
         while seconds > SLEEP_MAX_S:
-            # A signal that arrives after CPython's last check for one, but before the system call blocks, does not end
-            # the call. Without this slicing Ctrl-C would have no effect until the end of the wait.
+            # A signal that arrives after CPython's last check for signals, but before the system call blocks, does not
+            # end the call. Without this slicing Ctrl-C would have no effect until the end of the wait.
             if self._lock.acquire(timeout=SLEEP_MAX_S):
                 return True
             seconds = ends - time.monotonic()

@@ -1,17 +1,18 @@
 """`Recorder`: writes the spans of this process to a file of its own. It never blocks and never fails the program.
 
-A span is a piece of time in which the process waited, held a lock or ran an operation that people ask for afterwards.
-`docs/trace.md` specifies the file. The module is in the lowest layer, so that every part of the package may record. A
-part that waits tests the global `recorder` first, and calls nothing of this module if it is None.
+A span is a piece of time in which the process waited, held a lock or ran an operation of interest. `docs/trace.md`
+specifies the file. The module is in the lowest layer, so that every part of the package may record spans. Code that
+waits first tests whether the global `recorder` is None, and then calls nothing of this module.
 
 These rules keep the recorder out of the program's way:
 
-- A finished span is appended to a deque, which needs no lock. The thread that fills a batch writes it. While one thread
-  writes, the others leave their spans in the deque and go on. A signal handler that interrupts the writer does so, too.
-- One write(2) to the page cache writes a batch. There is no sync and no append mode, which would ask a file server for
-  the length of the file.
-- An error of the system costs spans and never an operation. The first error is logged. After an error the recorder
-  tries again only `RETRY_S` later.
+- A finished span is appended to a deque, which needs no lock. The thread whose span completes a batch writes the batch.
+  While one thread writes, other threads only append their spans to the deque. So does a signal handler that interrupts
+  the writing thread.
+- One write(2) to the page cache writes a batch. There is no sync. The file is not in append mode, because an append
+  would request the length of the file from a file server.
+- An error of the system may lose spans, and never fails an operation. The first error is logged. After an error the
+  recorder tries again only `RETRY_S` later.
 - The deque, the open spans and the files are bounded. A process has two files, its segments, which it fills in turn.
 """
 
@@ -135,7 +136,7 @@ class Recorder:
             self._flush_unless_early(span, now)
 
     def _flush_unless_early(self, span: Span, now: int) -> None:
-        """Write if a write is due, or if the file has `span` as open: a kill must not leave a wait that has ended."""
+        """Write the finished spans if a write is due, or if the file shows `span` as open."""
         is_known = span[NUMBER] in self._written
         self._written.discard(span[NUMBER])
         if is_known or now > self._due or len(self._pending) >= BATCH:
@@ -148,7 +149,7 @@ class Recorder:
             self._pending.append(span)
 
     def add(self, span: Span, *facts: Any) -> None:
-        """Add `facts` to the open `span`. If the file has the span already, it gets it again."""
+        """Add `facts` to the open `span`. If the file has the span already, the span is written again."""
         span += facts
         self._written.discard(span[NUMBER])
 
@@ -157,7 +158,7 @@ class Recorder:
         self.end(self.begin(kind, name, place, rank, *facts), "done")
 
     def before_sleep(self, span: Span, seconds: float) -> None:
-        """Write the open spans if the sleep that is about to begin is long, so that a kill in it loses none of them.
+        """Write the open spans before a long sleep, so that they are not lost if the process is killed in the sleep.
 
         Args:
             span: the span of the wait that sleeps.
@@ -171,7 +172,7 @@ class Recorder:
     # -- the file --------------------------------------------------------------------------------------------------
 
     def flush(self, *, with_open: bool = False) -> None:
-        """Write the finished spans, and with `with_open` also the open ones, unless another thread is writing."""
+        """Write the finished spans, and with `with_open` also the open spans, unless another thread is writing."""
         if with_open:
             still_open = self._open
             self._written.intersection_update(list(still_open))
@@ -190,7 +191,7 @@ class Recorder:
                 self._busy.release()
 
     def close(self) -> None:
-        """Write what is left, when the process exits. Later spans are dropped."""
+        """Write the remaining spans when the process exits. Later spans are dropped."""
         if self._token:
             self.event("process", "exit")
         self.flush(with_open=True)
@@ -198,7 +199,7 @@ class Recorder:
         self._close_all_but(-1)
 
     def _close_all_but(self, kept: int) -> None:
-        """Close the descriptors of earlier segments, also one that an interruption has left open."""
+        """Close the descriptors of earlier segments, including descriptors that an interruption has left open."""
         for fd in self._descriptors - {kept}:
             system.in_one_chain(partial(self._descriptors.discard, fd), partial(system.os.close, fd))
 
@@ -238,7 +239,7 @@ class Recorder:
         self._is_torn = written < len(data)
 
     def _next_segment(self) -> None:
-        """Empty the segment whose turn it is, and write its header and the open spans that a reader may know."""
+        """Empty the next segment, and write its header and those open spans that the file has shown."""
         if not self._token:
             self._token = system.random_bytes(4).hex()
             system.os.makedirs(self.directory, exist_ok=True)
@@ -279,7 +280,7 @@ class Recorder:
         return self._encode(facts) + "\n"
 
     def _line(self, spans: list[Span]) -> str:
-        """Return the line of `spans`. To encode many at once takes half of the time."""
+        """Return the line of `spans`. Encoding them together takes half the time of encoding each."""
         try:
             return self._encode(spans) + "\n"
         except (TypeError, ValueError):  # a fact of a foreign type, such as a rank of numpy
@@ -380,7 +381,7 @@ def outcome_of(error: BaseException) -> str:
 
 
 def _start_from_environment() -> None:
-    """Start the recorder if the environment asks for it. An import of the package must not fail for that."""
+    """Start the recorder if the environment names a directory. An error is logged, so that the import does not fail."""
     directory = system.os.environ.get(ENVIRONMENT_VARIABLE)
     if directory:
         try:

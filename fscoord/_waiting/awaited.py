@@ -1,4 +1,4 @@
-"""`Awaited`, the purpose of a wait in words for people, and `ShownWait`, what other processes see of a wait."""
+"""`Awaited`, the purpose of a wait in words, and `ShownWait`, the description of a wait for other processes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Awaited(NamedTuple):
     """The purpose of a wait. Its text is `kind` and the quoted `name`, such as ``barrier 'epoch 7'``.
 
     Attributes:
-        kind: the kind of thing, as a noun that stands before a name: one of the constants of this module.
-        name: the name that the caller gave to the thing.
-        size: how many ranks or nodes must come; 0 if that is unknown, or does not apply.
+        kind: the kind of object, as a noun that stands before a name: one of the constants of this module.
+        name: the name that the caller gave to the object.
+        size: how many ranks or nodes must arrive; 0 if the number is unknown, or does not apply.
     """
 
     kind: str
@@ -42,11 +42,12 @@ class ShownWait(NamedTuple):
     """The longest wait of one session, as a store shows it to other processes.
 
     Attributes:
-        kind: what the session waits for, such as ``barrier`` or ``lock``; ``key`` or ``queue`` for a plain wait.
-        name: the name of that thing, as its caller gave it; empty if only the keys are known.
+        kind: the kind of object that the session waits for, such as ``barrier`` or ``lock``; ``key`` or ``queue`` for a
+            plain wait.
+        name: the name that the caller gave to the object; empty if only the keys are known.
         keys: the keys that are missing, or the first of them.
         key_count: how many keys are missing.
-        size: how many ranks must come; 0 if unknown.
+        size: how many ranks must arrive; 0 if unknown.
         seconds: how long the session has waited.
         more: how many further waits the session has.
     """
@@ -60,7 +61,7 @@ class ShownWait(NamedTuple):
     more: int
 
     def words(self) -> str:
-        """Return what the session waits for, such as ``barrier 'epoch 7'`` or ``keys 'a', 'b' and 3 more``."""
+        """Return a description of the wait, such as ``barrier 'epoch 7'`` or ``keys 'a', 'b' and 3 more``."""
         if self.name or not self.keys:
             return f"{self.kind} {self.name!r}"
         shown = ", ".join(map(repr, self.keys[:KEYS_SHOWN]))

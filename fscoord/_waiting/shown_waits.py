@@ -1,8 +1,9 @@
 """`ShownWaits`: the waits of one handle that have lasted for long, which its store shows to other processes.
 
-The store passes a function that writes the longest wait and the number of the others, wherever other processes read it.
-No lock guards that. Two threads of the handle may write at the same moment, and the older of the two writes may come
-last. So each thread looks afterwards whether another one has changed the waits since, and writes once more if so.
+The store passes a function that writes the longest wait, and the number of further waits, to the place where other
+processes read them. No lock guards the write. Two threads of the handle may write at the same moment, and the older of
+the two states may be written last. So each thread checks after its write whether another thread has changed the waits
+since, and then writes again.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ __all__ = ["Shown", "ShownWaits"]
 
 
 class Shown:
-    """One wait that is shown, as `SlowWaitLogger.shown`.
+    """One wait that is shown: the value of `SlowWaitLogger.shown`.
 
     Args:
         waits: the waits of the handle.
-        awaited: what the wait is for.
+        awaited: the purpose of the wait.
         keys: the missing keys.
         started: when the wait began, by the monotonic clock.
     """
@@ -33,7 +34,7 @@ class Shown:
         self._waits = waits
 
     def withdraw(self) -> None:
-        """Show the wait no longer."""
+        """Stop showing the wait."""
         self._waits.withdraw(self)
 
 
@@ -41,8 +42,8 @@ class ShownWaits:
     """The waits of one handle that are shown.
 
     Args:
-        write: writes the longest wait, or None if there is none, and how many others there are. It must not raise an
-            error because it can't write, since no wait may fail for that.
+        write: writes the longest wait, or None if there is none, and the number of further waits. If it can't write, it
+            must not raise an error, because the wait itself must not fail.
     """
 
     def __init__(self, write: Callable[[Shown | None, int], object]) -> None:
@@ -56,7 +57,7 @@ class ShownWaits:
 
         Args:
             slow_logger: the wait.
-            kind: what the missing keys are, for a wait that does not say what it is for.
+            kind: the kind of the missing keys, for a wait without a stated purpose.
             keys: the missing keys.
         """
         if slow_logger.shown is not None:
@@ -71,7 +72,7 @@ class ShownWaits:
         self._write_present()
 
     def withdraw(self, shown: Shown) -> None:
-        """Show the wait `shown` no longer."""
+        """Stop showing the wait `shown`."""
         if shown in self._waits and self._epoch == system.process_epoch():
             self._waits.remove(shown)
             self._changes += 1

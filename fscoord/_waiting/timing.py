@@ -1,4 +1,4 @@
-"""`Backoff`, the pauses of an operation that is retried, and `SlowWaitLogger`, what becomes known about a long wait."""
+"""`Backoff`, the pauses of an operation that is retried, and `SlowWaitLogger`, the warnings about a long wait."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Backoff:
 
 
 class SlowWaitLogger:
-    """Logs the warnings about one wait, and keeps what a store needs to show the wait to other processes.
+    """Logs the warnings about one wait, and keeps the facts by which a store shows the wait to other processes.
 
     A wait may consist of several requests to the store, one after another: a contender for a lock looks at the line
-    once in a second. All of them are one wait to a person, so they share this object. The code that makes the object
-    calls `end` when the wait is over.
+    once in a second. To a user they are one wait, so they share this object. The code that makes the object calls `end`
+    when the wait is over.
 
     Args:
         name: the name of the logger.
@@ -66,10 +66,10 @@ class SlowWaitLogger:
             is called only when a warning is logged. It is never called under a lock of the store, so it may use the
             store.
         started: when the wait began, by the monotonic clock; None: now.
-        awaited: what the wait is for; None: the keys of the request say it.
+        awaited: the purpose of the wait; None: the keys of the request describe it.
 
     Attributes:
-        due: when a store has something to do about the wait, by the monotonic clock: to show it, or to log a warning.
+        due: when the store must next show the wait or log a warning, by the monotonic clock.
         shown: the store's record of the wait, once the store shows it; see `end`.
     """
 
@@ -97,7 +97,7 @@ class SlowWaitLogger:
         return now >= self.started + SHOW_S
 
     def next_due(self, now: float) -> float:
-        """Return, after the time `now`, when the store has something to do about the wait again; see `due`."""
+        """Return the first time after `now` at which the store must show the wait or log a warning; see `due`."""
         is_next_shown = self.shown is not None
         self.due = self._next if is_next_shown else min(self._next, max(now, self.started) + SHOW_S)
         return self.due
@@ -111,7 +111,10 @@ class SlowWaitLogger:
             logger(self._name).warning("still waiting for %s, after %.0f s", (describe or self._describe)(), waited)
 
     def end(self) -> None:
-        """End the wait: the store that shows it to other processes stops to do so. This method may be called twice."""
+        """End the wait.
+
+        A store that shows the wait to other processes stops showing it. This method may be called twice.
+        """
         shown = self.shown
         if shown is not None:
             self.shown = None

@@ -40,10 +40,10 @@ ITEM: Final = "item"
 
 
 class NeededRanks:
-    """The ranks without which a wait is in vain, where the value of one key shows which of them are still needed.
+    """The ranks on which a wait depends, if the value of one key shows which of these ranks are still needed.
 
-    An iteration gives the ranks that were needed at the beginning. A store that does not read the key watches all of
-    them, and so may report the death of a rank that is not needed any more.
+    An iteration yields the ranks that were needed at the beginning. A store that does not read the key watches all
+    these ranks, so it may report the death of a rank that is not needed any more.
 
     Args:
         ranks: the ranks that are needed at the beginning.
@@ -106,7 +106,7 @@ class LastOfCount:
         self.world_size = world_size
 
     def __call__(self, count: bytes) -> bool | None:
-        """Return whether the arrival that made the counter `count` is the last; None if there are too many."""
+        """Return whether the arrival that made the counter `count` is the last; None if there are too many arrivals."""
         arrived = int(count)
         return arrived == self.world_size if arrived <= self.world_size else None
 
@@ -124,7 +124,7 @@ class LastOfRanks:
         self.world_size = world_size
 
     def __call__(self, text: bytes) -> bool | None:
-        """Return whether the arrival at the end of `text` is the last; None if that takes a look at every token.
+        """Return whether the arrival at the end of `text` is the last; None if every token must be examined.
 
         The two usual cases are decided without a loop over all tokens, because the other ranks wait for this call.
         """

@@ -194,9 +194,9 @@ class CallExecutor:
     ) -> T:
         """Run the generator `steps`, await `answer` for each of its requests, and return its result.
 
-        A cancellation is raised inside `steps`, at the point where the generator waits. There the generator undoes what
-        it has begun, and raises the cancellation again. If the generator has ended meanwhile, `undo` is called with its
-        result.
+        A cancellation is raised inside `steps`, at the point where the generator waits. There the generator undoes its
+        unfinished steps, and raises the cancellation again. If the generator has ended meanwhile, `undo` is called with
+        its result.
         """
         value: Any = None
         error: BaseException | None = None
@@ -220,7 +220,7 @@ class CallExecutor:
                 except (asyncio.CancelledError, Exception) as failure:  # noqa: BLE001 - raised in `steps`
                     error = failure
         finally:
-            # Closed here, and not when it is collected: its `finally` blocks release what the generator has acquired.
+            # Close the generator now, and not when it is collected: its `finally` blocks release its resources.
             # An exception that the caller keeps also keeps this frame, and the frame keeps the generator.
             steps.close()
 

@@ -73,7 +73,7 @@ class Hold:
 
         Raises:
             RuntimeError: this object does not hold the lock.
-            LockLostError: the lock was lost before. Another holder may have worked at the same time as this one.
+            LockLostError: the lock was lost before. Another process may have held it at the same time.
         """
         gone: list[Any] = []
         over: list[object] = []
@@ -279,7 +279,7 @@ class Election(Hold):
         """Wait for a leader of a later term than `after`, and return it.
 
         Args:
-            after: the last term that the caller knows; 0 if it knows none.
+            after: the last term that the caller has seen; 0 before the first.
             timeout: how long to wait, in seconds or as a `timedelta`; None means the store's timeout.
 
         Raises:

@@ -234,7 +234,8 @@ class Opening(Coroutine[Any, Any, AsyncStore]):
 def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any) -> Opening:
     """Open the store at `url` as `fscoord.open_store` does, with the same arguments and errors.
 
-    ``async with open_store(url) as store:`` closes the store at its end. ``store = await open_store(url)`` does not.
+    ``async with open_store(url) as store:`` closes the store at the end of the block. ``store = await open_store(url)``
+    does not.
     """
     return Opening(_open(url, options))
 

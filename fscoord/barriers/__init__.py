@@ -1,10 +1,10 @@
 """Barriers that are created once and executed many times, by name and from a configuration.
 
-The shape, `Barrier`, `register_barrier`, `BarrierConfig` and `create_barrier_from_config`, is that of
-``torch.distributed.checkpoint._experimental.barriers``, for code that coordinates checkpoints. There are four
-differences: rank and world size are read from the environment when they are not given, `Barrier.execute_barrier` takes
-a timeout, the error of a timeout names the missing ranks, and a restarted rank continues with the barrier that it was
-in.
+`Barrier`, `register_barrier`, `BarrierConfig` and `create_barrier_from_config` have the interface of
+``torch.distributed.checkpoint._experimental.barriers``, which is meant for code that coordinates checkpoints. There are
+four differences: rank and world size are read from the environment when they are not given, `Barrier.execute_barrier`
+takes a timeout, the error of a timeout names the missing ranks, and a restarted rank continues with the barrier that it
+was in.
 """
 
 from fscoord.barriers.base import BARRIER_REGISTRY, Barrier, BarrierConfig, create_barrier_from_config, register_barrier

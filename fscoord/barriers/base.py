@@ -27,7 +27,7 @@ class Barrier(ABC):
 
     @abstractmethod
     def execute_barrier(self, timeout: Timeout | None = None) -> None:
-        """Wait until every rank has called this as often as this rank has.
+        """Wait until every rank has called this method as many times as this rank.
 
         Args:
             timeout: how long to wait, in seconds or as a `timedelta`; None means the barrier's own timeout.
@@ -52,7 +52,7 @@ def register_barrier(barrier_class: C) -> C:
 
     Raises:
         TypeError: the class is not a subclass of `Barrier`.
-        ValueError: the class has no ``barrier_type``, or that of another registered class.
+        ValueError: the class has no ``barrier_type``, or has the ``barrier_type`` of another registered class.
     """
     given: object = barrier_class
     if not (isinstance(given, type) and issubclass(given, Barrier)):
@@ -93,14 +93,16 @@ class BarrierConfig:
         """Return the configuration with these values: ``{"barrier_type": ..., "barrier_args": {...}}``.
 
         Raises:
-            ValueError: a key is neither of these two.
+            ValueError: a key is neither ``barrier_type`` nor ``barrier_args``.
             TypeError: a value has the wrong type.
         """
         if not isinstance(values, Mapping):
             raise TypeError(f"a BarrierConfig is loaded from a mapping, not from {type(values).__name__}")
         unknown = sorted(str(name) for name in values.keys() - {"barrier_type", "barrier_args"})
         if unknown:
-            raise ValueError(f"a BarrierConfig has barrier_type and barrier_args, not {', '.join(unknown)}")
+            raise ValueError(
+                f"a BarrierConfig has the keys barrier_type and barrier_args only, not {', '.join(unknown)}"
+            )
         args = values.get("barrier_args")
         return cls(
             values.get("barrier_type"), dict(args) if isinstance(args, Mapping) else {} if args is None else args
@@ -111,7 +113,7 @@ class BarrierConfig:
         """Return the configuration in a JSON object, as `from_dict` does.
 
         Raises:
-            ValueError: the text is not JSON, or a key is neither of the two.
+            ValueError: the text is not JSON, or a key is neither ``barrier_type`` nor ``barrier_args``.
             TypeError: the JSON is not an object, or a value has the wrong type.
         """
         import json
@@ -119,7 +121,7 @@ class BarrierConfig:
         try:
             values = json.loads(text)
         except RecursionError:
-            raise ValueError("a BarrierConfig is a JSON object, not thousands of brackets in each other") from None
+            raise ValueError("a BarrierConfig is a JSON object, not thousands of nested brackets") from None
         return cls.from_dict(values)
 
 

@@ -50,8 +50,8 @@ class BarrierSequence:
     def advance(self, passed: int) -> None:
         """Record that this rank has passed barrier number `passed`.
 
-        Rank 0 also removes the keys of the barrier before that. All ranks have arrived at barrier `passed`, so none
-        needs the one before.
+        Rank 0 also removes the keys of the previous barrier. All ranks have arrived at barrier `passed`, so no rank
+        needs the previous barrier any more.
 
         Raises:
             BarrierError: the recorded number is not `passed`: two callers have one rank.
@@ -77,8 +77,8 @@ class StoreBarrier(Barrier):
     """A barrier on any store.
 
     The store keeps the number of barriers that each rank has passed. So another object, or the process that replaces a
-    dead one, continues with the barrier that its rank was in, and passes at once if the other ranks have passed it. At
-    most three barriers have keys in the store, however many are executed.
+    dead process, continues with the barrier that its rank was in. It passes this barrier at once if the other ranks
+    have passed it. At most three barriers have keys in the store, however many are executed.
 
     A rank has one caller at a time, and a prefix belongs to one world size. A world of another size, and a job that
     starts again on an old store, must use another prefix, or open the store as another run.
@@ -86,8 +86,8 @@ class StoreBarrier(Barrier):
     Args:
         store: an open store, which stays open, or an address for `~fscoord.open_store`.
         barrier_prefix: names this sequence of barriers; other sequences on the same store have other names.
-        rank: the caller's rank; None means that of the environment.
-        world_size: the number of ranks, the same for all; None means that of the environment.
+        rank: the caller's rank; None means the rank in the environment.
+        world_size: the number of ranks, the same for all ranks; None means the world size in the environment.
         timeout: how long each `execute_barrier` waits, in seconds or as a `timedelta`; also the timeout of a store that
             is opened here. None means the store's timeout at the time of each call.
         fail_fast: whether to raise `~fscoord.BrokenBarrierError` as soon as a rank that has not arrived is known dead.
@@ -130,7 +130,10 @@ class StoreBarrier(Barrier):
         return open_store(address, **self._with_timeout(options))
 
     def _with_timeout(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return `options` with the barrier's timeout. Without one, the address or the store's default decides."""
+        """Return `options` with the barrier's timeout.
+
+        If the barrier has no timeout, the address or the store's default decides.
+        """
         return options if self._timeout is None else {"timeout": self._timeout, **options}
 
     @property
@@ -149,11 +152,13 @@ class StoreBarrier(Barrier):
         return self._sequence.next_of(self._rank)
 
     def execute_barrier(self, timeout: Timeout | None = None) -> None:
-        """Wait until every rank has called this as often as this rank has. After a timeout a rank may call it again.
+        """Wait until every rank has called this method as many times as this rank.
+
+        After a timeout a rank may call it again.
 
         Args:
             timeout: how long to wait, in seconds or as a `timedelta`; None means the barrier's own timeout, or else the
-                store's.
+                store's timeout.
 
         Raises:
             StoreTimeoutError: a rank did not arrive. The error names the missing ranks, and how far each of them is.

@@ -1,4 +1,4 @@
-"""`TCPStoreBarrier` and `DistBarrier`: the barriers of torch's own module, under the names that they have there."""
+"""`TCPStoreBarrier` and `DistBarrier`: the barriers of torch's own module, under torch's names."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ class TCPStoreBarrier(StoreBarrier):
 
     The names are those of torch's ``TCPStoreBarrier``. There are three differences: `timeout_secs` and
     `use_checkpoint_barrier_tcpstore_libuv` have an effect, the error of a timeout names the missing ranks, and each
-    prefix has a sequence of its own. Rank 0 must be the last to close its barrier, because that stops the server.
+    prefix has a sequence of its own. Rank 0 must be the last to close its barrier, because its `close` stops the
+    server.
 
     Args:
-        global_rank: the caller's rank; None means that of the environment.
-        global_world_size: the number of ranks; None means that of the environment.
+        global_rank: the caller's rank; None means the rank in the environment.
+        global_world_size: the number of ranks; None means the world size in the environment.
         barrier_prefix: names this sequence of barriers.
         timeout_barrier_init_secs: how long to wait for the server, in seconds.
-        use_checkpoint_barrier_tcpstore_libuv: whether the server is torch's with libuv, or the one without.
+        use_checkpoint_barrier_tcpstore_libuv: whether torch's server runs with libuv.
         tcpstore_port: the server's port.
         master_address: the host of rank 0.
         timeout_secs: how long each `execute_barrier` waits, in seconds.
@@ -66,7 +67,7 @@ class TCPStoreBarrier(StoreBarrier):
     ) -> None:
         prefixes = [*barrier_prefix_list, *([] if barrier_prefix is None else [barrier_prefix])]
         if len(prefixes) > 1:
-            raise ValueError(f"a barrier has one prefix, not {len(prefixes)}; make one barrier for each")
+            raise ValueError(f"a barrier has one prefix, not {len(prefixes)}; make one barrier for each prefix")
         self._libuv = bool(use_checkpoint_barrier_tcpstore_libuv)
         self._init_timeout = to_seconds(timeout_barrier_init_secs)
         self._store_timeout = to_seconds(timeout_secs)
@@ -99,7 +100,7 @@ class DistBarrier(Barrier):
 
     Raises:
         ImportError: torch is not installed.
-        NoProcessGroupError: there is no process group. It is also an `AssertionError`, as in torch.
+        NoProcessGroupError: there is no process group. The error is also an `AssertionError`, as in torch.
     """
 
     barrier_type = "dist_barrier"
@@ -116,7 +117,7 @@ class DistBarrier(Barrier):
         self._barrier = dist.barrier
 
     def execute_barrier(self, timeout: Timeout | None = None) -> None:
-        """Wait until every rank has called this as often as this rank has.
+        """Wait until every rank has called this method as many times as this rank.
 
         After a timeout the process group can't be used any more.
 
@@ -143,7 +144,8 @@ class DistBarrier(Barrier):
     def _finish(self, work: Any, limit: float | None) -> None:
         """Wait for `work`, at most `limit` seconds.
 
-        Ctrl-C does not interrupt torch's own wait. So that is called only at the end, to raise the error, if any.
+        Ctrl-C does not interrupt torch's own wait. So torch's wait is called only at the end, to raise the error, if
+        any.
         """
         if work is None:  # this process is not a member of the group
             return

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and leave the process with its exit code.
 
     Args:
-        arguments: the words behind ``fscoord``; those of this process by default.
+        arguments: the words after ``fscoord``; by default the arguments of this process.
     """
     try:
         with resend_lost_signals():
@@ -33,6 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         code = 130
     # Each dataclass is made by an `exec` of text. If Ctrl-C comes in such an `exec`, a process that was started with -m
-    # ends by SIGINT, whatever code is passed to `exit`: CPython goes by how the last `exec` of text ended.
+    # ends by SIGINT, whatever code is passed to `exit`: for CPython the end of the last `exec` of text decides.
     exec("")  # noqa: S102
     sys.exit(code)

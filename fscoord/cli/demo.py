@@ -83,7 +83,7 @@ def demo(processes: int, directory: str | None, kill: bool, timeout: float, trac
 
 
 class _Display:
-    """A progress bar on standard error, if that is a terminal, and the names of the lost in any case."""
+    """Shows a progress bar on standard error, if that is a terminal, and the names of lost processes in any case."""
 
     def __init__(self) -> None:
         self._bar: Progress | None = None

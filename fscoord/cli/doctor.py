@@ -31,14 +31,14 @@ MARKS = {"ok": "ok", "bad": "BAD", "unknown": "?", "info": "-"}
     type=click.Choice(["ofd", "flock", "soft"]),
     default="ofd",
     show_default=True,
-    help="The kind of lock that the verdict is about.",
+    help="The kind of lock for which the verdict holds.",
 )
 @click.option(
     "-n",
     "--instances",
     metavar="NUMBER",
     type=click.IntRange(1),
-    help="How many instances are started at once. [default: what the launcher says]",
+    help="How many instances are started at once. [default: the number in the launcher's environment]",
 )
 @click.option(
     "--wait",
@@ -53,7 +53,7 @@ MARKS = {"ok": "ok", "bad": "BAD", "unknown": "?", "info": "-"}
 @click.option(
     "--ranks-per-node",
     type=click.IntRange(1),
-    help="How many ranks the job will have on each node. [default: what the launcher says, else 1]",
+    help="How many ranks the job will have on each node. [default: the number in the launcher's environment, else 1]",
 )
 @as_json
 @verbose
@@ -70,13 +70,13 @@ def doctor(
 
     Tries in the directory PATH what a store needs: locks of each kind, appends, fresh reads, a killed holder, a real
     store. It first tests between two processes of this host. Start it on two hosts at once, and it also tests between
-    hosts: the instances find each other through the directory, also those of different users, if a group of both may
-    write to it. One instance prints the report.
+    hosts: the instances find each other through the directory. Instances of different users find each other if a common
+    group may write to the directory. One instance prints the report.
 
     It takes about five seconds on a local disk, and up to a minute on a slow mount; with instances on several hosts it
     first waits for them (--wait). On a terminal it shows each step. It leaves nothing in the directory.
 
-    After two hosts were tried, the report also says what the coordination of a job will cost there. The numbers come
+    After a test between two hosts, the report also predicts the cost of a job's coordination there. The numbers come
     from a model and the measured time of a lock, for --nodes and --ranks-per-node.
 
     \b
@@ -131,9 +131,9 @@ def _lines(report: dict[str, Any]) -> list[str]:
 
 
 def _prediction(report: dict[str, Any], job: Job) -> dict[str, Any] | None:
-    """Return what `job` will cost where `report` was made; None if no round trip between hosts was measured.
+    """Return the predicted cost of `job` on the mount of `report`; None if no round trip between hosts was measured.
 
-    The model is one of the default locks: with other locks, writes are not combined.
+    The model holds for the default kind of lock. With other kinds, writes are not combined.
     """
     if report["lock"] != "ofd":
         return None
@@ -142,7 +142,7 @@ def _prediction(report: dict[str, Any], job: Job) -> dict[str, Any] | None:
 
 
 def _forecast(found: dict[str, Any]) -> list[str]:
-    """Return the lines about the job."""
+    """Return the lines of the report about the job."""
     nodes, ranks = found["nodes"], found["ranks_per_node"]
     many = f"{nodes:,} nodes with {ranks:,} ranks each" if nodes > 1 else f"one node with {ranks:,} ranks"
     read = f"{_size(found['barrier_bytes'])} read"

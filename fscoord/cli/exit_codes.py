@@ -1,6 +1,6 @@
 """The exit code of each exception, and the line that reports it.
 
-The numbers are those of sysexits.h where it has one, and 128 + the signal for Ctrl-C.
+The numbers come from sysexits.h where it has a fitting number. Ctrl-C has 128 + the number of the signal.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ def members(store: Store, as_json: bool) -> None:
 
     \b
         alive              the process runs and has the store open
-        ended              the process has ended or closed the store, and no other process has recorded that
-        dead, found TIME   another process recorded the death at TIME (UTC); the process may have died earlier
-        unknown            this host can't tell: the session is of another host
+        ended              the process has ended or closed the store, and no death is recorded dead, found TIME
+        another process recorded the death at TIME (UTC); the process may have died earlier unknown            this host
+        can't tell: the session is of another host
 
     Changes nothing.
 
@@ -152,7 +152,7 @@ def _participant_document(each: Participant) -> dict[str, Any]:
 def barrier(store: Store, key: bytes, world_size: int, rank: int | None, fail_fast: bool) -> None:
     """Wait at the barrier KEY until all processes have arrived.
 
-    --world-size is the number of processes. A key can be used once. On a terminal it first says what it waits for.
+    --world-size is the number of processes. A key can be used once. On a terminal the verb first prints its wait.
 
     A process that gives --rank can arrive again after a time-out, and counts once. If all processes give their rank,
     the error of a time-out (exit code 75) names the missing ranks.
@@ -176,7 +176,10 @@ OUTPUT_MAX = VALUE_MAX - 64
 
 
 class _NoResult(BaseException):
-    """This process has no result. Not an `Exception`, because the recipe would store that as the result for all."""
+    """This process has no result.
+
+    The class is not an `Exception`, because the recipe stores an `Exception` as the result.
+    """
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -229,7 +232,9 @@ def _run_once(store: Store, name: bytes, command: list[str], options: dict[str, 
 
     def check() -> None:
         if token not in {holder.token for holder in turn.holders()}:
-            raise LockLostError(f"the work {turn.name!r} was given to another process, which took this one for dead")
+            raise LockLostError(
+                f"the work {turn.name!r} was given to another process, which took this process for dead"
+            )
 
     log.info("running the command of %r for all callers", turn.name)
     ending = run_held(

@@ -29,7 +29,9 @@ STATES: Final = {"yes": "alive", "no": "dead", "unknown": "unknown"}
 
 name_argument = click.argument("name", type=raw, shell_complete=complete_name("/line"))
 election_argument = click.argument("name", type=raw, shell_complete=complete_name("/term/"))
-shared = click.option("-s", "--shared", "side", flag_value="reader", help="Share the lock with others that give -s.")
+shared = click.option(
+    "-s", "--shared", "side", flag_value="reader", help="Share the lock with other processes that give -s."
+)
 exclusive = click.option("-x", "-e", "--exclusive", "side", flag_value="writer", help="Hold the lock alone.")
 
 
@@ -92,7 +94,7 @@ def rwlock(store: Store, /, name: bytes, side: str | None, **options: Any) -> in
     metavar="NUMBER",
     type=click.IntRange(min=1),
     required=True,
-    help="How many processes may hold it; all give the same.",
+    help="How many processes may hold the semaphore. All processes must give the same number.",
 )
 @wait_options
 @name_argument
@@ -189,7 +191,7 @@ def _is_asked() -> bool:
 
 
 def lives_of(store: Store) -> Callable[[Contender], str]:
-    """Return a function that tells whether a contender is alive, in the words of `fscoord.Member`."""
+    """Return a function that returns the state of a contender, in the words of `fscoord.Member.alive`."""
     known = {member.number: member.alive for member in store.members()}
     return lambda waiter: known.get(waiter.session, "unknown")
 
@@ -207,7 +209,9 @@ PAUSE_S = 1.0
 @click.command(context_settings=VERBATIM)
 @click.option("--data", type=raw, default="", help='Text that "fscoord leader" prints while this process leads.')
 @click.option(
-    "--again", is_flag=True, help="Be a candidate again when COMMAND fails or the lead is lost, until it exits with 0."
+    "--again",
+    is_flag=True,
+    help="Be a candidate again when COMMAND fails or the lead is lost, until COMMAND exits with 0.",
 )
 @wait_options
 @election_argument
@@ -250,7 +254,7 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any
     metavar="TERM",
     type=click.IntRange(min=0),
     default=0,
-    help="Wait for a leader of a later term than this one.",
+    help="Wait for a leader of a later term than this term.",
 )
 @as_json
 @with_store

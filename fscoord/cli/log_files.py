@@ -93,7 +93,7 @@ def _utc_text(seconds: float) -> str:
 
 
 def _beginning(value: bytes) -> bytes:
-    """Return the first bytes of `value`, without cutting a sign of UTF-8 in two."""
+    """Return the first bytes of `value`, without splitting a character of UTF-8."""
     end = SHORT
     while len(value) > end > SHORT - 4 and value[end] & 0xC0 == 0x80:
         end -= 1
@@ -212,7 +212,7 @@ def repair(
 
     All records after the first damage are left out, so the copy is a state that the store has really had. With
     --salvage the sound records after the damage are copied, too. Then the copy may be a state that the store never had,
-    because a lost record may have been a delete, or one of two that belong together.
+    because a lost record may have been a delete, or one of two records that belong together.
 
     \b
     Exit codes:

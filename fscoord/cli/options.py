@@ -53,7 +53,7 @@ _URL, _TIMEOUT, _LOUDNESS = "fscoord.store", "fscoord.timeout", "fscoord.verbose
 
 
 class DirectoryPath(click.Path):
-    """A directory that click completes, but does not look at: a look at a mount whose server is gone never returns.
+    """A directory that click completes but does not stat, because stat(2) hangs on a mount whose server is gone.
 
     So a directory that does not exist is not a usage error. The verb reports it, with the exit code for input.
     """
@@ -64,12 +64,12 @@ class DirectoryPath(click.Path):
 
 
 def raw(text: str) -> bytes:
-    """Return an argument as the bytes that the shell passed: decoding them loses nothing."""
+    """Return an argument as the bytes that the shell passed. Python's decoding of arguments is reversible."""
     return system.os.fsencode(text)
 
 
 def time_limit(text: str) -> float:
-    """Return a time-out in seconds, checked by the rules that the library has for them."""
+    """Return a time-out in seconds, checked by the rules of the library."""
     try:
         return to_seconds(float(text))
     except ValueError:
@@ -102,7 +102,7 @@ def _log_to_stderr(root: logging.Logger) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """Formats the log for people: of an event of a rendezvous, which is JSON, it shows the message."""
+    """Formats the log for people. An event of a rendezvous is JSON, of which only the message is shown."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is that of the base class
         record.message = getattr(record, FOR_PEOPLE, record.message)
@@ -138,7 +138,7 @@ verbose = click.option(
     count=True,
     expose_value=False,
     callback=_listen,
-    help="Report on standard error what happens. -vv reports more, also tracebacks.",
+    help="Log to standard error. -vv logs more, also tracebacks.",
 )
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
@@ -186,12 +186,15 @@ def file_path(url: str) -> str | None:
 
 
 def common(function: Callable[P, R]) -> Callable[P, R]:
-    """Add the options that stand before or behind any verb; those behind it count."""
+    """Add the common options, which may stand before or after any verb.
+
+    If an option is given twice, the option after the verb counts.
+    """
     return store_option(timeout_option(verbose(function)))
 
 
 def with_store(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
-    """Add the common options, and call `function` with the store that they name, open."""
+    """Add the common options. Open the store that they name, and call `function` with it."""
     return _with_store(function, looks_only=False)
 
 
@@ -247,8 +250,8 @@ def content(value: bytes) -> bytes:
 def _read_input(size: int) -> bytes:
     """Read standard input to its end, or `size` bytes of it.
 
-    A signal that comes just before read(2) begins does not end it: Python looks for signals before and after. So the
-    process sleeps in poll(2) instead, for `INPUT_POLL_S` seconds at a time.
+    A signal that arrives just before read(2) begins does not interrupt the call, because Python checks for signals only
+    before and after it. So the process sleeps in poll(2) instead, for `INPUT_POLL_S` seconds at a time.
     """
     try:
         descriptor = sys.stdin.fileno()

@@ -65,7 +65,7 @@ def write_json(document: Document) -> None:
 
 
 def show(as_json: bool, document: Document, lines: Iterable[str]) -> None:
-    """Write `document` as JSON if `as_json` is true, and otherwise the `lines` of text, to which this adds the ends."""
+    """Write `document` as JSON if `as_json` is true. Otherwise write `lines`, and a newline after each."""
     if as_json:
         write_json(document)
     else:
@@ -73,7 +73,7 @@ def show(as_json: bool, document: Document, lines: Iterable[str]) -> None:
 
 
 def tell(log: logging.Logger, words: str) -> None:
-    """Print `words` on standard error if that is a terminal, and otherwise log them, as -v shows them."""
+    """Print `words` on standard error if that is a terminal. Otherwise log them, so that -v shows them."""
     if log.isEnabledFor(logging.INFO):
         log.info("%s", words)
     elif _is_watched():
@@ -82,7 +82,10 @@ def tell(log: logging.Logger, words: str) -> None:
 
 @contextmanager
 def telling_if_slow(log: logging.Logger, words: str) -> Iterator[None]:
-    """Log `words`. If no log shows them, print them on a terminal after `NOTE_AFTER_S` in the body of the ``with``."""
+    """Log `words`.
+
+    If the log is not shown, print them on a terminal once the body of the ``with`` has taken `NOTE_AFTER_S`.
+    """
     log.info("%s", words)
     if log.isEnabledFor(logging.INFO) or not _is_watched():
         yield
@@ -164,7 +167,7 @@ def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], numbers:
 
 
 class _RichOutput:
-    """Standard output as rich wants it, with the errors of `write`."""
+    """Standard output as a file for rich, with the errors of `write`."""
 
     encoding = "utf-8"
 

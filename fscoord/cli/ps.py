@@ -31,7 +31,7 @@ slow_option = click.option(
     default=SLOW_S,
     metavar="SECONDS",
     show_default=True,
-    help="Report a participant as a finding if others have waited for it longer than this, although it is alive.",
+    help="Report a living participant as a finding if others have waited for it for longer than this time.",
 )
 
 
@@ -70,12 +70,13 @@ def ps(
     """Show what every participant of a store does now.
 
     First come the findings, the most urgent first: a deadlock, a barrier or a lock that waits for a process that is
-    dead or stopped, a process that keeps the log's lock, and a participant that does nothing although others wait for
-    it. Then each participant is a line: rank, label, host:pid, its state, since when it has the store open (UTC), what
-    it holds, and what it waits for and for how long. A wait is shown after it has lasted for a second.
+    dead or stopped, a process that keeps the log's lock, and a participant that does nothing although other
+    participants wait for it. Then each participant is a line: its rank, label, host:pid and state, the time (UTC) at
+    which it opened the store, its holds, and its wait with its duration. A wait is shown after it has lasted for a
+    second.
 
-    STORE is a path or an address. Without it, --store counts. Changes nothing, and needs only permission to read. A
-    store that is not a file may not tell all of this; a note says what is missing.
+    STORE is a path or an address. Without STORE, --store counts. Changes nothing, and needs only permission to read. A
+    store that is not a file may not show all of this. A note then says which parts are missing.
 
     \b
     Exit codes:
@@ -119,7 +120,7 @@ def _show(picture: Picture, findings: Sequence[StatusFinding], *, is_all: bool, 
 
 
 def findings_lines(findings: Iterable[StatusFinding]) -> list[str]:
-    """Return the lines that tell `findings`."""
+    """Return `findings` as lines of text."""
     return [f"{finding.kind.upper()}: {finding.message}" for finding in findings]
 
 
@@ -134,11 +135,11 @@ def _table(picture: Picture, *, is_all: bool) -> list[str]:
 
 
 def chosen(picture: Picture) -> list[SessionStatus]:
-    """Return the participants that are of interest: first those with a rank, in their order.
+    """Return the participants that are of interest: first the participants with a rank, in the order of their ranks.
 
-    A command such as ``fscoord set`` is a session, too, so a store that is in use for long has many that have ended. Of
-    these only the last of each rank is of interest. A process may have several handles of the same names, such as
-    clones. Then those are of interest that wait or hold something, or else the first.
+    A command such as ``fscoord set`` is a session, too, so a store that has been used for long has many sessions that
+    have ended. Only the last ended session of each rank is of interest. A process may have several handles with the
+    same names, such as clones. Then the handles that wait or hold something are of interest, or else the first handle.
     """
     busy = [each for each in picture.participants if each.holds or (each.waiting is not None and each.alive != "no")]
     numbers = {each.number for each in busy}
@@ -154,12 +155,12 @@ def chosen(picture: Picture) -> list[SessionStatus]:
 
 
 def in_order(participants: Iterable[SessionStatus]) -> list[SessionStatus]:
-    """Return `participants` in the order of their ranks, then those without a rank."""
+    """Return `participants` in the order of their ranks, then the participants without a rank."""
     return sorted(participants, key=lambda each: (each.rank is None, each.rank or 0, each.number))
 
 
 def rows(picture: Picture, *, is_all: bool = False) -> list[Row]:
-    """Return the rows of the participants that are of interest, or of all."""
+    """Return the rows of the participants that are of interest, or of all participants."""
     found = in_order(picture.participants) if is_all else chosen(picture)
     return [row_of(each, picture) for each in found]
 

@@ -1,4 +1,4 @@
-"""The verbs on queues: push, pop and len for values; put-item, take-item and items for items that may come back."""
+"""The verbs on queues: push, pop and len for values; put-item, take-item and items for items, which may be put back."""
 
 from __future__ import annotations
 
@@ -200,7 +200,10 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
 
 
 def _next_item(source: PriorityQueue, *, waits: bool, is_last: bool) -> Item:
-    """Take an item. `QueueEmptyError` means that there are no more, a time-out that the store did not answer."""
+    """Take an item.
+
+    `QueueEmptyError` means that the queue has no more items, and a time-out that the store did not answer.
+    """
     if waits:
         try:
             with telling_if_slow(log, f"waiting for an item of queue {source.name!r}"):

@@ -18,13 +18,16 @@ MEMBER: Final = b"/member/"
 
 
 class RecordWords:
-    """Puts the records of a log, given in their order, into words. It remembers the process of each session."""
+    """Describes the records of a log in words, given the records in their order.
+
+    It keeps the process of each session.
+    """
 
     def __init__(self) -> None:
         self._owners: dict[int, str] = {}
 
     def words(self, entry: Entry) -> str | None:
-        """Return the meaning of `entry`, or None if its value is to be shown as it is."""
+        """Return the meaning of `entry`, or None if its value is shown unchanged."""
         key, value = entry.key, entry.value
         try:
             if entry.kind == "session":

@@ -104,7 +104,7 @@ def _refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> No
 
 
 def _static_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Add torchrun's options for nodes that are numbered by hand, each of which is refused with an explanation."""
+    """Add torchrun's options for nodes that are numbered by hand. Each of them is refused with an explanation."""
     for name in ("--node-rank", "--master-addr", "--master-port"):
         function = click.option(name, hidden=True, expose_value=False, callback=_refuse)(function)
     return function
@@ -127,7 +127,8 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda na
     callback=_worker_count,
     default="1",
     show_default=True,
-    help="The number of workers on this node, or cpu, gpu, xpu: one for each; auto: accelerators, else CPUs.",
+    help="The number of workers on this node, or cpu, gpu or xpu: one worker for each; auto: for each accelerator,"
+    " else for each CPU.",
 )
 @click.option(
     "--rdzv-backend",
@@ -135,7 +136,7 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda na
     callback=_backend,
     default="c10d",
     show_default=True,
-    help="c10d, fscoord: the endpoint names the store; etcd: it is that of etcd.",
+    help="c10d, fscoord: the endpoint names the store; etcd: the endpoint is the address of etcd.",
 )
 @click.option(
     "--rdzv-endpoint",
@@ -156,7 +157,7 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda na
     help="Settings of the rendezvous, such as join_timeout=60.",
 )
 @click.option(
-    "--local-addr", metavar="ADDRESS", help="The address by which other nodes reach this one. [default: its host name]"
+    "--local-addr", metavar="ADDRESS", help="The address by which other nodes reach this node. [default: its host name]"
 )
 @click.option("--standalone", is_flag=True, help="One node, whatever the other options and the environment say.")
 @click.option(
@@ -173,7 +174,7 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda na
     type=click.FloatRange(min=0.001),
     default=0.1,
     show_default=True,
-    help="The time between two looks at the other nodes.",
+    help="The time between two checks of the other nodes.",
 )
 @click.option(
     "--grace",
@@ -215,7 +216,7 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda na
 @click.option("--no-python", is_flag=True, help="Execute the program by itself, even if its name ends in .py.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option("-q", "--quiet", is_flag=True, help="Say only why the job failed, and not what happens.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only why the job failed, and no other events.")
 @_static_options
 @verbose
 def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
@@ -310,7 +311,7 @@ def _parameters(options: dict[str, Any]) -> rendezvous.RendezvousParameters:
 
 
 def _log_dir(given: str | None, run_id: str) -> str:
-    """Return the path of a directory for the files of this node alone: nodes may share the directory `given`."""
+    """Return a directory for the files of this node alone, because nodes may share the directory `given`."""
     if not given:
         return system.make_private_directory()
     own = f"{file_name(run_id)}_{system.random_bytes(4).hex()}"
@@ -318,7 +319,7 @@ def _log_dir(given: str | None, run_id: str) -> str:
 
 
 def _endpoint(text: str, config: dict[str, str]) -> str:
-    """Return `text`, a bare file name as a path: the rendezvous would take the name for that of a host."""
+    """Return `text`, with ``./`` before a bare file name, which the rendezvous would take for a host name."""
     is_name = text and not re.search("[/:]", text) and text != "localhost" and not network.is_ip_address(text)
     return f"./{text}" if is_name and "store_type" not in config else text
 

@@ -1,4 +1,4 @@
-"""What the verbs share that run a command while they hold something: options, the wait, the command's environment."""
+"""The common part of the verbs that run a command under a hold: options, the wait, the command's environment."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class HoldOptions(NamedTuple):
         limit: how long to wait, in seconds; 0 tries once, without entering the queue.
         conflict_exit_code: the exit code if the hold can't be acquired within `limit`.
         grace: how long the command has from SIGTERM to SIGKILL when the hold is lost.
-        ttl: how long the hold lasts without a sign of life; None: as long as its holder.
+        ttl: how long the hold lasts without renewal, in seconds; None: until its holder dies.
         leaves_rest: whether processes that the command leaves behind go on without the hold.
     """
 
@@ -108,7 +108,8 @@ def wait_options(function: Callable[P, R]) -> Callable[P, R]:
             "--ttl",
             metavar="SECONDS",
             type=time_limit,
-            help="Let others acquire it when this process, stopped or cut off, has not renewed its hold for this long."
+            help="Let other processes acquire it when this process has not renewed its hold for this time, because"
+            " it was stopped or cut off."
             " [default: never]",
         ),
         click.option(
@@ -117,7 +118,7 @@ def wait_options(function: Callable[P, R]) -> Callable[P, R]:
             "conflict_exit_code",
             metavar="NUMBER",
             type=click.IntRange(0, 255),
-            help="The exit code if it is not acquired in time. [default: 1 with -n and -w, else 75]",
+            help="The exit code if the hold is not acquired in time. [default: 1 with -n and -w, else 75]",
         ),
         click.option("-w", "--wait", metavar="SECONDS", type=time_limit, help="How long to wait. [default: --timeout]"),
         click.option("-n", "--nonblock", is_flag=True, help="Do not wait: try once."),
@@ -163,7 +164,7 @@ def parse_command(options: dict[str, Any]) -> list[str]:
 
 
 def environment(token: int | None) -> dict[str, str]:
-    """Return the environment of a command: this process's, the store, and the fencing token of the hold if any."""
+    """Return the environment of a command: this process's environment, the store, and any fencing token of the hold."""
     own = {"FSCOORD_STORE": absolute_url(click.get_current_context())}
     if token is not None:
         own["FSCOORD_TOKEN"] = str(token)
@@ -200,7 +201,7 @@ def run_under(hold: _Hold, what: str, hold_options: HoldOptions) -> Ending | Non
 
 
 def _report_conflict(hold: _Hold, what: str, hold_options: HoldOptions) -> None:
-    """Report who holds it: as an error or, with -n or -w, in the log that -v shows."""
+    """Report the holders, as an error or, with -n or -w, in the log that -v shows."""
     holders = [holder.owner for holder in hold.holders()]
     text = not_acquired(what, hold.name, hold_options.limit, holders, len(hold.waiters()))
     if hold_options.conflict_exit_code == TIMEOUT:

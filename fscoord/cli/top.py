@@ -58,7 +58,7 @@ class Keys:
         self.is_over = False
 
     def press(self, key: str) -> bool:
-        """Obey `key`. Return whether the screen must change."""
+        """Apply the effect of `key`. Return whether the screen must change."""
         if key == "q":
             self.is_over = True
         elif key == "s":
@@ -127,7 +127,7 @@ def top(ctx: click.Context, path: str | None, interval: float, count: int | None
 
 
 def _looks(observer: Observer, slow: float) -> Iterator[Frame]:
-    """Yield a frame for each look, which is taken when the frame is asked for."""
+    """Yield a frame for each look at the store. The look is made when the caller requests the frame."""
     rates = Rates()
     while True:
         picture, activity = observer.look()
@@ -139,7 +139,7 @@ def _looks(observer: Observer, slow: float) -> Iterator[Frame]:
 
 
 def lines_of(frame: Frame) -> list[str]:
-    """Return the lines that tell `frame` where there is no terminal: a summary, and a line for each finding."""
+    """Return `frame` as lines of text, for output that is not a terminal: a summary, and a line for each finding."""
     longest = [each for each in ordered(frame, "wait")[:1] if each.waiting is not None]
     words = [f"{clock_text(frame.time)}: {_crowd(frame.picture)}", *_speed_words(frame.speed)]
     words += [f"longest wait: {each.title} for {row_of(each, frame.picture).waits}" for each in longest]
@@ -192,7 +192,7 @@ def ordered(frame: Frame, order: str) -> list[SessionStatus]:
 
 
 def _show_live(looks: Iterator[Frame], keys: Keys, interval: float, count: int | None) -> None:
-    """Show the frames on the whole screen, and obey the keys, until one of them is q or `count` frames were shown."""
+    """Show the frames on the whole screen, and apply the keys, until q is pressed or `count` frames were shown."""
     from rich.live import Live
 
     with _single_keys() as pressed, Live(screen=True, auto_refresh=False) as live:
@@ -215,7 +215,7 @@ def _show_live(looks: Iterator[Frame], keys: Keys, interval: float, count: int |
 
 @contextmanager
 def _single_keys() -> Iterator[Callable[[float], str]]:
-    """Give a function that waits for a key, at most so many seconds, and returns it or an empty text.
+    """Yield a function that waits for a key, at most the given seconds, and returns the key or an empty text.
 
     Meanwhile the terminal passes each key on at once and does not show it. Ctrl-C still interrupts. Without a terminal
     on standard input there are no keys.
@@ -250,7 +250,7 @@ def _no_key(seconds: float) -> str:
 
 
 def _screen(frame: Frame, keys: Keys, height: int) -> Group:
-    """Return the screen for rich: a summary, the findings, and as many participants as have room."""
+    """Return the screen for rich: a summary, the findings, and as many participants as fit."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -69,8 +69,8 @@ def report(directory: str, as_json: bool) -> None:
 
     The tables have the ranks that came last to barriers, the waits by name, and the events that ended the longest
     waits. Times are in seconds. The time that others wait for a rank is in rank-seconds. The clocks of hosts are
-    compared by the barriers at which the hosts met. Where that leaves open which rank came last, the table says
-    "uncertain".
+    compared by the barriers at which the hosts met. If the comparison does not show which rank came last, the table
+    says "uncertain".
 
     \b
     Examples:
@@ -126,7 +126,7 @@ def html(directory: str, output: str) -> None:
 
 
 def write_page(directory: str, output: str) -> None:
-    """Write the page of the trace in `directory` to the file `output`, and say so."""
+    """Write the page of the trace in `directory` to the file `output`, and print the path."""
     from fscoord.trace.page import make_page
     from fscoord.trace.reading import read
 
@@ -138,7 +138,7 @@ def _write_whole(path: str, text: str) -> None:
     """Write `text` to the file `path`, which appears or changes as a whole, or not at all.
 
     Raises:
-        OSError: this is not possible; it names `path`.
+        OSError: the file can't be written. The error names `path`.
     """
     if system.os.path.exists(path) and not system.os.path.isfile(path):  # a device, such as /dev/stdout
         _write(path, text, 0)

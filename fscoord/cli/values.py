@@ -258,8 +258,8 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
     times between two reads, only the last change is printed. Queues are not shown. Each read reads all of these values,
     so use this for small values.
 
-    Without --timeout it waits without limit. With --timeout it ends then, with exit code 0, or with 75 if there were
-    fewer changes than --count. On a terminal it first says what it waits for.
+    Without --timeout there is no limit. With --timeout the verb ends after that time, with exit code 0, or with 75 if
+    there were fewer changes than --count. On a terminal the verb first prints its wait.
 
     \b
     Examples:
@@ -293,7 +293,7 @@ def _changes(
 ) -> Iterator[list[tuple[bytes, bytes | None]]]:
     """Yield the changes between two reads: sorted keys with their values, None for a key that was deleted.
 
-    Tells `words` after the first read: from then on no change is missed.
+    Print `words` after the first read. From then on no change is missed.
     """
     heard = wait_for_change(store, None, READ_S)
     known: Values = {} if is_all else _read_all(store, prefix)
@@ -319,7 +319,7 @@ def _read_all(store: Store, prefix: bytes) -> Values:
                 return dict(zip(names, store.multi_get(names), strict=True))
         if not backoff.pause():
             raise StoreTimeoutError(
-                f"keys below {key_text(prefix)!r} were deleted during each of {backoff.tries} looks at them within"
+                f"keys below {key_text(prefix)!r} were deleted during each of {backoff.tries} reads of them within"
                 f" {backoff.waited():.3g} s; watch a longer prefix",
                 keys=[key_text(prefix)],
                 waited=backoff.waited(),

@@ -21,7 +21,7 @@ They are not needed here. Two prefixes could share one of those keys (``a1`` + `
 
 `synchronize` and `gather` write their data to ``{prefix}{rank}``, as torch does. If the prefix ends in a digit or a
 colon, a colon is inserted (``a1:0``), so that no two prefixes share a key. `synchronize` also sets ``{prefix}/given``
-when the data of all ranks is there, because a wait for N keys would be woken N times.
+when the data of all ranks is there. Ranks wait for this one key, because a wait for N keys would be woken N times.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def barrier(
 ) -> None:
     """Wait until `world_size` callers have called this function with `key_prefix`.
 
-    With `rank`, the arrival is idempotent: a rank that calls again, in the same process or in a new one, counts once. A
-    rank whose call timed out may call again, and passes even if the other ranks have passed meanwhile. Without `rank`,
-    every call counts. Either all callers of a barrier give a rank, or no caller does.
+    With `rank`, the arrival is idempotent: a rank that calls again, in the same process or in a new process, counts
+    once. A rank whose call timed out may call again, and passes even if the other ranks have passed meanwhile. Without
+    `rank`, every call counts. Either all callers of a barrier give a rank, or no caller does.
 
     On a `~fscoord.FileStore`, a rank without `fail_fast` records its arrival in one transaction, and then waits.
     Elsewhere each rank makes one write, one read and one wait, and the last rank makes one more write.

@@ -120,7 +120,7 @@ def _fates(store: Store, missing: Sequence[int]) -> dict[int, str]:
 
 
 def _more(ranks: Sequence[int]) -> str:
-    """Return the words for those of `ranks` that a message does not name."""
+    """Return the words for the rest of `ranks`, which a message does not name."""
     return f" and {len(ranks) - MISSING_MAX} more" if len(ranks) > MISSING_MAX else ""
 
 
@@ -236,12 +236,12 @@ class Attempt(NamedTuple):
     def used_before(self, store: Store) -> UsedBeforeError:
         """Return the error for a prefix of `store` that was used before."""
         return UsedBeforeError(
-            f"rank {self.rank} came to {key_text(self.prefix)!r} (world_size={self.world_size}), which has completed:"
-            f" the prefix was used before, or two callers have one rank; {how_to_run_again(store)}"
+            f"rank {self.rank} arrived at {key_text(self.prefix)!r} (world_size={self.world_size}), which has"
+            f" completed: the prefix was used before, or two callers have one rank; {how_to_run_again(store)}"
         )
 
     def _named(self, rank: int) -> str:
-        """Return the name that the decoder gives `rank`.
+        """Return the decoder's name for `rank`.
 
         Return the number of the rank if there is no decoder, if no time is left, or if the decoder fails.
         """
@@ -367,8 +367,8 @@ class Arrivals:
     def wait_alive(self) -> WaitSteps[None]:
         """Wait until all ranks have arrived, or a missing rank is known to be dead. `arrive` must be called first.
 
-        A rank is needed until it arrives, even if it arrives after the wait has begun. So this wait declares no rank
-        dead that has arrived.
+        A rank is needed until it arrives, even if it arrives after the wait has begun. So a rank that has arrived is
+        never reported dead by this wait.
 
         Raises:
             BrokenBarrierError: a missing rank is dead. All ranks that arrived before the verdict raise the same error.
@@ -386,7 +386,7 @@ class Arrivals:
             slow_logger.end()
 
     def _wait_until_complete(self, joined: int, slow_logger: SlowWaitLogger) -> WaitSteps[None]:
-        """Wait until all ranks have arrived, or the round after `joined` broken ones is broken."""
+        """Wait until all ranks have arrived, or until the round after `joined` broken rounds is broken."""
         dead: list[int] = []
         is_complete, backoff = False, Backoff(self._call.left())
         while True:
@@ -513,7 +513,8 @@ class Arrivals:
 
     def _foreign(self, text: bytes) -> BarrierError:
         return BarrierError(
-            f"key {key_text(self._arrivals)!r} holds {text[:40]!r}, which is no arrival: something else wrote it; give"
+            f"key {key_text(self._arrivals)!r} holds {text[:40]!r}, which is not an arrival: another program wrote"
+            " it; give"
             " every barrier and exchange a prefix of its own"
         )
 

@@ -1,7 +1,7 @@
-"""`open_rounds`: which ranks have come to each barrier that is not complete, as the keys of a store say it. Pure.
+"""`open_rounds`: read from the keys of a store which ranks have arrived at each barrier that is not complete. Pure.
 
-A tool that shows a store uses this module. Unlike `fscoord.collectives.arrivals`, whose tokens it reads, it belongs to
-no rank, so it accepts each world size and skips what is not a barrier's.
+Tools that show a store use this module. It reads the tokens that `fscoord.collectives.arrivals` writes. Such a tool has
+no rank, so the module accepts every world size, and skips keys that are not a barrier's.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class RoundState(NamedTuple):
     Attributes:
         name: the name of the barrier.
         done_key: the key for which the ranks wait.
-        world_size: how many ranks must come; 0 if the keys do not say it.
-        come: how many have come.
-        missing: the ranks that have not come; None if the callers gave no ranks.
+        world_size: how many ranks must arrive; 0 if the keys do not show the number.
+        come: how many ranks have arrived.
+        missing: the ranks that have not arrived; None if the callers gave no ranks.
     """
 
     name: str
@@ -67,7 +67,7 @@ def _counted(name: bytes, done: bytes, text: bytes) -> RoundState:
 
 
 def _traced(name: bytes, done: bytes, text: bytes) -> RoundState:
-    """Return the state of a barrier with ranks. The tokens in `text` are those of `fscoord.collectives.arrivals`."""
+    """Return the state of a barrier with ranks. `text` has the tokens of `fscoord.collectives.arrivals`."""
     came: set[int] = set()
     world_size = verdicts = 0
     for token in text.split():

@@ -104,9 +104,9 @@ def _barrier(
 ) -> WaitSteps[None]:
     if rank is None:
         if fail_fast:
-            raise ValueError("fail_fast needs rank: without it nobody knows which ranks have come")
+            raise ValueError("fail_fast needs rank: without ranks it is unknown which ranks have arrived")
         if rank_tracing_decoder is not None:
-            raise ValueError("rank_tracing_decoder needs rank: without it nobody knows which ranks have come")
+            raise ValueError("rank_tracing_decoder needs rank: without ranks it is unknown which ranks have arrived")
         to_seconds(trace_timeout)
         check_positive("world_size", world_size)
         return (yield from _anonymous_barrier(store, world_size, key_bytes(key_prefix), _limit(store, barrier_timeout)))

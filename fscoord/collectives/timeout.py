@@ -17,7 +17,7 @@ __all__ = ["store_timeout"]
 
 @contextmanager
 def store_timeout(store: Store, timeout: Timeout) -> Iterator[None]:
-    """Set the timeout of `store` for the body of the ``with``, and restore the previous one at its end.
+    """Set the timeout of `store` for the body of the ``with``, and restore the previous timeout at the end.
 
     The timeout belongs to the handle, and holds for all threads that use the handle. Several threads may set timeouts
     on one handle, or on `PrefixStore` views of it, at the same time. Then the handle has the newest timeout whose body

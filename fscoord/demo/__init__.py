@@ -1,5 +1,5 @@
-"""The demonstration: real processes share the counting of words through one file, and name the one that dies.
+"""The demonstration: real processes share the work of counting words through one file, and report a process that dies.
 
-`launcher` starts ``python -m fscoord.demo.worker`` several times, kills one if asked to, and passes on what they
-report. All else is between the processes and goes through the store alone.
+`launcher` starts several processes ``python -m fscoord.demo.worker``, kills one of them on request, and passes their
+reports on. The processes communicate with each other through the store alone.
 """

@@ -1,4 +1,4 @@
-"""Starts the processes of the demonstration, reads their reports, and leaves none behind."""
+"""Starts the processes of the demonstration, reads their reports, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ def run(
     on_event: Callable[[Event], None],
     trace: str | None = None,
 ) -> dict[str, Any]:
-    """Count the words in a directory of text with several processes, and return what they report.
+    """Count the words in a directory of text with several processes, and return their report.
 
     Args:
-        processes: how many to start, 256 at most.
-        directory: where the text files are, at any depth; None for this package's own sources.
-        kill: whether to kill one of them with SIGKILL while it holds a file.
-        timeout: how many seconds they wait for each other at most.
-        on_event: called with every step that they tell of, as a dict with the key ``event``.
-        trace: the directory in which the processes record their traces; None for what the environment says.
+        processes: how many processes to start, 256 at most.
+        directory: the directory of the text files, which may be at any depth; None: this package's own sources.
+        kill: whether to kill one process with SIGKILL while it holds a file.
+        timeout: the longest wait of the processes for each other, in seconds.
+        on_event: called with every step that the processes report, as a dict with the key ``event``.
+        trace: the directory in which the processes record their traces; None: the setting of the environment.
 
     Returns:
-        The report, as it is described in ``docs/cli.md``.
+        The report, which ``docs/cli.md`` describes.
 
     Raises:
-        ValueError: an argument makes no sense.
+        ValueError: an argument is invalid.
         FscoordError: the processes could not finish.
     """
     directory = system.os.path.abspath(OWN_SOURCES if directory is None else directory)
     if not 1 <= processes <= PROCESSES_MAX:
         raise ValueError(f"the number of processes is 1 to {PROCESSES_MAX}, not {processes}")
     if kill and processes < 2:
-        raise ValueError("to kill one process takes at least 2, so that another can name it")
+        raise ValueError("kill needs at least 2 processes, so that one can report the death of the other")
     if next(text_files(directory), None) is None:
         raise ValueError(f"there is no text file below {directory}")
     start = system.time.monotonic()
@@ -68,7 +68,7 @@ def run(
 
 
 class _Processes:
-    """The processes, each with a pipe for its reports, and one whose end tells it that this process has ended.
+    """The processes, each with a pipe for its reports, and with a pipe whose end shows it that this process has ended.
 
     There are no threads: a signal may come between any two steps, and a half-started process must still be stopped.
     """
@@ -96,8 +96,8 @@ class _Processes:
 
     def start(self, arguments: list[str]) -> None:
         """Start one more process."""
-        # In the directory of the store nothing can be imported by mistake, and with this process's own path the same
-        # fscoord is found, however this one was. A session of its own keeps the terminal's Ctrl-C from it.
+        # In the directory of the store nothing can be imported by mistake. This process's import path finds the same
+        # fscoord. A session of its own protects the new process from the terminal's Ctrl-C.
         with defer_signals():
             member = subprocess.Popen(  # noqa: S603 - our own module and our own arguments
                 [sys.executable, "-m", "fscoord.demo.worker", self._store, *arguments],
@@ -111,7 +111,7 @@ class _Processes:
         log.info("started process %d", member.pid)
 
     def _events(self) -> Iterator[tuple[subprocess.Popen[bytes], Event | None]]:
-        """Yield what the processes tell, as it comes; and for each that has ended, None."""
+        """Yield the reports of the processes as they arrive, and None for each process that has ended."""
         begun = {member.pid: b"" for member in self._members}
         with selectors.DefaultSelector() as pipes:
             for member in self._members:
@@ -128,7 +128,10 @@ class _Processes:
                         yield member, None
 
     def follow(self, on_event: Callable[[Event], None]) -> dict[str, Any]:
-        """Return the report when all have ended; raise if there is none, or as soon as there can't be one."""
+        """Return the report when all processes have ended.
+
+        Raise if there is no report, or as soon as none is possible.
+        """
         met = 0
         report: dict[str, Any] | None = None
         failures: list[str] = []
@@ -142,7 +145,7 @@ class _Processes:
                     if met < len(self._members):
                         break
                 continue
-            log.debug("process %d tells %s", member.pid, event)
+            log.debug("process %d reports %s", member.pid, event)
             on_event(event)
             if event["event"] == "met":
                 met += 1

@@ -1,6 +1,6 @@
-"""One process of the demonstration, which counts the words of text files together with others.
+"""One process of the demonstration, which counts the words of text files together with the other processes.
 
-All that a process knows of the others comes from the store. One of them makes the report.
+The processes learn of each other through the store alone. One of them makes the report.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LINE_MAX = 1024 * 1024
 
 
 def text_files(directory: str) -> Iterator[str]:
-    """Yield the paths, relative to `directory`, of the regular files below it that do not begin like binary ones."""
+    """Yield the paths, relative to `directory`, of the regular files below it that do not look like binary files."""
     for parent, _, names in system.os.walk(directory):
         for name in names:
             path = system.os.path.join(parent, name)
@@ -41,7 +41,10 @@ def text_files(directory: str) -> Iterator[str]:
 
 
 def count(path: str) -> Counter[str]:
-    """Return how often each word, in small letters, occurs in the file; what is not UTF-8 separates words."""
+    """Return the number of occurrences of each word in the file, in lower case.
+
+    Bytes that are not UTF-8 separate words.
+    """
     words: Counter[str] = Counter()
     with _reading(path) as file:
         for line in iter(lambda: file.readline(_LINE_MAX), b""):
@@ -67,17 +70,18 @@ def _reading(path: str) -> IO[bytes]:
 
 
 class Worker:
-    """One process; all have the same program.
+    """One process of the demonstration. All processes run the same program.
 
-    It takes the next free rank and exchanges facts with the others (`synchronize`). Then rank 0 fills the queue with
-    the numbers of the files, and every process takes files until there are none. A rank whose death a barrier reports
-    is left out from then on. Files without a result when the surviving ranks have met go back into the queue.
+    The process takes the next free rank and exchanges facts with the other processes (`synchronize`). Then rank 0 fills
+    the queue with the numbers of the files, and every process takes files until there are none. A rank whose death a
+    barrier reports is left out from then on. Files that have no result after the surviving ranks have met go back into
+    the queue.
 
     Args:
-        store: where the processes meet.
-        directory: the text; the same for all.
+        store: the store through which the processes meet.
+        directory: the directory of the text, the same for all processes.
         world_size: how many processes there are.
-        timeout: how many seconds to wait for the others, at most.
+        timeout: the longest wait for the other processes, in seconds.
     """
 
     def __init__(self, store: Store, directory: str, world_size: int, timeout: float) -> None:
@@ -92,7 +96,7 @@ class Worker:
         tell("met", **self._facts[self._rank])
 
     def work(self, *, last_holds: bool) -> None:
-        """Do this process's share. With `last_holds` the last rank takes a file and waits to be killed."""
+        """Do this process's share of the work. With `last_holds` the last rank takes a file and waits to be killed."""
         if self._rank == 0:
             self._fill_queue()
         self._meet("queue filled")
@@ -173,7 +177,7 @@ class Worker:
         return f"rank {rank}, process {self._facts[rank]['pid']} on {self._facts[rank]['host']}"
 
     def _report(self, files: list[str]) -> None:
-        """Let the first of the living collect what there is to say, and say it."""
+        """In the first surviving rank, collect the results and send the report."""
         own = self._living.index(self._rank)
         waits = gather(self._store, _packed(self._waits), own, len(self._living), "waits/", self._timeout)
         if waits is not None:
@@ -182,7 +186,7 @@ class Worker:
 
 
 def tell(event: str, **details: Any) -> None:
-    """Tell the launcher what has happened, as a line of JSON on standard output."""
+    """Report an event to the launcher, as a line of JSON on standard output."""
     line = _packed({"event": event, **details}) + b"\n"
     while line:
         line = line[system.os.write(1, line) :]
@@ -204,7 +208,7 @@ def _facts(rank: int) -> dict[str, Any]:
 
 
 def main(store: str, directory: str, world_size: str, kill: str, timeout: str) -> int:
-    """Be one of the processes, and return the exit code."""
+    """Run one process of the demonstration, and return the exit code."""
     system.threading.Thread(target=_end_with_launcher, daemon=True).start()
     try:
         with FileStore(store, timeout=float(timeout)) as opened:
@@ -223,11 +227,13 @@ def _end_with_launcher() -> None:
 
 
 class Survivors(PrefixStore):
-    """A view in which rank i is rank ``ranks[i]`` of `store`, so that the survivors can pass barriers without the dead.
+    """A view in which rank i is rank ``ranks[i]`` of `store`.
+
+    In it the surviving ranks pass barriers without dead ranks.
 
     Args:
-        ranks: the surviving ranks, in order. The keys depend on them, so only processes that agree on them meet.
-        store: the underlying store, which knows the processes by their original ranks.
+        ranks: the surviving ranks, in order. The keys depend on these ranks, so only processes that agree on them meet.
+        store: the underlying store, in which the processes have their original ranks.
     """
 
     def __init__(self, ranks: Sequence[int], store: Store) -> None:
@@ -235,15 +241,15 @@ class Survivors(PrefixStore):
         self._ranks = tuple(ranks)
 
     def announce_rank(self, rank: int) -> None:
-        """Say to be the rank of the underlying store that `rank` is here."""
+        """Announce the rank of the underlying store that `rank` stands for in this view."""
         super().announce_rank(self._ranks[rank])
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of `ranks` that are known dead."""
+        """Return each of `ranks` that is known dead."""
         return self._own(super().dead_ranks(self._theirs(ranks)))
 
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
-        """Wait for `keys`, or until some of `ranks` are known dead, and return those."""
+        """Wait for `keys`, or until some of `ranks` are known dead, and return the dead ranks."""
         return self._own(super().wait_alive(keys, self._theirs(ranks), timeout))
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
@@ -269,14 +275,14 @@ Document = dict[str, Any]
 def assemble(
     store: Store, files: list[str], everybody: list[Document], living: list[int], waits: list[dict[str, float]]
 ) -> Document:
-    """Return the report, as it is described in ``docs/cli.md``.
+    """Return the report, which ``docs/cli.md`` describes.
 
     Args:
-        store: where the processes have met.
+        store: the store through which the processes have met.
         files: the names of the files, by their number.
         everybody: the facts of all processes, by rank.
-        living: the ranks that are there at the end.
-        waits: how long each of them waited at each barrier, in seconds.
+        living: the ranks that are alive at the end.
+        waits: how long each of these ranks waited at each barrier, in seconds.
     """
     results = [json.loads(each) for each in store.multi_get([f"result/{number}" for number in range(len(files))])]
     takers = [int(each) for each in store.multi_get([f"taken/{number}" for number in range(len(files))])]

@@ -1,1 +1,1 @@
-"""Examine by trials, also between hosts, whether the file system of a directory fulfils the needs of a store."""
+"""Test, also between hosts, whether the file system of a directory fulfils the needs of a store."""

@@ -1,10 +1,10 @@
 """The program of an agent process of an examination: performs the operations that arrive on standard input.
 
-Every call that may hang in the kernel is made here, so that it blocks this process alone. A question is a line of JSON,
-``{"n": 7, "act": "lock", "with": {...}}``, and so is its answer, ``{"n": 7, "result": ...}`` or ``{"n": 7, "error":
-{...}}``. The number relates an answer to its question, since a caller that was interrupted may have asked another one.
-The first line has the number 0 and means that the process has started. When standard input ends, the agent closes all
-files and leaves the mailbox. So no file remains, however the asking process ended.
+Every call that may hang in the kernel is made in this process, so that it blocks no other process. A question is a line
+of JSON, ``{"n": 7, "act": "lock", "with": {...}}``, and so is its answer, ``{"n": 7, "result": ...}`` or ``{"n": 7,
+"error": {...}}``. The number relates an answer to its question, because a caller that was interrupted may have asked
+another question. The first line has the number 0 and means that the process has started. When standard input ends, the
+agent closes all files and leaves the mailbox. So no file remains, however the caller's process has ended.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ NAP_S: Final = 0.0005
 
 
 class Agent:
-    """The operations that can be asked for: those on the files in `directory`, and to enter and leave the mailbox.
+    """The operations that a caller can request: on the files in `directory`, and to enter and leave the mailbox.
 
     The mailbox itself has the operations `MAILBOX_ACTS`.
 
-    The arguments and the result of each are JSON. A file is named by one word.
+    The arguments and the result of each operation are JSON. The name of a file is one word.
     """
 
     mailbox: Mailbox
@@ -61,7 +61,7 @@ class Agent:
             system.os.umask(GROUP_UMASK)
 
     def facts(self, path: str) -> dict[str, Any]:
-        """Return the properties of `path` and of this host that are known without a trial."""
+        """Return the properties of `path` and of this host that can be read without a test."""
         real = system.os.path.realpath(path)
         found = system.os.stat(real)
         if not system.stat.S_ISDIR(found.st_mode):
@@ -93,7 +93,7 @@ class Agent:
         self.file(name).lock(kind, shared=shared).unlock()
 
     def block(self, name: str, kind: str) -> float:
-        """Wait for the lock, in the kernel if the kind allows it; return how many seconds that took."""
+        """Wait for the lock, in the kernel if the kind allows it; return the seconds until the lock was acquired."""
         file = self.file(name)
         start = system.time.monotonic()
         if kind == "soft":
@@ -103,7 +103,7 @@ class Agent:
         return system.time.monotonic() - start
 
     def time_lock(self, name: str, kind: str, seconds: float) -> float:
-        """Return the median of the seconds that it takes to acquire and release a free lock."""
+        """Return the median time to acquire and release a free lock, in seconds."""
         lock = self.file(name).lock(kind)
 
         def take_and_release() -> None:
@@ -156,7 +156,7 @@ class Agent:
         put_file(self.path(name), draft, probe_file.encode(number, "replaced"), self.mode)
 
     def reopened(self, name: str, number: int, seconds: float) -> float | None:
-        """Return after how many seconds an open by name finds the record `number`; None if not within `seconds`."""
+        """Return the seconds until an open by name finds the record `number`; None if it takes more than `seconds`."""
         start = system.time.monotonic()
         while True:
             file = ProbeFile(self.path(name), mode=self.mode)
@@ -242,7 +242,7 @@ class Agent:
             name: the file.
             kind: the kind of the lock under which records are appended.
             how: the kind of read, see `ProbeFile.read`.
-            turn: 0 for the agent that begins, 1 for the one that answers.
+            turn: 0 for the agent that begins, 1 for the agent that answers.
             rounds: the number of records that each agent appends.
             seconds: the time limit.
 
@@ -373,7 +373,7 @@ def _median(call: Callable[[], object], seconds: float) -> float:
 
 
 def pause_until_end(seconds: float, fd: int = 0) -> bool:
-    """Sleep for `seconds`, or until the pipe `fd` has no writer any more; return whether that is so.
+    """Sleep for `seconds`, or until the pipe `fd` has no writer any more; return whether it has none.
 
     Otherwise Ctrl-C would take effect only at the end of a wait for other instances, which may take long.
     """

@@ -1,4 +1,7 @@
-"""`LocalAgent`: a process of this host that performs operations, and is abandoned if the kernel blocks it too long."""
+"""`LocalAgent`: a process of this host that performs operations.
+
+It is abandoned if the kernel blocks it for too long.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class AgentProtocol(Protocol):
 
         Raises:
             FailedError: the operation failed.
-            StuckError: it did not return within its limit.
+            StuckError: the operation did not return within its limit.
             LostError: the agent is gone.
         """
 
@@ -116,7 +119,7 @@ class LocalAgent(AgentProtocol):
         _close(process)
 
     def dismiss(self, seconds: float) -> bool:
-        """Let the process clean up and end; return whether it did within `seconds`."""
+        """Make the process clean up and end; return whether it has ended within `seconds`."""
         process, self._process = self._process, None
         if process is None:
             return True
@@ -194,7 +197,7 @@ class LocalAgent(AgentProtocol):
 
 
 class MailboxAgent(LocalAgent):
-    """The agent that uses the mailbox. When it is stuck the examination ends, but the process is not killed.
+    """The agent that uses the mailbox. If this agent is stuck, the examination ends, but the process is not killed.
 
     If its call returns later, the agent finds that standard input has ended, and leaves the mailbox.
     """
@@ -207,7 +210,7 @@ class MailboxAgent(LocalAgent):
         if not self._has_started:
             return super()._late()
         self.is_silent = True
-        return SilentError(f"it did not answer within {self._limit:g} s ({self._act})")
+        return SilentError(f"the file system did not answer within {self._limit:g} s ({self._act})")
 
 
 def _import_path() -> list[str]:

@@ -1,4 +1,4 @@
-"""`Coordinator`: brings the instances of one examination together, and lets the first use the agents of the others.
+"""`Coordinator`: the meeting of the instances of an examination, of which the first uses the agents of the others.
 
 The first instance in the mailbox is the coordinator: it examines and makes the report. One instance on another host is
 its partner. The partner's agent performs operations for the coordinator.
@@ -37,7 +37,7 @@ class BrokenOffError(LostError):
 
 
 class LateError(FscoordError):
-    """The other instances have begun without this one."""
+    """The other instances have begun without this instance."""
 
 
 class Coordinator:
@@ -46,7 +46,7 @@ class Coordinator:
     Attributes:
         is_coordinator: whether this instance is the coordinator.
         members: the facts of each instance by its name in this examination; only the coordinator has them.
-        partner: the name of the instance on another host that lends its agent, None if there is none.
+        partner: the name of the instance on another host whose agent the coordinator uses; None if there is none.
     """
 
     def __init__(self, mailbox_agent: LocalAgent, directory: str, facts: dict[str, Any]) -> None:
@@ -63,11 +63,12 @@ class Coordinator:
 
         Args:
             expected: the number of instances, or None if it is unknown.
-            seconds: how long to wait for them; if their number is unknown, until 2 s after the last one came.
+            seconds: how long to wait for the other instances. If their number is unknown, the wait ends 2 s after the
+                last instance has entered.
             tell: called with a text about the progress.
 
         Raises:
-            LateError: the other instances have begun without this one.
+            LateError: the other instances have begun without this instance.
             BrokenOffError: the mailbox was removed.
         """
         self.is_coordinator = self._mailbox_agent.ask(
@@ -129,7 +130,7 @@ class Coordinator:
             names = self._wait([f"ask.{self.name}.", "over", "beat."], known, STALE_S, idle=idle)
             fresh = sorted(set(names).difference(known))
             if not fresh:
-                raise BrokenOffError("the instance that coordinated shows no sign of life; run all of them again")
+                raise BrokenOffError("the instance that coordinated shows no sign of life; start all instances again")
             known = names
             for name in fresh:
                 if name == "over":
@@ -141,7 +142,7 @@ class Coordinator:
                     )
 
     def end(self, report: dict[str, Any]) -> None:
-        """Publish the report, and wait a few seconds for the others to leave."""
+        """Publish the report, and wait a few seconds for the other instances to leave."""
         self._mailbox_agent.ask("publish", ACT_S, name="over", message=report)
         others = {f"left.{name}" for name in self.members if name != self.name}
         deadline = system.time.monotonic() + SHUTDOWN_S
@@ -161,7 +162,7 @@ class Coordinator:
             question = {"prefixes": prefixes, "known": known, "seconds": slice_s, "idle": idle}
             names: list[str] = self._mailbox_agent.ask("wait", slice_s + ACT_S, **question)
             if not names:
-                words = "the examination was broken off by the instance that coordinated; run all of them again"
+                words = "the examination was broken off by the instance that coordinated; start all instances again"
                 raise BrokenOffError(words)
             fresh = set(names).difference(known)
             if left <= SLICE_S or any(name.startswith(tuple(prefixes)) for name in fresh):
@@ -172,7 +173,7 @@ class Coordinator:
         self._mailbox_agent.ask("publish", ACT_S, name=f"ask.{name}.{number:06}", message=question)
 
     def reply(self, name: str, number: int, seconds: float) -> dict[str, Any] | None:
-        """Return the answer of the instance `name`, None if it left or did not answer within `seconds`."""
+        """Return the answer of the instance `name`; None if the instance left, or did not answer within `seconds`."""
         told = f"told.{name}.{number:06}"
         deadline = system.time.monotonic() + seconds
         names: list[str] = []

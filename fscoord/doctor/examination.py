@@ -50,7 +50,7 @@ def examine(
     client: str | None = None,
     effort: float = EFFORT_S,
 ) -> dict[str, Any]:
-    """Try whether the file system of the directory `path` fulfils the needs of a store there; return the report.
+    """Test whether the file system of the directory `path` fulfils the needs of a store; return the report.
 
     Instances that are started on several hosts at once find each other through the directory.
 
@@ -62,7 +62,8 @@ def examine(
             is unknown and hosts share the file system; otherwise 0.
         tell: called with texts about the progress.
         group: only instances with the same group find each other.
-        client: a name for the caches that this process uses. For tests that simulate several hosts on one; else None.
+        client: a name for the caches that this process uses, in tests that simulate several hosts on one host; else
+            None.
         effort: for how many seconds each figure is measured.
 
     Returns:
@@ -73,12 +74,13 @@ def examine(
         UnsupportedFilesystemError: this platform has no advisory locks.
         ValueError: there is no such kind of lock.
         StoreUnavailableError: the examination could not be finished: the instance that coordinated is gone, or a
-            process of the examination has ended. (A file system that does not answer is reported, and not an error.)
+            process of the examination has ended. (If the file system does not answer, no error is raised: the report
+            says so.)
     """
     if system.fcntl is None:
         raise UnsupportedFilesystemError(f"there are no advisory locks on {system.platform()}: use HashStore there")
     if lock not in probes.KINDS:
-        raise ValueError(f"lock is one of {', '.join(probes.KINDS)}, not {lock!r}")
+        raise ValueError(f"lock must be one of {', '.join(probes.KINDS)}, not {lock!r}")
     start = system.time.monotonic()
     path = system.os.path.abspath(path)  # the agents have another working directory
     try:

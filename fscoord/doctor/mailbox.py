@@ -3,10 +3,10 @@
 The mailbox belongs to one user or, if the examined directory belongs to a group, to the group, so that instances of its
 users find each other.
 
-A message is a file. An instance learns of messages only by the names of files. Three rules make that reliable on NFS. A
+A message is a file. An instance learns of messages only by the names of files. Three rules make this reliable on NFS. A
 name is not opened before a listing has shown it, because the NFS client remembers for up to 30 s that a name was
-missing (nfs(5), "lookupcache"). The same host changes the directory before each listing, which makes the client ask the
-server. A message is complete before its name appears, and a name is used once.
+missing (nfs(5), "lookupcache"). The host that lists the directory changes it first, so that the NFS client requests the
+listing from the server. A message is complete before its name appears, and a name is used once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def put_file(path: str, draft: str, data: bytes, mode: int) -> None:
 def group_of(found: Any) -> int | None:
     """Return the group whose members may share a mailbox in the directory with the status `found`, or None.
 
-    A sticky directory has none, because there a user can't remove what another user has created.
+    A sticky directory has no such group, because there a user can't remove the files of another user.
     """
     mode, group = found.st_mode, int(found.st_gid)
     is_shared = mode & system.stat.S_IWGRP and not mode & system.stat.S_ISVTX
@@ -176,7 +176,10 @@ class Mailbox:
             raise
 
     def _touch(self) -> None:
-        """Change the directory. Once a second the coordinator does so by a new ``beat``, which is its sign of life."""
+        """Change the directory.
+
+        Once a second the coordinator creates a new ``beat`` for this, which is its sign of life.
+        """
         now = system.time.monotonic()
         if self.is_coordinator and now - self._last_beat >= BEAT_S:
             self._last_beat = now
@@ -188,7 +191,7 @@ class Mailbox:
         safe_files.unlink_quietly(self._path(f".touch.{self.name}"))
 
     def wait(self, prefixes: list[str], known: list[str], seconds: float, idle: bool = False) -> list[str]:
-        """Return all names as soon as one with such a prefix is not `known`, or after `seconds`.
+        """Return all names as soon as a name with one of `prefixes` is not in `known`, or after `seconds`.
 
         An `idle` instance reads the directory twice a second: hundreds of instances may wait while two of them work.
         """
@@ -207,7 +210,7 @@ class Mailbox:
             nap = min(nap * 1.5, IDLE_NAP_S if idle else BUSY_NAP_S)
 
     def put_aside(self) -> None:
-        """Rename the mailbox atomically, then remove it; of several instances that try, one succeeds."""
+        """Rename the mailbox atomically, then remove it. If several instances try, one succeeds."""
         aside = f"{self.directory}.{self.name}"
         try:
             system.os.rename(self.directory, aside)

@@ -1,4 +1,4 @@
-"""`predict`: what a job's coordination costs and takes on a file server, by a model of measurements. No I/O.
+"""`predict`: the costs and times of a job's coordination on a file server, from a model of measurements. No I/O.
 
 The terms are fitted to measurements with 2 to 8 hosts. docs/scaling.md has the measurements, the errors of the model
 and its limits. ``python -m benchmarks.scaling_page`` fits the terms again.
@@ -15,7 +15,7 @@ __all__ = ["Job", "Terms", "predict", "round_trip_of"]
 
 
 class Job(NamedTuple):
-    """The processes that coordinate: `ranks_per_node` on each of `nodes`."""
+    """The processes that coordinate: `ranks_per_node` ranks on each of `nodes` nodes."""
 
     nodes: int
     ranks_per_node: int
@@ -27,11 +27,11 @@ class Job(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """A figure as a sum: `base`, and so much for each node, for each pair of nodes and for each rank.
+    """A figure as a sum: `base`, and a term for each node, for each pair of nodes and for each rank.
 
-    The term of the pairs is that of the lock: when a node gives it back, the server tells every node that waits, and
-    all but one of them ask in vain. The term `shown` is for each rank that waits for longer than `SHOW_S`, because it
-    then writes for what it waits, so that `fscoord ps` shows it.
+    The lock causes the term for pairs of nodes: when a node releases the lock, the server notifies every waiting node,
+    and all but one of these nodes request the lock in vain. The term `shown` is for each rank that waits for longer
+    than `SHOW_S`, because such a rank writes a description of its wait for `fscoord ps`.
     """
 
     base: float = 0.0
@@ -41,7 +41,7 @@ class Terms(NamedTuple):
     shown: float = 0.0
 
     def of(self, job: Job, shown: float = 0.0) -> float:
-        """Return the figure for `job`, of which `shown` ranks wait for long."""
+        """Return the figure for `job`, in which `shown` ranks show their waits."""
         pairs = job.nodes * (job.nodes - 1) / 2
         return self.base + self.node * job.nodes + self.pair * pairs + self.rank * job.ranks + self.shown * shown
 
@@ -69,8 +69,8 @@ LONE_ADD_ROUND_TRIPS: Final = 5
 def predict(job: Job, round_trip_s: float) -> dict[str, Any]:
     """Return the costs and times of `job` on a server that is `round_trip_s` away, as ``docs/cli.md`` describes them.
 
-    The times are those that messages need, and the processor time of the ranks that write for their nodes, one node
-    after the other. A server that is slower than that takes longer: it sends each rank what all ranks wrote.
+    A time is the time of the messages plus the processor time of the ranks that write for their nodes, one node after
+    the other. A slow server makes it longer, because the server sends the records of all ranks to each rank.
     """
     agents = Job(job.nodes, 1)
     leaders_s = LEADER_S * job.ranks  # one node after the other has the lock
@@ -93,10 +93,10 @@ def predict(job: Job, round_trip_s: float) -> dict[str, Any]:
 
 
 def round_trip_of(checks: list[dict[str, Any]], lock: str) -> float | None:
-    """Return the time of a round trip in seconds, from the checks of an examination; None if two hosts were not there.
+    """Return the time of a round trip in seconds, from the checks of an examination; None if only one host took part.
 
-    A free lock takes two: one to acquire it, and one to release it. Between the processes of one host the lock may not
-    have reached the server.
+    A free lock takes two round trips: one to acquire the lock, and one to release it. Between the processes of one host
+    the lock may not have reached the server.
     """
     for check in checks:
         if (check["name"], check["between"], check["lock"]) == ("latency", HOSTS, lock):

@@ -1,7 +1,8 @@
 """`ProbeFile`: a file that two agents append to under a lock, and its records, which show whether the locks hold.
 
 The file is a small model of a log. An appender must have read the last record before it appends the next number. Two
-records with one number therefore prove that two processes held the lock at once, or that one read old data under it.
+records with one number therefore prove that two processes held the lock at once, or that one of them read old data
+under the lock.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Summary(NamedTuple):
         sound: how many records are sound.
         garbled: how many records hold bytes that no agent wrote.
         twice: how many sound records repeat the number of another.
-        turns: how often a record follows one of another writer.
+        turns: how often a record follows a record of another writer.
         by: how many sound records each writer has.
     """
 
@@ -62,7 +63,7 @@ def encode(number: int, writer: str) -> bytes:
 
 
 def decode(data: bytes) -> list[ProbeRecord | None]:
-    """Return the whole records in `data`, None for each that is not sound; a partial one at the end is ignored."""
+    """Return the whole records in `data`, with None for each unsound record. A partial record at the end is ignored."""
     return [_decode(data[start : start + RECORD_SIZE]) for start in range(0, len(data) - RECORD_SIZE + 1, RECORD_SIZE)]
 
 
@@ -90,7 +91,7 @@ def summarize(data: bytes) -> Summary:
 
 
 class ProbeFile:
-    """A file opened as a store opens its log: one descriptor appends and locks, one reads and only moves forward."""
+    """A file that is opened as a store opens its log: one descriptor appends and locks, another only reads forward."""
 
     def __init__(self, path: str, *, is_nfs: bool = False, mode: int = OWN_MODE) -> None:
         self.path = path
@@ -142,7 +143,7 @@ class ProbeFile:
             self.lock(kind, shared=shared).unlock()
 
     def append(self, kind: str, data: bytes) -> None:
-        """Append as a store does that holds the lock: past the cache if the lock is a marker file on NFS."""
+        """Append as a store appends under its lock: past the cache if the lock is a marker on NFS."""
         if self.way(kind) != "direct":
             safe_files.write_all(self.writer, data)
             return
@@ -154,7 +155,7 @@ class ProbeFile:
             system.close_quietly(fd)
 
     def way(self, kind: str) -> str:
-        """Return the kind of read for a holder of the lock: a marker file on NFS does not make the cache valid."""
+        """Return the kind of read for a holder of the lock. A marker on NFS does not make the cache valid."""
         return "direct" if kind == "soft" and self._is_nfs else "plain"
 
     def read(self, how: str, kind: str) -> list[ProbeRecord | None]:
@@ -176,7 +177,7 @@ class ProbeFile:
         return self._forward(self.reader)
 
     def _forget(self) -> None:
-        """Reopen the file and drop its cached pages, as a store does whose lock does not revalidate the cache."""
+        """Reopen the file and drop its cached pages, as a store does if its lock does not revalidate the cache."""
         fd = safe_files.open_descriptor(self.path, system.os.O_RDONLY)
         if hasattr(system.os, "posix_fadvise"):
             system.os.posix_fadvise(fd, 0, 0, system.os.POSIX_FADV_DONTNEED)

@@ -1,8 +1,8 @@
 """The probes of an examination. Each tries one property between two agents and returns a `Check`; `run` calls them all.
 
 The agents are two processes of this host, or one process here and one on another host. The first probes test one kind
-of lock: exclusion, handover, the death of the holder, races. The next test how soon one agent reads the appends of the
-other. The last test a store itself.
+of lock: exclusion, handover, the death of the holder, races. The next probes test how soon one agent reads the appends
+of the other. The last probes test a store itself.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def run(pair: Pair, lock: str, options: dict[str, Any] | None, before: Callable[
     Args:
         pair: the agents.
         lock: the kind of lock that the store is to have.
-        options: further options for the store; None: a store refuses the mount, so no store is tried.
+        options: further options for the store; None: a store refuses the mount, so no store is tested.
         before: called with the name and number of each probe before it begins.
 
     Raises:
@@ -354,7 +354,7 @@ def claims(pair: Pair) -> Check:
 
 
 def scatter(pair: Pair) -> Check:
-    """How many appends without a lock survive: on NFS each host appends at the end of file that it knows (open(2))."""
+    """How many appends without a lock survive: on NFS each host appends at its cached end of the file (open(2))."""
     name = pair.name("scatter")
     for agent, writer in zip(pair, ("one", "other"), strict=True):
         agent.begin("scatter", ACT_S, name=name, writer=writer, count=SCATTER)
@@ -366,7 +366,7 @@ def scatter(pair: Pair) -> Check:
 
 
 def replacement(pair: Pair, kind: str) -> Check:
-    """How soon an open by path finds a file that was renamed over the old one; a store does not rely on it."""
+    """How soon an open by path finds a file that was renamed over the old file. A store does not rely on this."""
     name = pair.name("replaced")
     pair.other.ask("append", ACT_S, name=name, kind=kind, number=1, writer="old")
     pair.other.ask("look", ACT_S, name=name, kind=kind, how="plain")

@@ -35,10 +35,10 @@ class Check(NamedTuple):
     Attributes:
         name: the name of the probe, one word.
         between: ``"processes"`` of one host or ``"hosts"``.
-        outcome: ``"ok"``, ``"bad"`` (a promise would be broken), ``"unknown"`` (it could not be tried to its end) or
+        outcome: ``"ok"``, ``"bad"`` (a promise would be broken), ``"unknown"`` (the probe could not be finished) or
             ``"info"`` (nothing depends on it).
         says: the result as text.
-        lock: the kind of lock that was tried, or ``""``.
+        lock: the kind of lock that was tested, or ``""``.
         measured: figures; times are in seconds.
     """
 
@@ -94,7 +94,7 @@ class Findings(NamedTuple):
         return (PROCESSES,) if self.facts["is_local"] else (PROCESSES, HOSTS)
 
     def check(self, name: str, between: str) -> Check | None:
-        """Return the check of this name; of the checks for each kind of lock, the one for the wanted kind."""
+        """Return the check named `name`. If there is a check for each kind of lock, return that of the wanted kind."""
         found = (each for each in self.checks if (each.name, each.between) == (name, between))
         return next((each for each in found if each.lock in ("", self.lock)), None)
 
@@ -131,7 +131,7 @@ def _failures(findings: Findings) -> list[str]:
 
 
 def _is_testable(facts: dict[str, Any]) -> bool:
-    """Return whether a trial proves more than the mount table, which does not show the option that matters."""
+    """Return whether a test proves more than the mount table, which does not show the relevant option."""
     return bool(facts["kind"] == "fuse.glusterfs")
 
 
@@ -200,7 +200,7 @@ def _recommendations(findings: Findings, verdict: str) -> Iterable[str]:
 
 
 def _has_no_locks(findings: Findings) -> bool:
-    """Return whether the kernel's locks are missing rather than broken: then a marker file may be used instead."""
+    """Return whether the kernel's locks are missing and not broken, so that a soft lock can be used instead."""
     return any(check.measured.get("missing") for check in findings.checks)
 
 

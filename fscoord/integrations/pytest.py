@@ -1,4 +1,4 @@
-"""`Run`: the store that the workers of one pytest run share, and work that is done once and torn down at the end.
+"""`Run`: the store that the workers of one pytest run share, and values that are made once and torn down at the end.
 
 The plugin itself is `pytest_fscoord`.
 """
@@ -38,7 +38,7 @@ class Once(Protocol):
 
 
 class Run:
-    """One worker's share in a run. A run without pytest-xdist has one worker.
+    """The part of one worker in a run. A run without pytest-xdist has one worker.
 
     Args:
         path: the file of the store that all workers open.
@@ -53,10 +53,12 @@ class Run:
         self._teardowns: list[tuple[str, Callable[[bytes], object], bytes]] = []
 
     def register(self) -> None:
-        """Record that this worker may use the work of others. Every worker does so before its first test.
+        """Record that this worker may use values of other workers.
 
-        The lock is held for it: a worker that replaces a dead one registers either before a teardown begins, or after
-        it has ended.
+        Every worker calls this method before its first test.
+
+        The method holds the lock. So a worker that replaces a dead worker registers either before a teardown begins, or
+        after the teardown has ended.
         """
         if not self._is_registered:
             with self._lock:
@@ -76,13 +78,14 @@ class Run:
         Args:
             name: the name of the work.
             work: called without arguments; returns a value for the store.
-            teardown: called with the value, in one of the workers that passed a teardown, when all workers have run
-                their last test or have died.
+            teardown: called with the value, in one of the workers that passed a teardown, when every worker has run its
+                last test or has died.
             timeout: how long to wait for another worker's value, in seconds or as a `timedelta`; None means the store's
                 timeout.
 
         Raises:
-            WorkFailedError: the work raised in another worker, which raises the exception itself.
+            WorkFailedError: the work raised an exception in another worker. In that worker the exception itself is
+                raised.
             StoreTimeoutError: another worker has not finished in time. The error names that worker.
         """
         self.register()

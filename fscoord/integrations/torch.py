@@ -36,7 +36,7 @@ _NO_LIMIT = timedelta(0)
 
 
 def _raise_torch_errors(method: Callable[P, R]) -> Callable[P, R]:
-    """Raise fscoord's errors as torch's, which callers in torch catch, such as elastic's barrier."""
+    """Raise fscoord's errors as torch's errors, which callers in torch catch, such as elastic's barrier."""
 
     @wraps(method)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
@@ -71,7 +71,7 @@ class TorchStore(dist.Store):
 
     Every error of the store is raised as a ``DistStoreError``, with the original as its ``__cause__``. So torch's own
     ``elastic.utils.store.barrier`` names the missing ranks after a timeout. `ValueError` and `OverflowError` are raised
-    unchanged. A timeout of zero means no limit, as in torch, and with a negative one an operation tries once.
+    unchanged. A timeout of zero means no limit, as in torch. With a negative timeout an operation tries once.
 
     torch's C++ base class keeps the timeout. Each operation passes its present value to `store`.
 
@@ -113,12 +113,12 @@ class TorchStore(dist.Store):
         return self._store
 
     def close(self) -> None:
-        """Close the underlying store. This object may be garbage-collected then, so do not use it any more."""
+        """Close the underlying store. This object may be garbage-collected afterwards, so do not use it any more."""
         _open_stores.discard(self)
         self._store.close()
 
     def _store_with_timeout(self) -> Store:
-        """Return the store, after setting its timeout to that of the C++ base class."""
+        """Return the store, after setting its timeout to the timeout of the C++ base class."""
         limit = self.timeout
         if limit != self._limit:
             self._store.set_timeout(_from_torch(limit))
@@ -190,11 +190,13 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
     ``world_size`` belong to the process group, and may be given in the URL or as arguments of ``init_process_group``.
 
     The keys of a launch that was killed would lead the ranks of the next launch to addresses without a listener. So the
-    store belongs to a run: to the ``run_id`` of the URL, or else to that of `fscoord.environment.detect`, unless the
-    URL has an empty ``run_id=``. Ranks of one run meet however late they join. A new run begins with an empty store.
+    store belongs to a run: to the ``run_id`` of the URL, or else to the run that `fscoord.environment.detect` finds,
+    unless the URL has an empty ``run_id=``. Ranks of one run meet however late they join. A new run begins with an
+    empty store.
 
     Raises:
-        ValueError: rank, world size or an option is missing or invalid, or the environment is; or the URL names a host.
+        ValueError: rank, world size or an option is missing or invalid, the environment is invalid, or the URL names a
+            host.
         StaleRunError: a later run has begun there.
         StoreError: the store can't be opened.
     """
@@ -212,7 +214,7 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
     query = "&".join(f"{quote(name, **_QUOTING)}={quote(value, **_QUOTING)}" for name, value in options.items())
     address = f"file:{quote(path, **_QUOTING)}?{query}"
     yield TorchStore(open_store(address, run_id=run_id)), rank, world_size
-    raise RuntimeError(f"{url}: a process group of this store is made once; make another with another path")
+    raise RuntimeError(f"{url}: this store can make one process group only; use another path for another process group")
 
 
 _QUOTING: Any = {"errors": "surrogateescape"}

@@ -1,8 +1,8 @@
 """``torchrun --rdzv-backend=fscoord --rdzv-endpoint=/shared/job``: fscoord's rendezvous, found by its entry point.
 
 The endpoint is a path or the address of a store, as for `fscoord.rendezvous.create_backend`. The rendezvous itself
-listens on no port. The address that workers get for ``env://`` is that of rank 0's host, with a port that was free when
-the round was agreed.
+listens on no port. The address that workers get for ``env://`` is the host of rank 0, with a port that was free when
+the nodes agreed on the round.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ELASTIC_ERRORS: dict[type[errors.RendezvousError], type[Exception]] = {
 
 
 def _raise_elastic_errors(method: Callable[P, R]) -> Callable[P, R]:
-    """Raise the errors of a rendezvous as elastic's, which torchrun's agent handles."""
+    """Raise the errors of a rendezvous as elastic's errors, which torchrun's agent handles."""
 
     @wraps(method)
     def call(*arguments: P.args, **named: P.kwargs) -> R:

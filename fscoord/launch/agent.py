@@ -28,7 +28,7 @@ __all__ = ["Access", "Agent", "Crew", "Job", "Outcome", "RoundStore", "file_name
 class Access:
     """The group and the permissions of the rendezvous's file, which the files and directories beside it get as well.
 
-    If the store is not a file, or the file is for its owner alone, the umask decides, as it does for other programs.
+    If the store is not a file, or only its owner may use the file, the umask decides, as it does for other programs.
 
     Args:
         store: the store of the rendezvous.
@@ -42,14 +42,14 @@ class Access:
         self.file_mode = mode if mode & 0o077 else None
 
     def make_directory(self, path: str, mode: int = 0o777) -> None:
-        """Create the directory `path`, which other users may then enter as far as they may use the file.
+        """Create the directory `path`. Users who may use the rendezvous's file may enter the directory.
 
         Args:
             path: the path. Its parent exists.
-            mode: the permissions, before the umask, if the file is for its owner alone.
+            mode: the permissions, before the umask, if only its owner may use the file.
 
         Raises:
-            FileExistsError: there is something at `path`.
+            FileExistsError: a file or directory exists at `path`.
         """
         system.os.mkdir(path, mode if self.file_mode is None else 0o700)
         if self.file_mode is None:
@@ -79,18 +79,19 @@ class Access:
 class RoundStore:
     """A store that only the workers of one round use, so that it is empty when they start.
 
-    If the store of the rendezvous is the file JOB, this one is the file ``JOB.round-{name}/store``, with the same
-    options. The directory and the file have the group and the permissions of JOB, so that the same users can use them.
+    If the store of the rendezvous is the file JOB, the store of the round is the file ``JOB.round-{name}/store``, with
+    the same options. The directory and the file have the group and the permissions of JOB, so that the same users can
+    use them.
 
     Args:
         store: the store of the rendezvous. If it is not a file and can't have stores below it, the round has no store.
-        name: distinguishes this round from all others in that store; a part of a file's name.
-        is_first: whether this node creates the store at the beginning of the ``with``, before the others use it, and
+        name: distinguishes this round from all other rounds in that store; a part of a file's name.
+        is_first: whether this node creates the store at the beginning of the ``with``, before other nodes use it, and
             removes it at the end.
 
     Attributes:
         address: the address of the store, for `~fscoord.open_store`; empty if the round has none.
-        is_kept: whether the end of the ``with`` leaves the store for people to look at.
+        is_kept: whether the store is kept after the end of the ``with``, for examination.
     """
 
     def __init__(self, store: Store, name: str, *, is_first: bool) -> None:
@@ -108,7 +109,7 @@ class RoundStore:
             self.address = self._below.address
 
     def has_content(self) -> bool:
-        """Return whether there is something in the store: a worker of this round has opened it."""
+        """Return whether a worker of this round has opened the store."""
         return self._below is not None or system.os.path.exists(system.os.path.join(self._directory, "store"))
 
     def address_of(self, rank: int) -> str:
@@ -169,13 +170,13 @@ class Job:
     Attributes:
         command: the program and its arguments.
         workers: the number of workers on this node.
-        max_restarts: the number of failed rounds after which the job still goes on.
+        max_restarts: the number of failed rounds after which the job still continues.
         monitor_interval: the time between two checks of the other nodes, in seconds.
         grace: the time from SIGTERM to SIGKILL for the workers, in seconds.
-        streams: the streams of the workers that go to files, and those that go to the console.
+        streams: the streams of the workers that go to files, and the streams that go to the console.
         log_dir: the directory of the workers' files: ``round-{N}/{local rank}/stdout.log``, ``stderr.log`` and
             ``error.json``. It is for this node alone.
-        trace: the directory in which the workers record their traces, or ``""`` for what the environment says.
+        trace: the directory in which the workers record their traces, or ``""`` for the setting of the environment.
         role: the role of this node's workers. ``ROLE_RANK`` and ``ROLE_WORLD_SIZE`` count the workers of one role.
     """
 
@@ -196,7 +197,7 @@ class Outcome(NamedTuple):
     Attributes:
         is_success: whether it succeeded.
         failures: the failures of its rounds. If the job failed, the last one ended it.
-        kept_store: the address of the store of the round that failed last, which is kept; ``""`` if there is none.
+        kept_store: the address of the store of the last failed round, which is kept; ``""`` if there is none.
     """
 
     is_success: bool
@@ -205,7 +206,7 @@ class Outcome(NamedTuple):
 
 
 class Crew(NamedTuple):
-    """The workers of one node in a round: their number and their role. Each node publishes its own."""
+    """The workers of one node in a round: their number and their role. Each node publishes its own crew."""
 
     workers: int
     role: str
@@ -225,15 +226,15 @@ class Agent:
     """Runs one node's share of a job.
 
     The nodes record failures in the store of the rendezvous, under one key for each round. The first failure of a round
-    takes the key, and later ones are not recorded. So all nodes count the same failures, and show the same one for a
-    round.
+    sets the key, and later failures are not recorded. So all nodes count the same failures, and show the same failure
+    for a round.
 
     Args:
         job: the job.
         handler: this node's part in the rendezvous. It is shut down when the job has ended.
         store: the store of the rendezvous.
         console: the console to which the workers' output is copied.
-        announcer: tells people what happens; None: they are told nothing.
+        announcer: prints the events of the job; None: nothing is printed.
     """
 
     def __init__(
@@ -341,7 +342,7 @@ class Agent:
                 words = f"the number of workers of group rank {missing} in round {self._handler.round}"
                 if system.time.monotonic() >= end:
                     raise errors.RendezvousTimeoutError(
-                        f"{words} did not come within {limit:g} s, though these nodes have joined: look whether their"
+                        f"{words} did not come within {limit:g} s, though these nodes have joined: check whether their"
                         " agents hang"
                     ) from error
                 slow_wait.warn_if_due(lambda: words)  # noqa: B023 - it is called at once
@@ -373,7 +374,7 @@ class Agent:
         return values
 
     def _follow(self, workers: WorkerGroup, info: RendezvousInfo) -> bool:
-        """Follow the round until it is over. Return whether the job has ended; if not, there is another round."""
+        """Run the round until it is over. Return whether the job has ended; if not, there is another round."""
         failed = f"failed/{self._handler.round}"
         everybody = [f"done/{rank}" for rank in range(info.world_size)]
         is_done = False
@@ -394,7 +395,7 @@ class Agent:
                 return False
 
     def _has_failed(self) -> bool:
-        """Tell about the failure of the round, and return whether it ends the job."""
+        """Print the failure of the round, and return whether the failure ends the job."""
         failures = self._failures()
         failure, count, limit = failures[-1], len(failures), self._job.max_restarts
         logger(__name__).info("%s", describe_failure(failure))
@@ -404,7 +405,7 @@ class Agent:
         return count > limit
 
     def _tell_broken(self) -> None:
-        """Tell that the round is over because nodes have come or gone."""
+        """Print that the round is over because nodes have come or gone."""
         lost = self._handler.lost_nodes()
         self._reason = " without the lost nodes" if lost else " with more nodes"
         self._announcer.round_broken(self._handler.round, self._handler.node, lost)
@@ -423,7 +424,10 @@ class Agent:
 
 
 def file_name(run_id: str) -> str:
-    """Return a part of a file's name for a run id of any characters and length. Each id has a name of its own."""
+    """Return a part of a file name for `run_id`, which may have any characters and length.
+
+    Different ids have different names.
+    """
     from hashlib import sha256
     from urllib.parse import quote
 
@@ -433,6 +437,6 @@ def file_name(run_id: str) -> str:
 
 def _foreign(what: str, error: Exception) -> errors.RendezvousStateError:
     return errors.RendezvousStateError(
-        f"the keys for a round's {what} hold something else ({type(error).__name__}: {error}): another program wrote"
+        f"the keys for a round's {what} hold other data ({type(error).__name__}: {error}): another program wrote"
         " it, so use another id or another store"
     )

@@ -1,4 +1,4 @@
-"""`Announcer`: tells people what an agent does, with one line on standard error for each event."""
+"""`Announcer`: prints one line on standard error for each event of an agent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Announcer:
     """Writes lines for people to the console.
 
     Args:
-        console: the console, which keeps these lines and those of the workers apart.
+        console: the console, which keeps these lines and the lines of the workers apart.
         quiet: whether nothing is written.
     """
 
@@ -48,7 +48,7 @@ class Announcer:
             self._console.write(STDERR, f"fscoord: {words}\n".encode("utf-8", "backslashreplace"))
 
     def waiting(self, progress: Progress) -> None:
-        """Tell about a wait for other nodes: once it is long, when nodes come, and again from time to time."""
+        """Report a wait for other nodes: when it has become long, when nodes come, and again from time to time."""
         told = self._told
         if told is not None and told.waited > progress.waited:  # another wait has begun
             told = self._told = None
@@ -62,7 +62,10 @@ class Announcer:
             self.say(_wait_text(progress))
 
     def round_begins(self, number: int, sizes: list[int], rank: int, reason: str) -> None:
-        """Tell that the workers of a round start: `sizes` of them on each node, and `rank` is that of this node."""
+        """Report that the workers of a round start.
+
+        `sizes` has the number of workers on each node, and `rank` is this node's.
+        """
         first = sum(sizes[:rank])
         own = _count(sizes[rank], "worker")
         ranks = f"rank {first}" if sizes[rank] == 1 else f"ranks {first} to {first + sizes[rank] - 1}"
@@ -70,9 +73,9 @@ class Announcer:
         self.say(f"round {number} begins{reason}: {whole}; this node is number {rank} and starts {own}, {ranks}")
 
     def round_broken(self, number: int, own: str, lost: Collection[str]) -> None:
-        """Tell that a round is over, because the nodes `lost` have died or left or, without any, because nodes came.
+        """Report that a round is over. The nodes `lost` have died or left; if it is empty, nodes came.
 
-        If the node `own` is one of them, this node lives, but the others did not see that it lives.
+        If `own`, this node, is in `lost`, the other nodes took this node for dead although it lives.
         """
         if own in lost:
             cause = "the other nodes took this node for dead"
@@ -81,14 +84,14 @@ class Announcer:
         self.say(f"round {number} is over: {cause}; the workers stop, and the next round forms")
 
     def worker_failed(self, failure: Failure, restart: int, max_restarts: int) -> None:
-        """Tell that a worker has failed, with its last lines, and that all workers start again."""
+        """Report that a worker has failed, with its last lines, and that all workers start again."""
         what = f"all workers stop, and start again (restart {restart} of {max_restarts})"
         self.say(f"{describe_failure(failure)}; {what}")
         for line in last_lines(failure):
             self.say(f"  | {line}")
 
     def stopping(self, number: int, grace: float) -> None:
-        """Tell that a signal ends this node, and how long its workers have to end."""
+        """Report that a signal ends this node, and how long its workers have to end."""
         self.say(
             f"{_signal_name(number)}: the workers of this node have {grace:g} s to end; a second signal kills them"
         )

@@ -1,4 +1,4 @@
-"""`run_held`: run a command while this process holds something, such as a lock.
+"""`run_held`: run a command while this process holds a lock or another hold.
 
 The command runs under a warden (`fscoord.launch.warden`), which kills the command and everything that it has started
 when the holding process dies in any way. A thread checks once a second that the hold lasts. This process only waits and
@@ -49,7 +49,7 @@ class Ending(NamedTuple):
     Attributes:
         status: the exit code, or the negative number of the signal that killed the command.
         passed: the numbers of the signals that this process received meanwhile and forwarded.
-        output: the command's standard output, if the caller asked for it.
+        output: the command's standard output, if the caller requested it.
     """
 
     status: int
@@ -152,8 +152,8 @@ class _HeldCommand:
                 facts = self._facts()
         if watch.lost is None and "lost" in facts:
             raise errors.LockLostError(
-                f"no sign of life could be given for most of the {patience:g} s after which other processes may acquire"
-                " what this process held; the command was stopped"
+                f"the hold could not be renewed for most of its lease of {patience:g} s, after which other processes"
+                " may acquire it; the command was stopped"
             )
         if watch.lost is not None:
             raise errors.LockLostError(f"{watch.lost}; the command was stopped") from watch.lost
@@ -166,7 +166,7 @@ class _HeldCommand:
         _order(self._orders, number)
 
     def _read(self) -> bytes:
-        """Return standard output, at most one byte more than is allowed. At that byte kill everything."""
+        """Return standard output, at most one byte more than is allowed. If that byte is read, kill everything."""
         if self._process is None or self._process.stdout is None or self.output_max is None:
             return b""
         output = b"".join(_pieces(self._process.stdout, self.output_max + 1))
@@ -218,7 +218,7 @@ def _order(descriptor: int, number: int) -> None:
 
 
 class _HoldMonitor:
-    """A thread that checks regularly that the hold lasts, and stops the command when it does not.
+    """A thread that checks regularly whether the hold lasts, and stops the command when the hold is lost.
 
     The thread owns the descriptor `orders` and closes it: a check that hangs may outlive everything else here.
     """

@@ -8,9 +8,9 @@ reparented to the warden (PR_SET_CHILD_SUBREAPER, prctl(2)). Each byte of the or
 command; a number plus ``EVERYBODY`` is for the command and all its descendants. ``KILL_ALL`` kills everything, and so
 does the end of the orders, which means that the master has died.
 
-A warden is two processes, because one may be killed itself: by the kernel when memory runs out, or by a command that
-kills its parent. The *guard* is the process that was started, and the warden proper is its child. When the warden is
-killed, the kernel kills the command (PR_SET_PDEATHSIG). The descendants of the command are reparented to the guard,
+A warden is two processes, because a single process may be killed: by the kernel when memory runs out, or by a command
+that kills its parent. The *guard* is the process that was started, and the warden proper is its child. When the warden
+is killed, the kernel kills the command (PR_SET_PDEATHSIG). The descendants of the command are reparented to the guard,
 which is the next subreaper and kills them. When the guard is killed, a pipe between the two ends, and the warden kills
 everything. Only a SIGKILL of both at the same moment leaves processes behind. On platforms other than Linux there is no
 prctl(2), and the descendants of the command outlive a killed warden.
@@ -19,15 +19,15 @@ The master may also be stopped, or hang. If LEASE_S, in seconds, is not 0, the m
 After half of that time without ``ALIVE`` all processes get SIGTERM, and after three quarters they are killed, because
 at the end of the lease other processes may acquire the resource that the command needs.
 
-The mode is one of three. A *worker* runs in a session of its own, without input; when it has ended, all that it left
-behind is killed. A *held* command runs where the warden was started: on its terminal, with its input, in its process
-group. Its descendants may finish, and the warden waits for them. The warden does not wait for the descendants of an
-*alone* command. A signal that the whole group has received, such as Ctrl-C, is not forwarded to such a command a second
-time. A signal that was ignored at the start, as nohup(1) does, stays ignored.
+The mode is one of three. A *worker* runs in a session of its own, without input. When it has ended, all its remaining
+descendants are killed. A *held* command runs where the warden was started: on its terminal, with its input, in its
+process group. Its descendants may finish, and the warden waits for them. The warden does not wait for the descendants
+of an *alone* command. A signal that the whole group has received, such as Ctrl-C, is not forwarded to such a command a
+second time. A signal that was ignored at the start, as nohup(1) does, stays ignored.
 
-psutil does not replace what is here: it has no prctl(2), and to find the 100 descendants of a process among the 325
-processes of a host it took 6.9 ms of processor time, because it reads the status of every process, and the lists of
-children in /proc took 1.2 ms.
+psutil can't replace this module, because it has no prctl(2). It is also slower: to find the 100 descendants of a
+process among the 325 processes of a host, psutil took 6.9 ms of processor time, because it reads the status of every
+process. The lists of children in /proc took 1.2 ms.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ Prctl = Callable[..., int]
 
 
 def program(mode: str, orders: int, report: int, lease_s: float = 0) -> list[str]:
-    """Return the arguments that start a warden; those of the command follow them."""
+    """Return the arguments that start a warden. The arguments of the command follow them."""
     return [sys.executable, "-I", "-S", __file__, mode, str(orders), str(report), str(lease_s)]
 
 
 def main(mode: str, orders: int, report: int, lease_s: float, command: list[str]) -> None:
     """Run `command`; report its pid, then its end, as lines of JSON on the descriptor `report`.
 
-    The end is ``{"status": n}``: the exit code, or a signal's number as a negative one. A command that can't be started
+    The end is ``{"status": n}``: the exit code, or the negative number of a signal. A command that can't be started
     ends with 127 or 126, as in a shell, after ``{"error": text}``. ``{"lost": true}`` means that the lease has ended.
     If the warden is killed, no end is reported, and the report is closed when no process of the command is left.
     """
@@ -87,7 +87,7 @@ def main(mode: str, orders: int, report: int, lease_s: float, command: list[str]
 
 
 def _guard(child: int, not_ours: Iterable[int]) -> NoReturn:
-    """Act as the guard of the warden `child`: wait for its end and, if it was killed, kill what it has left behind."""
+    """Act as the guard of the warden `child`: wait for its end and, if it was killed, kill the remaining processes."""
     status = 1
     try:
         for descriptor in not_ours:
@@ -127,8 +127,8 @@ def _kill_children() -> None:
 class Watchdog:
     """Counts the quarters of `lease_s` that have passed without ``ALIVE`` from the master.
 
-    A quarter counts once, however long it has lasted: if this process was stopped, the others probably were too, as
-    when a shell stops the whole job.
+    A quarter counts once, however long it has lasted: if this process was stopped, the master was probably stopped too,
+    as when a shell stops the whole job.
     """
 
     def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -147,7 +147,7 @@ class Watchdog:
         self._next = self._clock() + self._quarter
 
     def missed(self) -> int:
-        """Return how many quarters have been missed if another one has just ended, else 0."""
+        """Return how many quarters have been missed if another quarter has just ended, else 0."""
         now = self._clock()
         if not self._quarter or now < self._next:
             return 0
@@ -274,7 +274,10 @@ class _Warden:
             self._is_empty = True
 
     def _record_end(self, pid: int, status: int) -> None:
-        """Record the command's status and report it; a worker's is reported when none of its processes is left."""
+        """Record the command's status and report it.
+
+        The status of a worker is reported when none of its processes is left.
+        """
         if pid == self._leader:
             self._status = os.waitstatus_to_exitcode(status)
             if not self._is_worker:

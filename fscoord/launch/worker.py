@@ -1,4 +1,4 @@
-"""`WorkerGroup`: starts the workers of one node in one round, each under a warden, copies their output, stops them.
+"""`WorkerGroup`: starts the workers of one node in one round, each under a warden, copies their output and stops them.
 
 The output of a worker goes to the console, with the worker's rank before each line, to files, or to both (`Streams`).
 """
@@ -79,7 +79,7 @@ class WorkerGroup:
         command: the program and its arguments.
         console: the console to which their output is copied.
         streams: which streams go to files, and which to the console.
-        file_mode: the permissions of the files; None: those that the umask leaves of 0644.
+        file_mode: the permissions of the files; None: 0644 less the umask.
     """
 
     def __init__(
@@ -186,7 +186,10 @@ class _Worker:
             system.os.close(writer)
 
     def follow(self, console: Console, stream: int, prefix: bytes, file: IO[bytes] | None) -> None:
-        """Start a thread that copies the output `stream`; for the second stream, also one that reads the report."""
+        """Start a thread that copies the output `stream`.
+
+        With the second stream, also start a thread that reads the report.
+        """
         assert self._process is not None
         pipe = self._process.stdout if stream == STDOUT else self._process.stderr
         self._spawn(console.follow, pipe, stream, prefix, file, self._tails[stream])
@@ -244,7 +247,7 @@ class _Worker:
         self._on_end(WorkerExit(self._rank, self._local_rank, pid, status, message, error_file))
 
     def _end_span(self, facts: Mapping[str, object]) -> None:
-        """End the worker's span, with what the warden has reported."""
+        """End the worker's span, with the exit that the warden has reported."""
         status, pid = facts.get("status"), facts.get("pid", 0)
         outcome = "failed to start" if "error" in facts else "warden killed" if status is None else "exit"
         tracing.end(self._span, outcome, "status", status, "pid", pid, "address", system.process_name(str(pid)))
@@ -280,12 +283,14 @@ def parse_streams(text: str) -> Mapping[int | None, int]:
 
 @dataclass(frozen=True)
 class Streams:
-    """Where the workers' streams go. A stream that neither attribute names goes to the console only.
+    """The destinations of the workers' streams.
+
+    A stream that neither `redirects` nor `tee` names goes to the console only.
 
     Attributes:
         redirects: the streams that go to files only, as `parse_streams` returns them.
         tee: the streams that go to files as well as to the console.
-        shown_ranks: the local ranks whose streams go to the console at all; None: all of them.
+        shown_ranks: the local ranks whose streams may go to the console; None: all local ranks.
     """
 
     redirects: Mapping[int | None, int] = field(default_factory=dict)
@@ -317,8 +322,8 @@ print("\\n", "none" if device is None else device.type, torch.accelerator.device
 def find_accelerators() -> tuple[str, int]:
     """Return the type of this node's accelerators, such as ``cuda``, and their number, as torch counts them.
 
-    The type is ``none`` if there is no accelerator, and ``""`` if torch can't be imported. Another process imports it,
-    and ends at once: in this process torch would occupy memory as long as the job runs.
+    The type is ``none`` if there is no accelerator, and ``""`` if torch can't be imported. A child process imports
+    torch, and ends at once, because in this process torch would occupy memory for as long as the job runs.
     """
     command = [sys.executable, "-c", _ASK_TORCH]
     done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)  # noqa: S603 - our own
@@ -352,8 +357,8 @@ class Console:
     def follow(self, pipe: IO[bytes], stream: int, prefix: bytes, file: IO[bytes] | None, tail: list[bytes]) -> None:
         """Copy `pipe` line by line, up to its end, and keep the last lines in `tail`.
 
-        The console gets each line with `prefix` before it, or no line if `prefix` is empty. `file` gets the lines as
-        they are, unless it is None. At the end, both the pipe and the file are closed.
+        The console gets each line with `prefix` before it, or no line if `prefix` is empty. `file` gets the unchanged
+        lines, unless it is None. At the end, both the pipe and the file are closed.
         """
         try:
             for line in iter(lambda: pipe.readline(LINE_MAX), b""):
@@ -376,7 +381,7 @@ def _binary(text: IO[str] | None) -> IO[bytes] | None:
 
 
 def _create(path: str, mode: int | None) -> IO[bytes]:
-    """Create the file `path`, empty, with the permissions `mode`; None: those that the umask leaves of 0644."""
+    """Create the file `path`, empty, with the permissions `mode`; None: 0644 less the umask."""
     flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_TRUNC | system.O_CLOEXEC
     file = system.os.fdopen(system.os.open(path, flags, 0o644 if mode is None else 0o600), "wb")
     if mode is not None:

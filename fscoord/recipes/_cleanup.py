@@ -1,7 +1,8 @@
-"""Cleanup that runs to its end, however often Ctrl-C interrupts it.
+"""Cleanup that completes, however often Ctrl-C interrupts it.
 
-A signal handler may raise in the main thread, at nearly any point, also in a block that cleans up after an earlier
-signal: a terminal and a launcher both send SIGINT. So a method that must leave nothing behind ends like this::
+A signal handler may raise in the main thread at nearly any point. It may also raise in a block that cleans up after an
+earlier signal, for example if a terminal and a launcher both send SIGINT. So a method that must leave nothing behind
+ends like this::
 
     over: list[object] = []
     try:
@@ -17,9 +18,9 @@ signal: a terminal and a launcher both send SIGINT. So a method that must leave 
 
 CPython runs signal handlers when it enters a Python function, when it jumps backwards, and after a C function has
 returned, and at no other point. `go_on_in_thread` is a C function, and it is the first call of its block, so it is
-called whatever signals are pending. Signal handlers never run in the thread that it starts. For the same reason there
-is no call between ``def`` and ``try``: an exception of a handler there would not be caught. `_undo` may be begun twice,
-so it must do no harm when there is nothing left to undo.
+called even if signals are pending. Signal handlers never run in the thread that it starts. For the same reason there is
+no call between ``def`` and ``try``: an exception of a handler there would not be caught. `_undo` may be begun twice, so
+it must do no harm when there is nothing left to undo.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ go_on_in_thread: Final = partial(system.start_bare_thread, _run)
 def await_end(over: list[object]) -> None:
     """Wait up to `WAIT_MAX_S` for the end of the thread that was given `over`.
 
-    So everything is normally undone before the caller raises.
+    So the undo is normally complete before the caller raises.
     """
     wakeup = system.AutoResetEvent()
     over.append(wakeup)  # before the test: the thread appends END first, and then sets what it finds

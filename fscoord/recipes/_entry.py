@@ -96,12 +96,12 @@ def parse_line(text: bytes) -> State:
     for line in lines:
         parts = line.split(" ")
         if len(parts) != len(Entry._fields):
-            raise MalformedText(f"{line[:40]!r} is no entry")
+            raise MalformedText(f"{line[:40]!r} is not an entry")
         name, mode, token, session, owner, lease = parts
         if lease != NO_LEASE:
             _check_lease(lease)
         if not (mode.isascii() and len(mode) < 20):
-            raise MalformedText(f"{mode!r} is no mode")
+            raise MalformedText(f"{mode!r} is not a mode")
         entries.append(Entry(name, mode, parse_uint63(token), parse_uint63(session), owner, lease))
     last, _, *words = head.split(" ") if " " in head else (head, "")
     return State(parse_uint63(last), [_parse_wake_up(word) for word in words], entries)
@@ -118,7 +118,7 @@ def _check_lease(lease: str) -> None:
 def _parse_wake_up(word: str) -> WakeUp:
     name, session, by = words_in(word.encode(), ":", 3)
     if not (name.isalnum() and name.isascii() and len(name) <= ID_MAX):
-        raise MalformedText(f"{name[:40]!r} is no id")
+        raise MalformedText(f"{name[:40]!r} is not an id")
     return WakeUp(name, parse_uint63(session), by)
 
 

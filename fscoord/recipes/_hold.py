@@ -78,7 +78,7 @@ class Exclusive:
         return [_shown(entry) for entry in self._line.living() if not entry.token]
 
     def _acquire(self, blocking: bool, timeout: Timeout | None, got: list[str]) -> bool:
-        """Acquire in this thread, as `_acquire_steps` does. No generator is made if nobody is in line."""
+        """Acquire in this thread, as `_acquire_steps` does. No generator is made if the line is empty."""
         limit = self._limit(blocking, timeout)
         line = self._line
         name = line.new_id()
@@ -156,7 +156,7 @@ class Exclusive:
             self._spans[name] = span
 
     def _note_turn(self, served: Entry | None, name: str) -> None:
-        """Note in the span of the request `name` that it was served, or end the span of one that was not."""
+        """Note in the span of the request `name` that the request was served. If it was not served, end the span."""
         if served is None:
             self._end_span(name, "not acquired")
             return
@@ -249,7 +249,7 @@ class Exclusive:
         Args:
             blocking: whether to wait.
             timeout: how long to wait, in seconds or as a `timedelta`. None means this object's `timeout`, or else the
-                store's. With 0 the call tries once. Both ``math.inf`` and -1, as in `threading`, mean no limit.
+                store's timeout. With 0 the call tries once. Both ``math.inf`` and -1, as in `threading`, mean no limit.
 
         Raises:
             LockLostError: another process removed this contender from the line.
@@ -268,11 +268,13 @@ class Exclusive:
             raise
 
     def release(self) -> None:
-        """Release this object's latest acquisition. The next contender in line is served, and no other is woken.
+        """Release this object's latest acquisition.
+
+        The next contender in line is served, and no other contender is woken.
 
         Raises:
-            RuntimeError: this object holds nothing, or it acquired in the parent process, before a fork.
-            LockLostError: the hold was lost before, so another process may have worked at the same time.
+            RuntimeError: this object holds nothing, or its acquisition was made in the parent process, before a fork.
+            LockLostError: the hold was lost before, so another process may have held the lock at the same time.
         """
         gone: list[HeldEntry | str] = []
         over: list[object] = []
@@ -296,7 +298,7 @@ class Exclusive:
         """Check in the store that this object's latest acquisition is still valid.
 
         Raises:
-            LockLostError: it was lost, or this object holds nothing.
+            LockLostError: the acquisition was lost, or this object holds nothing.
         """
         entry = self._current()
         if entry is None:
@@ -309,7 +311,7 @@ class Exclusive:
         """The fencing token: a number that rises with each acquisition, by any process.
 
         A process that was stopped for long continues as if it still held the lock. Send the token with each write, and
-        have the receiver refuse a token lower than one that it has seen. `fscoord.recipes.Fenced` does so.
+        make the receiver refuse a token lower than the highest that it has seen. `fscoord.recipes.Fenced` does so.
 
         Raises:
             RuntimeError: this object holds nothing.

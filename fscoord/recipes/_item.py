@@ -1,4 +1,4 @@
-"""`Items`, the keys of a queue; `Claim`, by which a consumer has an item; and `Item`, which a consumer gets."""
+"""`Items`, the keys of a queue; `Claim`, by which a consumer takes an item; and `Item`, which a consumer gets."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Items:
         self.numbers, self.returns, self.wakeup = (name + end for end in (b"/number", b"/returns", b"/bell"))
 
     def order_keys(self) -> tuple[set[bytes], list[bytes]]:
-        """Return the order keys of all items, and those of the claimed items in their order."""
+        """Return the order keys of all items, and the order keys of the claimed items in their order."""
         keys = [key_bytes(key)[len(self.name) :] for key in self._store.list_keys(self.name + b"/")]
         items = {key[len(b"/item/") :] for key in keys if key.startswith(b"/item/")}
         return items, [key[len(b"/claim/") :] for key in keys if key.startswith(b"/claim/")]
@@ -84,7 +84,7 @@ class Items:
         return claims
 
     def is_held(self, taken: Taken) -> bool:
-        """Return whether the claim in the store is still the one in `taken`."""
+        """Return whether the claim in the store is still the claim in `taken`."""
         return get_or_none(self._store, self.claim_key(taken[0])) == taken[1].text
 
     def remove(self, order_key: bytes) -> None:
@@ -134,13 +134,13 @@ class Item:
         """Remove the item from the queue for good.
 
         Raises:
-            RuntimeError: it was acknowledged or released already.
+            RuntimeError: the item was acknowledged or released already.
             LockLostError: this process was taken for dead, and another consumer has taken the item.
         """
         self._end(self._items.remove)
 
     def release(self) -> None:
-        """Let another consumer take the item, in its old place in the order. It raises the errors of `ack`."""
+        """Let another consumer take the item, in its old place in the order. The errors are those of `ack`."""
         self._end(self._items.release)
 
     def check(self) -> None:

@@ -20,13 +20,14 @@ ABSENT: Final = b"?"
 def get_or_none(store: Store, key: bytes, absent: bytes = ABSENT) -> bytes | None:
     """Return the present value of `key`, or None.
 
-    A `check` and then a `get` would not do: the `get` waits if the key is deleted in between. A compare-and-set whose
-    expectation fails writes nothing and returns the value, or on a missing key the expectation.
+    A `check` and then a `get` is not enough, because the `get` waits if the key is deleted in between. A
+    compare-and-set that does not find the expected value writes nothing. It returns the present value or, if the key is
+    missing, the expected value.
 
     Args:
         store: the store.
         key: the key.
-        absent: a text that the value never is.
+        absent: a text that is never the value.
     """
     found = store.compare_set(key, absent, absent)
     return None if found == absent else found
@@ -60,7 +61,8 @@ class Refusals:
         if not self._backoff.pause():
             waited = self._backoff.waited()
             raise RefusedError(
-                f"others changed key {key_text(self._key)!r} before each of {self._backoff.tries} tries to change it"
+                f"other processes changed key {key_text(self._key)!r} before each of {self._backoff.tries} tries to"
+                " change it"
                 f" within {waited:.3g} s; nothing was written. Find the processes that write it so often",
                 keys=[key_text(self._key)],
                 waited=waited,
@@ -68,7 +70,7 @@ class Refusals:
 
 
 def foreign_value_error(key: bytes, text: bytes, what: str) -> FscoordError:
-    """Return the error for a `key` that holds `text`, although recipes write only a `what` under that key."""
+    """Return the error for a `key` that holds `text`, where recipes write only a `what`."""
     return FscoordError(
         f"key {key_text(key)!r} holds {text[:40]!r}, which is not a valid {what}: another program wrote it; delete the"
         " key, or use another name"

@@ -1,4 +1,4 @@
-"""Leases of recipes: a holder with a ``ttl`` renews its entry, and waiters judge by whether the entry changes."""
+"""Leases of recipes: a holder with a ``ttl`` renews its entry, and a waiter removes an entry that does not change."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ class LeaseRenewer:
 class LeaseMonitor:
     """The ages of other contenders' leases, as one waiter has observed them by its own monotonic clock.
 
-    At most a quarter of the lease counts between two checks. If the waiter did not run for longer, because its process
-    or its whole host was stopped, the holders may not have run either.
+    Between two checks at most a quarter of the lease counts. If the waiter did not run for longer than that, its whole
+    host may have been stopped, and the holders may not have run either.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str, float, float]] = {}  # by id: the lease, its age, when it was last checked
 
     def expired(self, entries: Iterable[Entry], before: float) -> set[tuple[str, str]]:
-        """Return id and lease of the served `entries` whose lease has not changed for its whole length.
+        """Return the id and the lease of each served entry whose lease has not changed for the length of the lease.
 
         Args:
             entries: the entries as they were read from the store.

@@ -1,30 +1,30 @@
 """A line: the contenders of a recipe in the order of their arrival, which are served and woken one by one.
 
 The whole line is one value of the store, and every change of it is a compare-and-set. So no reader sees a half-changed
-line, and the order of the entries is that of the writes in the store. A policy decides how many entries at the head of
-the line are served at once. An entry gets a *token* when it is served. Tokens only rise, even if the line was empty
+line, and the entries are in the order of the writes to the store. A policy decides how many entries at the head of the
+line are served at once. An entry gets a *token* when it is served. Tokens only rise, even if the line was empty
 meanwhile. A process that finds the line empty enters it as served by one write, and leaves it by another. The second
 write overtakes no entry, because it succeeds only on the value that has no other entry.
 
 The process that changes the line serves the entries whose turn has come in the same write. Then it sets a *wake key*
 for each of them, for which the process of that entry alone waits. Each waiting process also watches the session of the
-entry before its own. If that session is dead, the process removes the entry. If a process dies after it has served the
-next entry and before it has woken it, its own entry was directly before the served one. So the waiter notices the
-death, and is delayed only until then. If several entries were served at once, the others read the line again after
-`SLOW_LOOK_S`. The order of arrival, and the watch on the predecessor alone, are those of ZooKeeper's lock recipe. Here
-the queue can be one value, because a value changes by compare-and-set, which costs one write.
+entry before its own. If that session is dead, the process removes the entry. A process may die after it has served the
+next entry and before it has woken that entry's process. Its own entry was directly before the served entry, so the
+waiting process notices the death, and then reads the line. If several entries were served at once, the others read the
+line again after `SLOW_LOOK_S`. ZooKeeper's lock recipe has the same order of arrival, and also watches only the
+predecessor. Here the queue can be one value, because a value changes by compare-and-set, which costs one write.
 
 No wake key outlives its use, at whatever moment a process dies. The write that serves an entry also records in the line
-that the process is about to set the key. That record stays until the key was seen and deleted, or until the process
-that sets the key is dead or has recorded that it is done. Each change of the line deletes the wake keys of entries that
-have left. A store that can `fscoord.store.exchange` changes the line and the wake keys in one step. There the record
-says that the key was set in the same step, so the record and the key are removed in the step that removes the entry. A
-release is one transaction then, and the next holder is woken once. Otherwise a release is three: it deletes the wake
-key of its own entry, changes the line, and sets the next wake key. Processes of both kinds may share a line, because
-a view that overrides operations of a store has no `exchange`.
+that the process is about to set the key. The record stays until the key was seen and deleted, until the process that
+sets the key is dead, or until that process has recorded that it has finished. Each change of the line deletes the wake
+keys of entries that have left. A store that can `fscoord.store.exchange` changes the line and the wake keys in one
+step. There the record says that the key was set in the same step, so the record and the key are removed in the step
+that removes the entry. Then a release is one transaction, and the next holder is woken once. On another store a release
+is three operations: it deletes the wake key of its own entry, changes the line, and sets the next wake key. Processes
+of both kinds may share a line, because a view that overrides operations of a store has no `exchange`.
 
-The value is text. Its first row has the last token, a stamp that differs in every write, so that a writer recognises
-its own write, and the wake-ups that are under way. Each further row has one `~fscoord.recipes._entry.Entry`.
+The value is text. Its first row has the last token, the pending wake-ups, and a stamp. The stamp differs in every
+write, so that a writer recognises its own write. Each further row has one `~fscoord.recipes._entry.Entry`.
 
 `force_release` removes entries of other processes.
 """
@@ -131,7 +131,10 @@ class Line:
         return f"{start}{next(numbers):x}"
 
     def take_free(self, name: str, mode: str) -> Entry | None:
-        """Enter the line as `name`, served, if it is empty. Return None if it has, or had when last read, an entry."""
+        """Enter the line as `name`, served, if the line is empty.
+
+        Return None if it has an entry, or had one when last read.
+        """
         text, session, (known, tail), (free, token) = self._text, self._store.register(), self._tail, self._free
         if known != session:
             tail = f" {session} {self._me[1]} {self._lease}"
@@ -158,8 +161,9 @@ class Line:
     def join(self, name: str, mode: str, *, only_if_served: bool = False, limit: float = math.inf) -> Entry | None:
         """Append `name` to the line and return its entry, which is already served if its token is not 0.
 
-        Return None, with no change, in two cases: with `only_if_served` if the entry would have to wait; and if other
-        processes changed the line before each try for `limit` seconds, where that is less than the store's timeout.
+        Return None, without a change, in two cases: if `only_if_served` is true and the entry would have to wait; or if
+        other processes changed the line before each try for `limit` seconds and `limit` is less than the store's
+        timeout.
         """
         new = Entry(name, mode, 0, self._store.register(), self._me[1], self._lease)
         end = system.time.monotonic() + limit
@@ -179,7 +183,7 @@ class Line:
             return None
 
     def leave(self, name: str) -> bool:
-        """Remove the entry `name` and serve the next ones; return whether it was still in line."""
+        """Remove the entry `name` and serve the next entries; return whether `name` was still in line."""
         alone, text, new = self._alone
         if alone == name:
             found = self._store.compare_set(self._key, text, new)
@@ -209,7 +213,7 @@ class Line:
         Args:
             entry: the entry, which was not served when it entered the line.
             timeout: the longest wait, in seconds.
-            kind: what the line is for, for the tools that show waits; see `Awaited`.
+            kind: the kind of the recipe, for tools that show waits; see `Awaited`.
 
         Raises:
             LockLostError: another process removed the entry.
@@ -222,7 +226,7 @@ class Line:
             slow_logger.end()
 
     def _await_service(self, entry: Entry, timeout: float, slow_logger: SlowWaitLogger) -> WaitSteps[Entry | None]:
-        """Do what `await_turn` does."""
+        """Wait as `await_turn` does."""
         end = system.time.monotonic() + timeout
         wake = [self._wake_key(entry.id)]
         is_rung = is_last = False
@@ -291,7 +295,7 @@ class Line:
         )
 
     def _held_up(self, entry: Entry) -> str:
-        """Return the words that describe what `entry` waits for."""
+        """Return the description of the holders and entries before `entry`, for a warning."""
         others = [other for other in self.living() if other.id != entry.id]
         stopped = stopped_sessions(self._store, [other.session for other in others if other.token])
         holders = [
@@ -302,7 +306,7 @@ class Line:
         return f"a turn at {self.name!r} ({_in_line(holders, len(others) - len(holders))})"
 
     def _give_up(self, entry: Entry) -> Entry | None:
-        """Remove `entry` and return None, unless it was served at the last moment; then return it."""
+        """Remove `entry` and return None. If the entry was served at the last moment, return it instead."""
         served: Entry | None = None
 
         def unless_served(entries: list[Entry]) -> list[Entry]:
@@ -335,7 +339,7 @@ class Line:
     def _change(
         self, step: Callable[[list[Entry]], list[Entry]], or_nothing: str | None = None, end: float = math.inf
     ) -> list[Entry]:
-        """Replace the entries by ``step(entries)``, serve and wake those whose turn has come, and return the entries.
+        """Replace the entries by ``step(entries)``, serve and wake the entries whose turn has come; return the entries.
 
         With `or_nothing`, the id of an entry, change nothing if that entry would not be served. No try begins after
         `end` on the monotonic clock, or after the store's timeout.
@@ -367,10 +371,10 @@ class Line:
             text = None
 
     def _replace(self, text: bytes, old: State, state: State, stamp: str, called: list[str]) -> bytes | None:
-        """Replace the line `text`, which is `old`, by `state`, and wake the entries `called`.
+        """Replace the text of the line `text`, with the state `old`, by `state`, and wake the entries `called`.
 
         Returns:
-            None, or the value that the compare-and-set returned instead of the new one.
+            None, or the value that the compare-and-set returned instead of the new value.
         """
         new = format_line(state, stamp)
         if self._exchanges:
@@ -420,7 +424,7 @@ class Line:
     def _serve(self, state: State, knows: str) -> tuple[State, list[str]]:
         """Return the line after the entries whose turn has come were served, and the ids of these entries.
 
-        All of them will be woken except `knows`, the entry of the caller, which reads the result itself.
+        All of these will be woken, except `knows`, the entry of the caller, because the caller reads the result itself.
         """
         last, wake_ups, entries = state.last, list(state.wake_ups), list(state.entries)
         served = []
@@ -468,15 +472,15 @@ def _in_line(holders: Sequence[str], waiting: int) -> str:
 def force_release(store: Store, name: Key, token: int) -> bool:
     """Release the hold with the fencing token `token`, whichever process has it. The next contender in line is served.
 
-    This is for a holder that hangs, or whose death the store can't detect. The holder is not informed: only its next
-    ``check`` or ``release`` raises `~fscoord.LockLostError`. Until then it may write at the same time as the next
-    holder. Only a resource that refuses its token, such as `Fenced`, is protected from these writes. ``holders`` of any
-    recipe returns the tokens of a name.
+    Use this function for a holder that hangs, or whose death the store can't detect. The holder is not informed: only
+    its next ``check`` or ``release`` raises `~fscoord.LockLostError`. Until then it may write at the same time as the
+    next holder. Only a resource that refuses its token, such as `Fenced`, is protected from these writes. ``holders``
+    of any recipe returns the tokens of a name.
 
     Args:
         store: the store that the contenders share.
         name: the name of a `Lock`, `RLock`, `ReadWriteLock`, `Semaphore` or `Election`, or of work under `once`.
-        token: the token of the hold. No later hold has the same token, so none is released by mistake.
+        token: the token of the hold. No later hold has the same token, so no later hold is released by mistake.
 
     Returns:
         Whether there was such a hold.

@@ -1,4 +1,4 @@
-"""`Election`: one candidate leads, the others wait, and every process can find out which one leads."""
+"""`Election`: one candidate leads, the others wait, and every process can find out which candidate leads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Election(Exclusive):
         store: the store that all candidates and observers share.
         name: the election's name in the store. Keys that begin with the name and a slash belong to the election.
         data: the data that this candidate publishes when it leads.
-        timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
+        timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's timeout.
         ttl: as for `fscoord.recipes.Lock`.
     """
 
@@ -69,7 +69,7 @@ class Election(Exclusive):
 
         Args:
             timeout: how long to wait, in seconds or as a `timedelta`; by default without limit. None means this
-                object's `timeout`, or else the store's.
+                object's `timeout`, or else the store's timeout.
 
         Raises:
             LockLostError: another process removed this candidate from the line.
@@ -81,7 +81,7 @@ class Election(Exclusive):
 
         Raises:
             RuntimeError: this candidate does not lead.
-            LockLostError: this candidate was taken for dead meanwhile, and another one leads.
+            LockLostError: this candidate was taken for dead meanwhile, and another candidate leads.
         """
         self.release()
 
@@ -91,7 +91,10 @@ class Election(Exclusive):
         return self.token
 
     def leader(self) -> Leader | None:
-        """Return the leader, or None. A candidate that is known dead, or has not published its term yet, is none."""
+        """Return the leader, or None.
+
+        A candidate that is known dead, or has not published its term yet, does not count.
+        """
         leading = [entry for entry in self._line.living() if entry.token]  # no generator: see `Line.still_holds`
         first = leading[0] if leading else None
         data = first and get_or_none(self._store, self._term_key(first.token), system.random_bytes(16))
@@ -101,8 +104,8 @@ class Election(Exclusive):
         """Wait for a leader of a later term than `after`, and return the leader.
 
         Args:
-            after: the last term that the caller knows; 0 if it knows none.
-            timeout: how long to wait, in seconds or as a `timedelta`; None means the store's.
+            after: the last term that the caller has seen; 0 before the first.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means the store's timeout.
 
         Raises:
             StoreTimeoutError: no candidate led in a later term within the timeout.
@@ -114,7 +117,7 @@ class Election(Exclusive):
 
         Args:
             timeout: how long to wait for each leader, in seconds or as a `timedelta`; by default without limit. None
-                means the store's.
+                means the store's timeout.
 
         Raises:
             StoreTimeoutError: no other candidate began to lead within the timeout.
@@ -145,7 +148,7 @@ class Election(Exclusive):
         start = system.time.monotonic()
         while True:
             # `coming` is the term whose key is published next: that of the present leader if it has not published yet,
-            # else the next one. It is read before the leader, so a key that is published in between is noticed.
+            # else the next term. It is read before the leader, so a key that is published in between is noticed.
             last = self._line.last_token()
             coming = last if last > after and not self._store.check([self._term_key(last)]) else last + 1
             found = self.leader()

@@ -1,6 +1,7 @@
-"""`lines` and `items`: which session holds or waits for what, as the keys of a store say it. Pure: no I/O.
+"""`lines` and `items`: the holds and waits of the sessions, read from the keys of a store. Pure: no I/O.
 
-A tool that shows a store uses these functions. They take values of keys and no store, and skip what is not a recipe's.
+A tool that shows a store uses these functions. They take the values of keys instead of a store, and skip keys that are
+not a recipe's.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class LineState(NamedTuple):
         holders: the contenders that were served, in the order of their tokens.
         waiters: the contenders that wait, in the order of their requests.
         wake_keys: the key that wakes each of `waiters`, in their order.
-        needs_all: whether the first waiter needs all holders to let go. That of a semaphore needs one of them.
+        needs_all: whether the first waiter needs all holders to release. The first waiter of a semaphore needs one
+            release.
     """
 
     kind: str

@@ -25,13 +25,14 @@ LOOK_S: Final = 1.0
 class Latch:
     """A latch that opens after `count` calls of `count_down`, by any processes, and stays open.
 
-    Unlike at a barrier, the processes that count and the processes that wait may be different ones, and none needs a
-    rank. Each call counts. A caller that does not know whether its call took effect, and calls again, may count twice.
+    Unlike at a barrier, the processes that count and the processes that wait may be different processes, and no process
+    needs a rank. Each call counts. So a caller that calls again, after an error that left the outcome of its call
+    unknown, may count twice.
 
     Args:
         store: the store that all processes share.
-        name: the latch's name in the store. Keys that begin with the name and a slash belong to the latch. A latch of
-            one name opens once.
+        name: the latch's name in the store. Keys that begin with the name and a slash belong to the latch. A name can
+            be used for one latch only, which opens once.
         count: the number of calls that open the latch. All processes must pass the same number.
     """
 
@@ -58,7 +59,7 @@ class Latch:
         """Wait until the latch is open.
 
         Args:
-            timeout: how long to wait, in seconds or as a `timedelta`; None means the store's.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means the store's timeout.
 
         Raises:
             StoreTimeoutError: the latch did not open. The message says how many calls are missing.
@@ -97,18 +98,19 @@ class Latch:
 
 
 class DoubleBarrier:
-    """Two barriers around one piece of work: all ranks begin it together, and no rank goes on before all have ended it.
+    """Two barriers around one piece of work: all ranks begin it together, and no rank continues before all have ended.
 
     The recipe is ZooKeeper's. Here both barriers have a timeout, and they raise the errors of `fscoord.barrier` after a
     timeout or a death. A name can be used once. As a context manager the object calls `enter`, and calls `leave` if the
-    body succeeds. If the body raises, it does not wait for the other ranks, and this rank is missing for them.
+    body succeeds. If the body raises, `leave` is not called: the object does not wait for the other ranks, and for them
+    this rank is missing.
 
     Args:
         store: the store that all ranks share.
         name: the name in the store. Keys that begin with the name and a slash belong to this object.
         world_size: the number of ranks, the same for all.
         rank: the caller's rank, 0 to `world_size` - 1.
-        timeout: how long each barrier waits, in seconds or as a `timedelta`; None means the store's.
+        timeout: how long each barrier waits, in seconds or as a `timedelta`; None means the store's timeout.
         fail_fast: whether to raise `~fscoord.BrokenBarrierError` as soon as a rank that is missing is known dead.
     """
 
@@ -130,11 +132,11 @@ class DoubleBarrier:
         self._fail_fast = fail_fast
 
     def enter(self, timeout: Timeout | None = None) -> None:
-        """Wait until all ranks have called this. A rank that calls it again after a timeout counts once.
+        """Wait until all ranks have called this method. A rank that calls it again after a timeout counts once.
 
         Args:
             timeout: how long to wait, in seconds or as a `timedelta`; None means this object's `timeout`, or else the
-                store's.
+                store's timeout.
 
         Raises:
             StoreTimeoutError: a rank is missing. The error names the missing ranks.
@@ -145,7 +147,7 @@ class DoubleBarrier:
         run_blocking(self._store, self._meeting(b"/enter", timeout))
 
     def leave(self, timeout: Timeout | None = None) -> None:
-        """Wait until all ranks have called this; for arguments and errors see `enter`."""
+        """Wait until all ranks have called this method; for arguments and errors see `enter`."""
         run_blocking(self._store, self._meeting(b"/leave", timeout))
 
     def __enter__(self) -> DoubleBarrier:

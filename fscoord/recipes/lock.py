@@ -38,22 +38,23 @@ _POP: Final = list[str].pop
 class Lock(Exclusive):
     """A lock that at most one process or thread holds at a time.
 
-    Its methods are those of `threading.Lock`, so it can replace one. As a context manager it waits no longer than
-    `timeout`. It is fair: contenders get it in the order of their requests, and a release wakes only the next of them.
+    Its methods are those of `threading.Lock`, so it can replace a `threading.Lock`. As a context manager it waits no
+    longer than `timeout`. The lock is fair: contenders acquire it in the order of their requests, and a release wakes
+    only the next contender.
 
     On a `~fscoord.FileStore` the lock is free within 100 ms, on one machine, after its holder has died in any way or
-    has closed its store without releasing. A stopped process keeps the lock, unless there is a `ttl`. So does a dead
+    has closed its store without releasing. Without a `ttl`, a stopped process keeps the lock, and so does a dead
     process on a store that can't detect deaths (`~fscoord.Store.has_liveness`). A holder that was taken for dead by
     mistake may still write. Only the fencing `token` protects the data from such writes: see `Fenced`.
 
     Args:
         store: the store that all contenders share.
         name: the lock's name in the store. Keys that begin with the name and a slash belong to the lock.
-        timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
+        timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's timeout.
         ttl: the length of the lock's lease, in seconds or as a `timedelta`. A thread renews the lease as long as the
             lock is held. Another contender may acquire the lock when the lease has not been renewed for that long, by
-            the contender's clock. That covers a holder that is stopped, and stores that can't detect deaths. None means
-            no lease.
+            the contender's clock. A lease ends the hold of a stopped process, and of a dead process on a store that
+            can't detect deaths. None means no lease.
     """
 
     _what = "the lock"
@@ -67,10 +68,10 @@ class Lock(Exclusive):
 
 
 class RLock(Lock):
-    """A `Lock` that its holding thread may acquire again, and must then release as often, like `threading.RLock`.
+    """A `Lock` that the holding thread may acquire again, like `threading.RLock`.
 
-    Only acquisitions through the same object count as those of the holder. Another object, even in the same thread,
-    waits.
+    The thread must release the lock as often as it has acquired it. Only an acquisition through the same object is an
+    acquisition by the holder. An acquisition through another object waits, even in the same thread.
     """
 
     _whose = "thread"
@@ -121,15 +122,15 @@ class RLock(Lock):
 class Semaphore(Exclusive):
     """A semaphore that can be acquired at most `value` times at once, by processes or threads.
 
-    One thread may acquire it several times. It is bounded: an object can release only its own acquisitions, and
-    `release` releases the latest of them. Like `fscoord.recipes.Lock`, it is fair and has tokens, and the death of a
-    holder releases all acquisitions of that holder.
+    One thread may acquire it several times. It is bounded: an object can release only its own acquisitions, the latest
+    first. Like `fscoord.recipes.Lock`, it is fair and has tokens, and the death of a holder releases all acquisitions
+    of that holder.
 
     Args:
         store: the store that all contenders share.
         name: the semaphore's name in the store. Keys that begin with the name and a slash belong to the semaphore.
         value: how often it can be acquired at once. All contenders must pass the same value.
-        timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
+        timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's timeout.
         ttl: as for `fscoord.recipes.Lock`.
 
     Raises:
@@ -149,8 +150,8 @@ class Semaphore(Exclusive):
     def _admits(self, entries: list[Entry]) -> int:
         for other in [entry for entry in entries if entry.mode != self._mode]:
             raise ValueError(
-                f"the semaphore {self.name!r} has value={self._value} here and {other.mode} for {other.owner}: all must"
-                " give the same"
+                f"the semaphore {self.name!r} has value={self._value} here and {other.mode} for {other.owner}: all"
+                " contenders must give the same value"
             )
         return min(self._value, len(entries))
 
@@ -176,7 +177,7 @@ class ReadWriteLock:
     Args:
         store: the store that all contenders share.
         name: the lock's name in the store. Keys that begin with the name and a slash belong to the lock.
-        timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's.
+        timeout: how long ``with`` waits, in seconds or as a `timedelta`; None means the store's timeout.
         ttl: as for `fscoord.recipes.Lock`.
 
     Attributes:
@@ -198,7 +199,9 @@ class ReadWriteLock:
 
 
 class Fenced:
-    """A value in the store that is written with a fencing token, and refuses a token below the highest so far.
+    """A value in the store that is written with a fencing token.
+
+    A write with a token below the highest so far is refused.
 
     A process may be stopped while it holds a lock, lose the lock, wake up and write. The lock can't prevent that write,
     but its target can: each hold has a higher token than the holds before it (`fscoord.recipes.Lock.token`,
@@ -240,7 +243,7 @@ class Fenced:
             text = found if found != text else b""  # the expected text, but nothing was set: the key was deleted
 
     def get(self) -> bytes:
-        """Return the value. If there is none yet, wait for the first.
+        """Return the value. If there is no value yet, wait for the first value.
 
         Raises:
             StoreTimeoutError: there was no value within the store's timeout.

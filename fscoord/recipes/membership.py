@@ -1,4 +1,7 @@
-"""`Membership`: a group whose members have data, and whose changes can be watched; kazoo's ``Party``, with deaths."""
+"""`Membership`: a group whose members have data, and whose changes can be watched.
+
+A member that dies leaves the group. kazoo's ``Party`` is a similar recipe.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,7 @@ class Membership:
             if known is None:
                 self._joined = None
                 raise RuntimeError(
-                    f"this object takes part no longer in {self.name!r}: it was evicted, or taken for dead; join again"
+                    f"this object no longer takes part in {self.name!r}: it was evicted, or taken for dead; join again"
                 )
             if self._store.compare_set(key, known, new) == new:
                 break
@@ -144,8 +147,8 @@ class Membership:
     def evict(self, member: Participant) -> bool:
         """Remove `member` from the group, and return whether it was in the group until now.
 
-        This does not stop the process. Its next `update` raises an error, or its next `leave` returns False. It may
-        join again. The caller need not be in the group.
+        The call does not stop the process. The next `update` of the process raises an error, or its next `leave`
+        returns False. It may join again. The caller need not be in the group.
         """
         was_there = self._store.delete_key(self._members + b"%016x" % member.number)
         if was_there:
@@ -166,7 +169,7 @@ class Membership:
 
         Args:
             known: the list that this method returned last.
-            timeout: how long to wait, in seconds or as a `timedelta`; None means the store's.
+            timeout: how long to wait, in seconds or as a `timedelta`; None means the store's timeout.
 
         Raises:
             StoreTimeoutError: nothing changed within the timeout.
@@ -209,7 +212,7 @@ class Membership:
 
         Args:
             timeout: how long to wait for each change, in seconds or as a `timedelta`; by default without limit. None
-                means the store's.
+                means the store's timeout.
 
         Raises:
             StoreTimeoutError: nothing changed within the timeout.
@@ -326,5 +329,5 @@ def _number(key: str) -> int:
     """
     digits = key[-16:]
     if not (len(digits) == 16 and set("0123456789abcdef").issuperset(digits)):
-        raise MalformedText(f"{digits!r} is no number of 16 hexadecimal digits")
+        raise MalformedText(f"{digits!r} is not a number of 16 hexadecimal digits")
     return int(digits, 16)

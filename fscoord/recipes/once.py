@@ -1,4 +1,4 @@
-"""`once`: one process does the work, and all get its result."""
+"""`once`: one process does the work, and all processes get the result."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Work = Callable[[], Value]
 class OnceLock(Lock):
     """The lock under which the work is done.
 
-    A process that was taken for dead meanwhile raises no error when it releases the lock. Another process may then have
-    done the work a second time. The value that was written first counts.
+    If the holder was taken for dead meanwhile, its release raises no error. Another process may then have done the work
+    a second time. The value that was written first counts.
     """
 
     _what = "the result of"
@@ -49,11 +49,11 @@ def once(store: Store, name: Key, *, timeout: Timeout | None = None) -> Callable
 def once(
     store: Store, name: Key, work: Work | None = None, *, timeout: Timeout | None = None
 ) -> bytes | Callable[[Work], Callable[[], bytes]]:
-    """Call `work` in one of the processes that call this, and return its value in all of them, now and later.
+    """Call `work` in one of the processes that call this function, and return its value in all of them, now and later.
 
-    The other processes wait. If the first dies or is interrupted, the next one does the work, and so on, as long as any
-    process waits. So the work may be begun more than once, but one value counts for all. Without `work`, this is a
-    decorator::
+    The other processes wait. If the process that does the work dies or is interrupted, the next process does the work,
+    and so on, as long as any process waits. So the work may be begun more than once, but all processes get the same
+    value. Without `work`, this is a decorator::
 
         @once(store, "dataset")
         def path() -> bytes: ...
@@ -63,10 +63,12 @@ def once(
         name: the name of the work. Keys that begin with the name and a slash belong to the work. The value stays under
             ``{name}/result``.
         work: called without arguments; returns a value for the store.
-        timeout: how long to wait for another process's value, in seconds or as a `timedelta`; None means the store's.
+        timeout: how long to wait for another process's value, in seconds or as a `timedelta`; None means the store's
+            timeout.
 
     Raises:
-        WorkFailedError: the work raised in another process, which raises the exception itself.
+        WorkFailedError: the work raised an exception in another process. In that process the exception itself is
+            raised.
         StoreTimeoutError: another process has not finished in time. The error names that process.
     """
     if work is None:
@@ -90,7 +92,10 @@ def _once(store: Store, name: Key, work: Work, timeout: Timeout | None) -> bytes
 
 
 def _do_under_lock(lock: OnceLock, store: Store, key: bytes, work: Work) -> None:
-    """Do the work under `lock`, unless it is done by then. No other code has `lock`, so this function releases it."""
+    """Do the work under `lock`, unless the work is done by then.
+
+    No other code has `lock`, so this function releases it.
+    """
     got: list[str] = []
     over: list[object] = []
     try:
@@ -109,7 +114,7 @@ def _do_under_lock(lock: OnceLock, store: Store, key: bytes, work: Work) -> None
 
 
 def _do(store: Store, key: bytes, work: Work) -> None:
-    """Do the work and set its result, unless there is one already."""
+    """Do the work and set its result, unless there is a result already."""
     try:
         text = success(work())
     except Exception as error:

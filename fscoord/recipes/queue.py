@@ -1,12 +1,13 @@
 """`Queue` and `PriorityQueue`: work that is handed out at least once, and returns when its consumer dies.
 
 An item is a value of the store until it is done. A consumer takes it by writing a *claim* beside it, by
-compare-and-set. The claim counts as long as the consumer's session lives. So no item is lost between taking and doing,
-which the store's own queues can't promise: a value that `~fscoord.Store.queue_pop` returned to a process that dies is
-gone. An item that stays until it was processed, under a lock of its consumer, is the idea of kazoo's ``LockingQueue``.
+compare-and-set. The claim counts as long as the consumer's session lives. So no item is lost if its consumer dies. The
+store's own queues can't promise that: a value that `~fscoord.Store.queue_pop` has returned to a process is gone if the
+process dies. kazoo's ``LockingQueue`` has the same idea: an item stays until it was processed, under a lock of its
+consumer.
 
-A consumer that finds no item deletes the wake-up key, looks for items once more, and sleeps until the key exists. So an
-item that is put after that look creates the key again, and wakes the consumer.
+A consumer that finds no item deletes the wake-up key, looks for items once more, and sleeps until the key exists. So if
+an item is put after that look, the put creates the key again, and wakes the consumer.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ class Queue:
     """Items that are taken in the order in which they were put, each by one consumer at a time.
 
     *At least once*: an item whose consumer dies before it calls `Item.ack` is handed out again, in its old place in
-    the order. So a consumer may find that a part of its work was done before. A `put` that fails with ``maybe_applied``
-    may have put its item. Two items that are put at the same time may be taken in either order.
+    the order. So an earlier consumer may have done a part of the work. A `put` that fails with ``maybe_applied`` may
+    have put its item. Two items that are put at the same time may be taken in either order.
 
     Threads may share an object. Each `put` wakes all consumers that wait.
 
     Args:
         store: the store that producers and consumers share.
         name: the queue's name in the store. Keys that begin with the name and a slash belong to the queue.
-        timeout: how long `take` waits, in seconds or as a `timedelta`; None means the store's.
+        timeout: how long `take` waits, in seconds or as a `timedelta`; None means the store's timeout.
     """
 
     _is_sorted_by_time = True
@@ -85,15 +86,15 @@ class Queue:
         self._put(list(values), 0)
 
     def take(self, block: bool = True, timeout: Timeout | None = None) -> Item:
-        """Take the first item that no consumer has, waiting for one.
+        """Take the first item that no consumer has. Wait if there is none.
 
         Args:
             block: whether to wait.
             timeout: how long to wait, in seconds or as a `timedelta`; None means this object's `timeout`.
 
         Raises:
-            QueueEmptyError: there is none, with ``block=False``.
-            StoreTimeoutError: there was none until the timeout.
+            QueueEmptyError: with ``block=False``, there is no such item.
+            StoreTimeoutError: there was no such item until the timeout.
         """
         got: list[Taken] = []
         over: list[object] = []
@@ -109,7 +110,7 @@ class Queue:
             raise
 
     def _taking(self, block: bool, timeout: Timeout | None, got: list[Taken]) -> WaitSteps[Item]:
-        """Take an item, as `_take_steps` does, and record that in a trace."""
+        """Take an item, as `_take_steps` does, and record the call in a trace."""
         steps = self._take_steps(block, timeout, got)
         if tracing.recorder is None:
             return steps
@@ -161,7 +162,7 @@ class Queue:
             self._looked = (-1.0, b"", b"")
 
     def taken(self) -> list[Contender]:
-        """Return the consumers that have items, in the order of the items, without those that are known dead.
+        """Return the consumers that have items and are not known dead, in the order of the items.
 
         `Contender.token` is 0: a claim has no fencing token.
         """
@@ -172,7 +173,7 @@ class Queue:
         return self.size()
 
     def size(self) -> int:
-        """Return how many items may be taken: those without a consumer, and those of consumers that are known dead."""
+        """Return how many items may be taken: items without a consumer, and items of consumers that are known dead."""
         items, claims = self._items.order_keys()
         return len(items.difference(self._living(self._items.claims(claims))))
 
@@ -180,7 +181,7 @@ class Queue:
         return self._items.claims(self._items.order_keys()[1])
 
     def _living(self, claims: dict[bytes, Claim]) -> dict[bytes, Claim]:
-        """Return those of `claims` whose consumers are not known dead."""
+        """Return each of `claims` whose consumer is not known dead."""
         dead = set(self._store.dead_sessions({claim.session for claim in claims.values()} - {0}))
         return {order_key: claim for order_key, claim in claims.items() if claim.session not in dead}
 
@@ -203,7 +204,7 @@ class Queue:
         """Take an item without waiting, or return None if there is none.
 
         Raises:
-            StoreTimeoutError: others took each item first, until the moment `end`, or for the store's timeout.
+            StoreTimeoutError: until `end`, or for the store's timeout, other consumers took each item first.
         """
         is_new = self._look()
         refusals = Refusals(self._store, self._items.name, end)
@@ -226,7 +227,8 @@ class Queue:
     def _try(self, candidate: _Takeable, got: list[Taken]) -> Item | None:
         """Claim the item, or return None if another consumer was first.
 
-        `got` is filled before the claim is written: if the response is lost or Ctrl-C comes, the claim may be there.
+        `got` is filled before the claim is written. If the response is lost or Ctrl-C comes, the claim may have been
+        written.
         """
         claim = new_claim(self._store.register())
         key = self._items.claim_key(candidate.order_key)
@@ -244,8 +246,8 @@ class Queue:
     def _look(self) -> bool:
         """List the items that may be taken, unless the last list is up to date; return whether a new list was made.
 
-        The last list holds until `LOOK_S`, while no item was released, and in a priority queue none was put: such an
-        item may precede those of the list.
+        The last list is up to date for `LOOK_S`, as long as no item was released and, in a priority queue, no item was
+        put. Such an item may precede the items of the list.
         """
         now = system.time.monotonic()
         returns = self._count(self._items.returns)
@@ -268,9 +270,9 @@ class Queue:
 
 
 class PriorityQueue(Queue):
-    """A `Queue` that hands out the item with the lowest priority first, and items of one priority in their order.
+    """A `Queue` that hands out the item with the lowest priority first. Items of one priority keep their order.
 
-    While items are put, each `take` lists all items.
+    If an item was put since the last `take`, the next `take` lists all items.
     """
 
     _is_sorted_by_time = False
@@ -280,7 +282,7 @@ class PriorityQueue(Queue):
 
         Args:
             value: the item.
-            priority: lower is taken first; a signed 32-bit integer.
+            priority: a signed 32-bit integer; the item with the lowest priority is taken first.
         """
         self._put([value], _check_priority(priority))
 

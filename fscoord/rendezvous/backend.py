@@ -3,12 +3,12 @@
 The nodes read and change that state through `SharedState`, which also wakes the other nodes after a change.
 
 **How a node learns whether its write succeeded.** A store's compare-and-set returns the value that the key has
-afterwards. torch's c10d compares decoded states. So a node that writes the present state takes its write for
-successful, and a state that was replaced and restored looks unchanged (the ABA problem). Here every write has a nonce
-of 96 random bits, in characters outside the alphabet of base64, which decoders skip (also `base64.b64decode` as torch
-calls it). No two writes are equal. So the returned value is the written one if and only if this write succeeded, and a
-token fits only one write. torch's backend reads these writes, and this backend reads those of torch. Writes by torch
-have no nonce, so two of *its* writes of the same state can't be distinguished.
+afterwards. torch's c10d backend compares decoded states. So if a node writes a state that equals the present state, it
+takes its write for successful, and a state that was replaced and restored looks unchanged (the ABA problem). Here every
+write has a nonce of 96 random bits, in characters outside the alphabet of base64, which decoders skip (also
+`base64.b64decode` as torch calls it). So no two writes are equal. The returned value is the written value if and only
+if this write succeeded, and a token matches only one write. torch's backend can read these writes, and this backend can
+read torch's writes. Writes by torch have no nonce, so two writes of the same state by torch can't be distinguished.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write `state` if the present state is that of `token`; without a token, if no state exists yet.
+        """Write `state` if the present state is the state of `token`; without a token, if no state exists yet.
 
         Returns:
-            The present state, its token, and whether this call wrote it. None means that this is not known, for example
-            because no state exists. `get_state` returns the present state then.
+            The present state, its token, and whether this call wrote it. None means that the outcome is unknown, for
+            example because no state exists. Then call `get_state`.
 
         Raises:
             RendezvousConnectionError: the store failed, before or after the write.
@@ -79,7 +79,7 @@ class RendezvousBackend(ABC):
 
 
 class C10dRendezvousBackend(RendezvousBackend):
-    """A rendezvous backend on any `~fscoord.Store`, compatible with torch's of the same name.
+    """A rendezvous backend on any `~fscoord.Store`, compatible with torch's backend of the same name.
 
     Args:
         store: the store that keeps the state, under the key ``torch.rendezvous.{run_id}``.
@@ -114,9 +114,9 @@ class C10dRendezvousBackend(RendezvousBackend):
             return self._decode(self._store.get(self._key))
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write `state` if the present state is that of `token`; without a token, if no state exists yet.
+        """Write `state` if the present state is the state of `token`; without a token, if no state exists yet.
 
-        A token that is not ``bytes`` fits no state: nothing is written, and the present state is returned.
+        A token that is not ``bytes`` matches no state: nothing is written, and the present state is returned.
         """
         if token is None:
             expected = self._NULL_SENTINEL.encode()
@@ -142,7 +142,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         except binascii.Error as error:
             raise self._damaged(str(error)) from error
         if b64encode(state) != text:  # Python 3.10 ignores a lone padding character
-            raise self._damaged("it is not what an encoder writes")
+            raise self._damaged("no encoder of base64 writes this text")
         return state, found
 
     def _removed(self) -> errors.RendezvousStateError:
@@ -183,7 +183,7 @@ class SharedState:
         store: holds the keys that wake other nodes; a view for this purpose alone.
 
     Attributes:
-        slow_logger: the wait of the node, of which each call of `wait` is a part; None: each call is a wait by itself.
+        slow_logger: the wait of the node, of which each call of `wait` is a part; None: each call is a separate wait.
     """
 
     slow_logger: SlowWaitLogger | None = None
@@ -211,10 +211,10 @@ class SharedState:
         return State(), None
 
     def write(self, state: State, token: Token | None) -> tuple[State, Token | None, bool]:
-        """Write `state` if the present state is that of `token`.
+        """Write `state` if the present state is the state of `token`.
 
         Returns:
-            The present state, its token, and whether `state` was written. If the backend does not know that, it is
+            The present state, its token, and whether `state` was written. If the outcome is unknown, the third value is
             whether the present state equals `state`.
         """
         found = self._backend.set_state(state.encode(), token)
@@ -236,7 +236,7 @@ class SharedState:
             limit: how many seconds to try; None means the store's timeout.
 
         Raises:
-            RendezvousTimeoutError: each write until then was refused.
+            RendezvousTimeoutError: each write was refused until the limit.
         """
         state, token = self.read()
         backoff = Backoff(to_seconds(self._store.timeout) if limit is None else limit)
@@ -248,12 +248,12 @@ class SharedState:
                 raise errors.RendezvousTimeoutError(
                     f"the state of the rendezvous could not be changed within {backoff.waited():.3g} s: the backend"
                     f" {self._backend.name!r} refused each of {backoff.tries} writes, because other"
-                    " nodes kept changing it; look at what these nodes do"
+                    " nodes kept changing it; find out why these nodes write so often"
                 )
         return state
 
     def wait(self, state: State, timeout: float) -> None:
-        """Wait until `state` has been changed, for at most `timeout` seconds. It may return earlier."""
+        """Wait until `state` has been changed, for at most `timeout` seconds. The call may return earlier."""
         self._wait_for(f"changed/{state.sequence + 1}", timeout)
 
     def wait_until_settled(self, state: State, timeout: float) -> None:
@@ -284,7 +284,7 @@ class SharedState:
 
 
 def latest_change(store: Store) -> int:
-    """Return the sequence of the latest change of the state that was rung in `store`; 0 if there was none."""
+    """Return the sequence number of the latest change that a key in `store` announces; 0 if there is none."""
     numbers = [name.removeprefix("changed/") for name in store.list_keys("changed/")]
     return max((int(number) for number in numbers if number.isascii() and number.isdecimal()), default=0)
 

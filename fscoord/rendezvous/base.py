@@ -1,4 +1,4 @@
-"""`RendezvousHandler`: the interface of every kind of rendezvous; `RendezvousInfo`: its outcome for one node."""
+"""`RendezvousHandler`: the interface of every kind of rendezvous; `RendezvousInfo`: one node's outcome of a round."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RendezvousHandler(ABC):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the published address is that of a TCP store which the agents keep and workers only connect to."""
+        """Whether the agents run a TCP store at the published address, so that workers only connect to it."""
         return False
 
     @abstractmethod
@@ -47,7 +47,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """Return how many nodes wait that would take part in the next round."""
+        """Return the number of waiting nodes that would take part in the next round."""
 
     @abstractmethod
     def get_run_id(self) -> str:
@@ -63,7 +63,7 @@ _ADDRESS, _PORT = "MASTER_ADDR", "MASTER_PORT"
 
 @dataclass(frozen=True)
 class RendezvousStoreInfo:
-    """An address of rank 0 with a port that was free when it was published, for services that need one.
+    """An address of rank 0, with a port that was free when it was published, for services that need a port.
 
     Attributes:
         master_addr: a host name or an address.
@@ -88,8 +88,8 @@ class RendezvousStoreInfo:
             rank: this node's rank.
             store: the store of the round. The keys are ``MASTER_ADDR`` and ``MASTER_PORT``.
             local_addr: rank 0's address; its host name by default.
-            server_port: the port; one that is free now by default.
-            timeout: how long other ranks wait, in seconds or as a `timedelta`; None means the store's.
+            server_port: the port; by default a port that is free now.
+            timeout: how long other ranks wait, in seconds or as a `timedelta`; None means the store's timeout.
 
         Raises:
             StoreTimeoutError: rank 0 published nothing.

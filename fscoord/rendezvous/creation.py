@@ -43,10 +43,10 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|(file|mem):(?![0-9]+$)", re.IGNOR
 
 
 def check_options(names: Iterable[str]) -> None:
-    """Refuse names that are no options of `create_handler`, which would have no effect.
+    """Refuse names that are not options of `create_handler`, because such options would have no effect.
 
     Raises:
-        ValueError: some are unknown. The message lists the known ones.
+        ValueError: some options are unknown. The message lists the known options.
     """
     unknown = sorted(set(names) - OPTIONS)
     if unknown:
@@ -61,7 +61,7 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     (``host[:port]``), ``etcd`` (``host[:port]``, or several of these with commas between them, and optionally
     ``/prefix``) or ``hash`` (a name within this process). Without this option the endpoint determines the type:
 
-    - An empty text is a temporary file, for this process and those to which it passes ``store.path``.
+    - An empty text is a temporary file, for this process and the processes to which it passes ``store.path``.
     - A text that begins with ``file:`` or contains a slash is a file. ``scheme://...`` is a store of that scheme.
     - ``host[:port]`` is a TCP store on that host, never a file of that name.
 
@@ -307,7 +307,7 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
 def matches_machine_hostname(host: str) -> bool:
     """Return whether `host`, a name or an address, is this machine, as far as its resolver knows.
 
-    The result determines whether this process hosts a TCP store, unless the option ``is_host`` does.
+    The result determines whether this process hosts a TCP store, unless the option ``is_host`` is given.
     """
     return network.is_this_host(host)
 

@@ -1,6 +1,6 @@
 """The events of a rendezvous, as lines of JSON for the logger ``fscoord.rendezvous.events``.
 
-Each log record also has the event's message alone, as an attribute: the command shows that to people.
+Each log record also has the event's message alone, as an attribute, which the command ``fscoord run`` shows.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def construct_and_record_rdzv_event(
         message: the description of the event.
         node_state: the node's state. With `NodeState.FAILED` the event gets the traceback of the handled exception.
         name: the function that records the event; the caller's ``module.function`` by default.
-        hostname: the node's host; this one by default.
-        pid: the node's process id; that of this process by default.
+        hostname: the node's host; by default this host.
+        pid: the node's process id; by default the id of this process.
         master_endpoint: the address that rank 0 published.
         local_id: the number of the handler in its process.
         rank: the node's rank, once it has one.

@@ -61,16 +61,16 @@ _local_ids = itertools.count()
 
 
 class Progress(NamedTuple):
-    """The state of a round that forms, as one of its waiting nodes sees it.
+    """The progress of a forming round, for one of its waiting nodes.
 
     Attributes:
         nodes: the number of nodes that have joined the round.
         min_nodes: the least number of nodes in a round.
         max_nodes: the greatest number of nodes in a round.
         waited: how long this node has waited, in seconds.
-        left: how long the wait may last, in seconds. If there are enough nodes, it is the time for which the round
-            still waits for more.
-        is_running: whether the present round is complete without this node, which therefore waits for the next round.
+        left: how long the wait may still last, in seconds. If there are enough nodes, this is the time for which the
+            round still waits for more nodes.
+        is_running: whether the present round is complete without this node, so that this node waits for the next round.
     """
 
     nodes: int
@@ -98,11 +98,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         settings: the settings, which are the same on all nodes.
         backend: the backend that keeps the state.
         store: the store that the nodes share; each round gets a view of it. It stays open, unless `owns_store`.
-        local_addr: the address by which others reach this node; its host name by default.
+        local_addr: the address by which other nodes reach this node; its host name by default.
         owns_store: whether `shutdown` closes the store, too.
 
     Attributes:
-        on_wait: called with the progress of the round before each step of a wait in `next_rendezvous`; None: not.
+        on_wait: called with the progress of the round before each step of a wait in `next_rendezvous`, or None.
     """
 
     on_wait: Callable[[Progress], object] | None = None
@@ -159,12 +159,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     @property
     def node(self) -> str:
-        """The name of this node among the others: its address, process, number in the process and a nonce."""
+        """The unique name of this node: its address, its process, a number in the process, and a nonce."""
         return self._node
 
     @property
     def address(self) -> str:
-        """The address by which others reach this node."""
+        """The address by which other nodes reach this node."""
         return self._address
 
     @property
@@ -253,7 +253,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return [node for node in self._participants if node not in present]
 
     def leave(self) -> None:
-        """Remove this node. The others continue without it in another round, and the rendezvous stays open."""
+        """Remove this node. The other nodes continue without it in another round, and the rendezvous stays open."""
         self._shared.change(lambda state: evict(state, [self._node]))
 
     def depart(self) -> bool:
@@ -390,7 +390,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return self._shared.read()
 
     def _wait(self, state: State, deadlines: RoundDeadlines) -> None:
-        """Wait for a change of `state` after which this node may have something to do, or until the next poll.
+        """Wait for a change of `state` that may need an action of this node, or until the next poll.
 
         Each node that joins changes the state. Only the first participant reads the state after each of these changes:
         if all participants did, the number of their requests would grow with the square of the number of nodes. For the
@@ -406,8 +406,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _must_know_all(self, decision: Decision, state: State, observed: Observed, waited_for: State | None) -> bool:
         """Return whether this node must probe every node, because the result may change its `decision`.
 
-        The first participant has seen the others join, so it usually completes the round. Another node probes only if
-        the state was the same before and after a wait. Otherwise all nodes would probe all others.
+        The first participant has seen the other nodes join, so it usually completes the round. Any other node probes
+        only if the state was the same before and after a wait. Otherwise all nodes would probe all other nodes.
         """
         is_first = state.participants[:1] == (self._node,)
         return (is_first or state == waited_for) and decision != decide(
@@ -503,7 +503,7 @@ class RoundDeadlines:
         return max(0.0, min([longest, *ends]))
 
     def progress(self, state: State) -> Progress:
-        """Return how far the round of `state` has come."""
+        """Return the progress of the round of `state`."""
         now = system.time.monotonic()
         end = self._deadline if self._enough is None else min(self._deadline, self._enough[1] + self._last_call)
         least, most = self._limits.min_nodes, self._limits.max_nodes

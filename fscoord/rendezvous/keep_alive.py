@@ -7,10 +7,11 @@ ends in the session's number. Nothing has to be written then. Elsewhere each nod
 **The ring.** With sessions, a node does not probe all others, because the probes of all nodes together would grow with
 the square of their number. The names of the nodes, in their order, form a ring, and each node watches its next
 `NEIGHBOURS` living successors, as in the failure detectors of Chord and of SWIM's successors. At each tick a node
-probes its successors one after another. It passes over dead ones, and ends when it has found `NEIGHBOURS` living ones
+probes its successors one after another. It passes over dead nodes, and ends when it has found `NEIGHBOURS` living nodes
 or has reached itself. So, however many nodes die at once, each dead node is probed by the nearest living node before it
 in the ring, at that node's next tick, which is at most one keep-alive interval later. A watcher that is stopped
-(SIGSTOP) lives, but does not tick. Every node has several watchers, so that it is watched even then.
+(SIGSTOP) lives, but does not tick. Every node has several watchers, so that it is watched even if one of them is
+stopped.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class KeepAliveThread:
         _all.add(self)
         with store_errors_as_rendezvous():
             self._has_sessions = store.has_liveness
-            # With the time limit of the store: a keep-alive that comes too late is sent again, and a node that is not
-            # registered takes part in no round. Where many nodes open a log at once, each waits for its turn.
+            # This call keeps the time limit of the store. A late keep-alive is sent again, but a node that is not
+            # registered takes part in no round. If many nodes open a log at once, each waits for its turn.
             self.node = f"{name}_s{store.register()}" if self._has_sessions else name
         store.set_timeout(settings.timeout.heartbeat)
 
@@ -107,10 +108,10 @@ class KeepAliveThread:
             self._store.close()
 
     def check(self, state: State, *, everyone: bool = False) -> tuple[frozenset[str], frozenset[str]]:
-        """Record the nodes in `state`; return those known alive and those known dead.
+        """Record the nodes in `state`; return the nodes known alive and the nodes known dead.
 
-        Of the nodes that are not known alive, the successors in the ring are probed, each at most once in
-        `POLL_INTERVAL_S`; with `everyone`, all of them.
+        Among the nodes that are not known alive, the method probes the successors in the ring, each at most once in
+        `POLL_INTERVAL_S`. With `everyone` it probes all these nodes.
         """
         system.process_epoch()
         with self._mutex:
@@ -148,9 +149,10 @@ class KeepAliveThread:
             self._forget(dead)
 
     def _latest_state(self) -> State:
-        """Return the state. If no change was rung since it was last read, it is not read again.
+        """Return the state. If no key has announced a change since the state was last read, it is not read again.
 
-        The keys of the changes cost one request on a network mount, and the state costs two, on another handle.
+        On a network mount a read of the announcing keys costs one request, and a read of the state, on another handle,
+        costs two.
         """
         known = self._state
         self._ticks_since_read += 1
@@ -162,7 +164,7 @@ class KeepAliveThread:
         return self._shared.read()[0]
 
     def _observe_members(self, state: State) -> None:
-        """Record the nodes in `state`, unless a later state was recorded: two threads read, and one may be late."""
+        """Record the nodes in `state`, unless a later state was recorded: of two threads that read, one may be late."""
         if self._state is None or state.sequence >= self._state.sequence:
             self._state = state
             self._detector.observe_members(state.present)
@@ -182,9 +184,10 @@ class KeepAliveThread:
         return ring[place + 1 :] + ring[:place]
 
     def _probe_ring(self, successors: list[str], due: set[str], wanted: int) -> frozenset[str]:
-        """Probe `successors` in their order until `wanted` of them live. Return those that are dead.
+        """Probe `successors` in their order until `wanted` living nodes are found. Return the dead nodes.
 
-        A node that is not in `due` is not probed, and counts as living. A node whose state is unknown does not count.
+        A node that is not in `due` is not probed, and counts as living. A node whose state is unknown counts neither as
+        living nor as dead.
         """
         dead: set[str] = set()
         self._probed = set[str]()
@@ -232,7 +235,7 @@ system.after_fork_in_child("keepers", _after_fork_in_child)
 
 
 def _session(node: str) -> int:
-    """Return the session number at the end of a node's name; 0, which no session has, if there is none."""
+    """Return the session number at the end of a node's name; 0 if there is no number. No session has the number 0."""
     match = _SESSION.search(node)
     return int(match[1]) if match else 0
 
@@ -247,9 +250,9 @@ class _Peer:
 class FailureDetector:
     """Decides which nodes are alive by whether their keep-alive counters change. It does no I/O.
 
-    Clocks of other hosts are not used. A node is alive because its counter was seen to change. It is dead when a number
-    of checks, an interval apart, found the counter unchanged. Checks are counted, and not only the time that has
-    passed: a process that was stopped and continues later would otherwise take every other node for dead.
+    Clocks of other hosts are not used. A node is alive because its counter was seen to change. A node is dead when a
+    number of checks, an interval apart, found the counter unchanged. Checks are counted, and not only the elapsed time.
+    Otherwise a process that was stopped and continues later would take every other node for dead.
 
     Args:
         interval: the time between checks that count, in seconds.
@@ -276,16 +279,16 @@ class FailureDetector:
         self._known = present
 
     def mark_alive(self, nodes: Iterable[str]) -> None:
-        """Record that `nodes` are alive, which the caller knows from elsewhere."""
+        """Record that `nodes` are alive, on other evidence of the caller."""
         self._alive.update(nodes)
 
     def check(self, now: float, nodes: Iterable[str], beats: Mapping[str, object]) -> frozenset[str]:
-        """Return those of `nodes` that are dead.
+        """Return each of `nodes` that is dead.
 
         Args:
             now: the time in seconds, of a monotonic clock.
             nodes: the nodes to check.
-            beats: the nodes' counters, where they have one; only changes of the values count.
+            beats: the counter of each node that has a counter; only changes of the values count.
         """
         wanted = frozenset(nodes)
         dead = set()

@@ -27,7 +27,7 @@ class RendezvousParameters:
         run_id: the name of the rendezvous, which distinguishes it from others in the same store.
         min_nodes: the least number of nodes in a round, at least 1.
         max_nodes: the greatest number of nodes in a round.
-        local_addr: the address by which other nodes reach this one; its host name by default.
+        local_addr: the address by which other nodes reach this node; its host name by default.
         config: options of the backend, as text or as values of their types.
 
     Raises:
@@ -89,7 +89,7 @@ class RendezvousParameters:
             return None
         try:
             if isinstance(value, float) and not value.is_integer():
-                raise ValueError("it has a fraction")
+                raise ValueError("the number has a fraction")
             return int(value)
         except (ValueError, TypeError, OverflowError) as error:
             raise ValueError(f"the rendezvous option {key}={value!r} is not an integer") from error

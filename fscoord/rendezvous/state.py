@@ -2,7 +2,7 @@
 
 A *life* is one job, from its first node to its last. A *round* is one start of the workers, with the nodes that take
 part. A round is first *forming*, then *complete*. When one of its participants dies, leaves or joins again, the round
-is *broken*, and the next one forms:
+is *broken*, and the next round forms:
 
 - Nodes join a forming round while it has free places. The places are first for the participants of the broken round
   (*former*), then for waiting nodes in their order, then for other nodes.
@@ -121,7 +121,7 @@ class Observed:
     Attributes:
         dead: nodes that are known dead.
         alive: nodes that are known alive, because this node has seen them join or act.
-        life: the life to which this node belongs; None for a node that has just come.
+        life: the life to which this node belongs; None for a new node.
         returned: the last complete round of which this node got the outcome, if any.
         is_last_call_over: whether the time for the last call has passed since there were enough nodes.
         is_reserve_over: whether the time has passed for which places are reserved for other nodes.
@@ -166,7 +166,7 @@ def evict(state: State, gone: Iterable[Node]) -> State:
 
 
 def close(state: State, node: Node) -> State:
-    """Return the state closed, and without `node`."""
+    """Return the closed state, without `node`."""
     return evict(replace(state, closed=True), [node])
 
 

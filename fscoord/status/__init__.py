@@ -1,4 +1,4 @@
-"""What the participants of a store do now: their states, what they hold and wait for, and what is wrong.
+"""The present status of the participants of a store: their states, their holds and waits, and the findings.
 
 `status` is the function behind the command ``fscoord ps``.
 """

@@ -1,4 +1,4 @@
-"""`find_all`: what is wrong in a `Picture`, the most urgent first. Data in, findings out: no I/O, no clock."""
+"""`find_all`: the findings on a `Picture`, the most urgent first. Data in, findings out: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class StatusFinding(NamedTuple):
 
     Attributes:
         kind: ``log-lock``, ``deadlock``, ``lock``, ``barrier`` or ``idle``.
-        message: what is wrong and what to do, in one sentence or more.
+        message: the fault and the remedy, in one sentence or more.
         sessions: the sessions that are the reason.
-        seconds: how long the others have waited, as far as that is known.
+        seconds: how long the waiting participants have waited, as far as that is known.
         urgency: lower is more urgent.
     """
 
@@ -52,7 +52,7 @@ def find_all(picture: Picture, slow: float = SLOW_S) -> list[StatusFinding]:
     """Return the findings on `picture`, the most urgent first.
 
     Args:
-        picture: the participants and what they do.
+        picture: the participants, with their holds and waits.
         slow: how long others must have waited for a participant that lives and runs, in seconds.
     """
     view = _View(picture)
@@ -79,7 +79,7 @@ class _View:
                 self.by_key.setdefault(key, []).append(each)
 
     def of_rank(self, rank: int) -> SessionStatus | None:
-        """Return the participant that is `rank`: of several the last one that may be alive, or else the last one.
+        """Return the participant with `rank`. Of several, return the last that may be alive, or else the last.
 
         A process may have several handles of one rank, such as clones. Then the handle that waits is returned.
         """
@@ -93,7 +93,7 @@ class _View:
         return max(handles, key=lambda each: (each.waiting is not None, each.idle is not None, each.number))
 
     def order(self, number: int) -> tuple[bool, int, int]:
-        """Return what sorts session `number`: its rank, or else its number, after all ranks."""
+        """Return the sort key of session `number`: its rank or, after all ranks, its number."""
         rank = self.by_number[number].rank if number in self.by_number else None
         return rank is None, rank or 0, number
 
@@ -134,7 +134,7 @@ def _log_lock(view: _View, slow: float) -> Iterator[StatusFinding]:
         yield StatusFinding(
             LOG_LOCK,
             f"{title} has held the lock of the store's log for {duration(held.seconds)} without writing: no other"
-            " process can write. Look whether it is blocked in the kernel",
+            " process can write. Check whether it is blocked in the kernel",
             sessions,
             held.seconds,
             STOPPED if held.seconds >= slow else SLOW,
@@ -149,7 +149,7 @@ class _Edge(NamedTuple):
 
     Attributes:
         target: the session that is waited for.
-        words: why, as a clause whose subject is the waiter.
+        words: the reason of the wait, as a clause whose subject is the waiter.
     """
 
     target: int
@@ -157,7 +157,7 @@ class _Edge(NamedTuple):
 
 
 def _edges(view: _View) -> dict[int, list[_Edge]]:
-    """Return for each session the sessions that it waits for, as the lines and barriers of the store say it."""
+    """Return for each session the sessions that it waits for, from the lines and barriers of the store."""
     edges: dict[int, list[_Edge]] = {}
     for line in view.picture.lines:
         if not (line.needs_all or len(line.holders) == 1):
@@ -191,7 +191,8 @@ def _deadlocks(view: _View) -> Iterator[StatusFinding]:
             steps.append(f"{_title(view, number)} {edge.words}")
         yield StatusFinding(
             DEADLOCK,
-            f"{'; '.join(steps)}. None of them goes on unless another thread of one lets go: end one of them",
+            f"{'; '.join(steps)}. None of them can go on unless another thread of one of them releases its hold: end"
+            " one of them",
             ring,
             view.seconds(ring),
             NEVER_ENDS,
@@ -213,7 +214,10 @@ def _rings(edges: Mapping[int, Sequence[_Edge]]) -> list[tuple[int, ...]]:
 
 
 def _shortest_ring(edges: Mapping[int, Sequence[_Edge]], start: int) -> tuple[int, ...]:
-    """Return the shortest cycle through `start`; empty if there is none. A wait for oneself is none."""
+    """Return the shortest cycle through `start`; empty if there is none.
+
+    A wait of a session for itself does not count.
+    """
     before: dict[int, int] = {}
     level = [start]
     while level:
@@ -259,7 +263,7 @@ def _barrier(view: _View, state: RoundState, waiters: list[SessionStatus], slow:
 
 
 def _missing_ranks(view: _View, head: str, ranks: list[int], seconds: float, slow: float) -> Iterator[StatusFinding]:
-    """Yield the finding on `ranks`, which have not come, if one is dead or stopped or the others wait for long."""
+    """Yield the finding on `ranks`, which have not arrived, if one is dead or stopped, or if others wait for long."""
     found = {rank: view.of_rank(rank) for rank in ranks}
     urgency = min((_urgency(each) for each in found.values()), default=SLOW)
     if urgency == SLOW and seconds < slow:
@@ -274,7 +278,7 @@ def _missing_ranks(view: _View, head: str, ranks: list[int], seconds: float, slo
 
 
 def _exchanges(view: _View, known: set[str]) -> Iterator[tuple[str, str, list[SessionStatus]]]:
-    """Yield the kind and the name of each exchange, and of each barrier without a round, with those that wait at it."""
+    """Yield kind, name and waiters of each exchange, and of each barrier without a round."""
     groups: dict[tuple[str, str], list[SessionStatus]] = {}
     for each in view.waits:
         waiting = each.waiting
@@ -299,7 +303,7 @@ def _exchange(view: _View, kind: str, name: str, waiters: list[SessionStatus], s
 def _lacks(waiters: list[SessionStatus], rank: int) -> bool:
     """Return whether one of `waiters` waits for the key that `rank` sets in an exchange.
 
-    All waiters may wait for one common key. Then a rank counts as missing that does not wait itself.
+    All waiters may wait for one common key. Then a rank that does not wait itself counts as missing.
     """
     ends = [key for each in waiters if each.waiting for key in each.waiting.keys]
     if any(key.endswith("/given") for key in ends):
@@ -352,9 +356,9 @@ def _remedy(holder: SessionStatus) -> str:
 
 
 def place_in_line(lines: Sequence[LineState], waiting: ShownWait) -> str:
-    """Return the place of a waiter in its line, such as ``, 2nd in line``; empty if it stands in none.
+    """Return the place of a waiter in its line, such as ``, 2nd in line``; empty if it is in no line.
 
-    The holders stand before the waiters, so the first waiter is the second in the line of a lock.
+    The holders come before the waiters, so the first waiter of a lock is the second in its line.
     """
     for line in lines:
         for index, key in enumerate(line.wake_keys):
@@ -366,7 +370,7 @@ def place_in_line(lines: Sequence[LineState], waiting: ShownWait) -> str:
 def turns_of(lines: Sequence[LineState], session: int) -> list[str]:
     """Return the lines in which `session` waits, with its place, such as ``lock 'dataset', 2nd in line``.
 
-    A line says that from the first moment, but not since when.
+    A line shows a wait from its first moment, but not when it began.
     """
     return [
         f"{line.kind} {line.name!r}{_place(line, index)}"
@@ -389,7 +393,7 @@ def _urgency(each: SessionStatus | None) -> int:
 
 
 def _state(each: SessionStatus | None) -> str:
-    """Return the state of a rank that others wait for, as what follows its name."""
+    """Return the state of a rank that others wait for, as the words that follow its name."""
     if each is None:
         return "was never here"
     if each.alive == "no" or each.is_stopped:

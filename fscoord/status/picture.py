@@ -1,4 +1,4 @@
-"""`Picture`: what all participants of a store do at one moment, as plain data."""
+"""`Picture`: the states, holds and waits of all participants of a store at one moment, as plain data."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class SessionStatus(NamedTuple):
 
     Attributes:
         number: the number of the session.
-        rank: the rank that it named last, or None.
+        rank: the rank that it announced last, or None.
         label: the label with which its handle was opened, or ``""``.
         host, pid: its process.
         since: when it registered, in seconds since the epoch.
         alive: ``"yes"``, ``"no"`` or ``"unknown"``.
-        found_dead: when its death was recorded, in seconds since the epoch; None if it was not.
+        found_dead: when its death was recorded, in seconds since the epoch; None if no death was recorded.
         is_stopped: whether its process is stopped, as by SIGSTOP; False if this host can't tell.
-        idle: how many seconds ago it wrote last; None if the log does not say it any more.
-        waiting: what it waits for, or None.
-        holds: what it holds, in words such as ``lock 'dataset'``.
+        idle: the seconds since its last write; None if the log does not have that time any more.
+        waiting: its longest wait, or None.
+        holds: its holds, in words such as ``lock 'dataset'``.
     """
 
     number: int
@@ -56,7 +56,7 @@ class LogLock(NamedTuple):
     Attributes:
         session: the session that holds it; None or 0 if that is unknown.
         holder: its process, ``host:pid``, or other words for it.
-        seconds: for how long the same holder was seen to hold it without writing.
+        seconds: how long the same holder was seen to hold the lock without writing.
     """
 
     session: int | None
@@ -65,16 +65,16 @@ class LogLock(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """What all participants of a store do at one moment.
+    """The states, holds and waits of all participants of a store at one moment.
 
     Attributes:
         place: the address of the store.
         participants: the sessions, in the order of their numbers.
-        ranks: the sessions that have named each rank, in the order of their numbers.
+        ranks: the sessions that have announced each rank, in the order of their numbers.
         lines: the locks, semaphores and elections that have a contender.
         rounds: the barriers that have begun and are not complete.
         log_lock: the holder of the log's lock, or None.
-        notes: what could not be found out, each as a sentence.
+        notes: the facts that could not be determined, one sentence each.
     """
 
     place: str

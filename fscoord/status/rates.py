@@ -15,7 +15,7 @@ CONTROL = frozenset({"session", "death", "bell", "leave", "void", "seal", "forwa
 
 
 class Speed(NamedTuple):
-    """What was written between two looks, for each second.
+    """The rates between two looks, per second.
 
     Attributes:
         by_kind: records of each kind.
@@ -35,18 +35,20 @@ class Speed(NamedTuple):
 
 
 class Rates:
-    """Compares each look with the one before."""
+    """Compares each look with the previous look."""
 
     def __init__(self) -> None:
         self._last: tuple[float, Activity] | None = None
         self._first_generation = 0
 
     def add(self, now: float, activity: Activity) -> Speed:
-        """Return the speed since the last look. It is 0 at the first look, and after the log was read anew.
+        """Return the speed since the last look.
+
+        It is 0 at the first look, and after the log was read again from its beginning.
 
         Args:
             now: the time of this look, by the monotonic clock.
-            activity: what was written until then.
+            activity: the counts of records at this look.
         """
         last, self._last = self._last, (now, activity)
         if last is None:

@@ -1,7 +1,7 @@
-"""`Observer`: takes pictures of what the participants of a store do. `status` takes one, and says what is wrong.
+"""`Observer`: takes pictures of the participants of a store. `status` takes one picture, and adds the findings.
 
-An observer reads, and never writes. Of a file store it reads all. Of another store it reads what the operations of
-`fscoord.Store` return, and says what is missing.
+An observer never writes. It reads the whole log of a file store. From another store it reads only the results of the
+operations of `fscoord.Store`, and notes say which facts are missing.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["Activity", "Observer", "Status", "observe", "status"]
 
 
 class Status(NamedTuple):
-    """What the participants of a store do, and what is wrong.
+    """The participants of a store, and the findings about them.
 
     Attributes:
-        picture: the participants, and what they hold and wait for.
-        findings: what is wrong, the most urgent first.
+        picture: the participants, with their holds and waits.
+        findings: the findings, the most urgent first.
     """
 
     picture: Picture
@@ -39,7 +39,7 @@ class Status(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What has been written to a file store, as far as its observer has read it.
+    """The records of a file store that its observer has read, in numbers.
 
     Attributes:
         writes: how many records of each kind each session has written.
@@ -58,21 +58,20 @@ class Observer(Protocol):
     """Takes pictures of one store."""
 
     def look(self) -> tuple[Picture, Activity | None]:
-        """Return what the participants do now, and what was written; None if the store does not tell."""
+        """Return the present picture and the activity so far. The activity is None if the store does not report it."""
 
     def close(self) -> None:
         """Close the store."""
 
 
 def status(store: Any, slow: float = SLOW_S) -> Status:
-    """Return what the participants of `store` do at this moment, and what is wrong.
+    """Return the participants of `store`, with their present holds and waits, and the findings about them.
 
     Nothing is written, and the call waits for no process. It works while another process keeps the log's lock.
 
     Args:
         store: the path or the address of a store, or a store.
-        slow: how long others must have waited for a participant that lives and runs before that is a finding, in
-            seconds.
+        slow: how long others must have waited, in seconds, before a participant that lives and runs is a finding.
 
     Raises:
         StoreError: the store can't be read.
@@ -174,7 +173,7 @@ class _StoreObserver:
         return Picture(self._place, participants, ranks, tuple(found), rounds, None, tuple(notes)), None
 
     def _values(self, names: list[bytes]) -> dict[bytes, bytes]:
-        """Return the present values of `names`, without those that are deleted meanwhile."""
+        """Return the present values of `names`, without names that are deleted meanwhile."""
         found = {}
         for name in names:
             with suppress(StoreTimeoutError):
@@ -189,7 +188,7 @@ class _StoreObserver:
 
 
 def _holds(found: Iterable[LineState], values: Mapping[bytes, bytes]) -> dict[int, list[str]]:
-    """Return what each session holds, in words."""
+    """Return the holds of each session, in words."""
     holds: dict[int, list[str]] = {}
     for line in found:
         for holder in line.holders:

@@ -268,7 +268,7 @@ class HashStore(Store):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreClosedError("this HashStore handle was closed; open_store or clone gives another")
+            raise StoreClosedError("this HashStore handle was closed; open another handle with open_store or clone")
 
     def _wait(self, request: WaitRequest) -> Any:
         return block_on(self._new_wait(request, THREAD_BACKEND))
@@ -296,7 +296,8 @@ class _Wait(Generic[T]):
         store: the handle that waits.
         shared: the data of the store.
         request: the request that the wait carries out.
-        find: returns the answer to the request, or None if it is not there yet. It is called under the lock.
+        find: returns the answer to the request, or None if the condition does not hold yet. It is called under the
+            lock.
         waker: ends the sleeps of the wait.
     """
 

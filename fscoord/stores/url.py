@@ -115,9 +115,8 @@ def _address(url: str | system.os.PathLike[str] | None) -> str | system.os.PathL
 def parse_url(address: str | system.os.PathLike[str]) -> tuple[str, str, str, dict[str, str]]:
     """Split `address` and return its scheme, host, path and options, percent-decoded.
 
-    `urllib.parse.unquote` decodes, but `urlsplit` and `parse_qsl` do not split: of the 256 characters of one byte,
-    `urlsplit` removes three from a path (tab, newline and carriage return), and `parse_qsl` reads ``a+b`` as ``a b``
-    and drops an option that has no value.
+    `urllib.parse.unquote` decodes the parts. `urlsplit` and `parse_qsl` are not used. `urlsplit` removes tabs, newlines
+    and carriage returns from a path. `parse_qsl` reads ``a+b`` as ``a b``, and drops an option that has no value.
     """
     if not isinstance(address, str):
         path = system.os.fspath(address)
@@ -144,7 +143,7 @@ def parse_url(address: str | system.os.PathLike[str]) -> tuple[str, str, str, di
 
 
 def _with_home(path: str) -> str:
-    """Return `path` with the home directory for a ``~`` or ``~user`` at its beginning, which a shell keeps in a URL."""
+    """Return `path` with the home directory in place of a ``~`` or ``~user`` at its beginning."""
     return system.os.path.expanduser(path) if path.startswith("~") else path
 
 

@@ -1,4 +1,4 @@
-"""For tests: the contract as a suite for any store, and stores and files that fail on demand."""
+"""Tools for tests: the contract as a suite for any store, and stores and files that fail on demand."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def __getattr__(name: str) -> Any:
 def not_faked() -> list[str]:
     """Return the ``additional_skip_names`` with which pyfakefs leaves stores on the real disk.
 
-    The modules that a store imports late are imported here, because inside the patcher they would get the fakes. It
-    does not work for a store with ``lock="soft"``, whose marker file would be a fake.
+    The function imports the modules that a store imports late, because inside the patcher these modules would get the
+    fakes. It does not work for a store with ``lock="soft"``, because the marker would be a fake.
     """
     import sys
     from importlib import import_module

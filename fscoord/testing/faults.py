@@ -37,9 +37,9 @@ Hits = AbstractContextManager[list[str]]
 
 
 def counted(names: Collection[str], fault: Fault, after: int, times: int | None) -> Rule:
-    """Return the rule that lets the first `after` of the calls `names` pass, and makes the next `times` fail.
+    """Return the rule by which the first `after` of the calls `names` pass, and the next `times` fail.
 
-    `times` is None for all further calls.
+    If `times` is None, all further calls fail.
 
     Raises:
         ValueError: a number is negative.
@@ -85,7 +85,7 @@ class Plan:
         _all.add(self)
 
     def renew(self) -> None:
-        """Replace the mutex by a free one. A forked child does so as well, since another thread may have held it."""
+        """Create the mutex: at the beginning, and in a forked child, where another thread may have held the old one."""
         self._mutex = system.threading.Lock()
 
     @contextmanager
@@ -128,17 +128,18 @@ LOCK: Final = "lock"
 class FaultyFiles:
     """A context manager in which the files of stores fail on demand. Files that the program opens itself do not.
 
-    Each of `fails`, `delays` and `tears_writes` returns a context manager, which gives the list of the calls that it
-    has hit so far. The arguments are names of system calls (``"write"``, ``"read"``, ``"fstat"``, ``"fdatasync"``...,
-    and ``"lock"`` for every attempt to lock); ``after``, the number of calls that pass first; and ``times``, the number
-    of calls that are hit after that (None: all)::
+    Each of `fails`, `delays` and `tears_writes` returns a context manager, which yields the list of the calls that the
+    fault has hit so far. The arguments are names of system calls (``"write"``, ``"read"``, ``"fstat"``,
+    ``"fdatasync"``..., and ``"lock"`` for every attempt to lock); ``after``, the number of calls that pass first; and
+    ``times``, the number of calls that are hit after that (None: all)::
 
         with FaultyFiles() as files, FileStore(path) as store:
             with files.fails("write", error=errno.ENOSPC, times=1):
                 work(store)
 
-    Open the store inside, because a store keeps the lock calls with which it was opened. ``"lock"`` hits locks of the
-    default kind only, ``"ofd"``. The faults affect all threads of the process. It can't be combined with pyfakefs.
+    Open the store in the body of the ``with``, because a store keeps the lock calls with which it was opened.
+    ``"lock"`` hits only locks of the default kind, ``"ofd"``. The faults affect all threads of the process. The class
+    can't be combined with pyfakefs.
     """
 
     def __init__(self) -> None:
@@ -148,7 +149,8 @@ class FaultyFiles:
     def __enter__(self) -> FaultyFiles:
         if isinstance(system.os, _FaultyModule) or system.is_fake_fs() or system.fcntl is None:
             raise RuntimeError(
-                "FaultyFiles needs the real files: it is in force already, or pyfakefs is, or has no locks"
+                "FaultyFiles needs the real files and locks: another FaultyFiles or pyfakefs is in force already,"
+                " or there are no locks"
             )
         self._real = system.os, system.fcntl
         system.os = _FaultyModule(system.os, {name: self._faulty(name) for name in CALLS})
@@ -171,7 +173,7 @@ class FaultyFiles:
     def tears_writes(
         self, keep: int, *, error: int = system.errno.ENOSPC, after: int = 0, times: int | None = None
     ) -> Hits:
-        """Make a write fail with `error` after its first `keep` bytes, and in any case before its last byte."""
+        """Make a write fail with `error` after its first `keep` bytes, or before its last byte if it is shorter."""
         return self._activate(("write",), Fault("torn", (keep, error)), after, times)
 
     def _activate(self, calls: tuple[str, ...], fault: Fault, after: int, times: int | None) -> Hits:
@@ -207,7 +209,7 @@ class FaultyFiles:
 
 
 class _FaultyModule(ModuleType):
-    """A module of which some functions are replaced."""
+    """A module with some functions replaced."""
 
     def __init__(self, real: Any, instead: dict[str, Callable[..., Any]]) -> None:
         super().__init__(real.__name__)
@@ -239,16 +241,16 @@ class FaultyStore(StoreView):
     """A view of `store` whose operations fail on demand, to test how a program handles the errors.
 
     Each of `delays`, `times_out`, `fails`, `loses_answers` and `random_faults` returns a context manager: the fault is
-    active in its block, and it gives the list of the operations that it has hit so far. The arguments are names of
-    operations (none: every operation that can have the fault); ``after``, the number of operations that pass first; and
-    ``times``, the number of operations that are hit after that (None: all)::
+    active in the body of the ``with``, which gets the list of the operations that the fault has hit so far. The
+    arguments are names of operations (none: every operation that can have the fault); ``after``, the number of
+    operations that pass first; and ``times``, the number of operations that are hit after that (None: all)::
 
         with store.fails("set", after=2, times=1) as hit:
             work(store)
         assert hit == ["set"]
 
-    `barrier` consists of `add`, `set` and `wait`, and fails as they do. Clones share the faults. Without a fault every
-    operation is that of the underlying store. `close` closes the underlying handle.
+    `barrier` consists of `add`, `set` and `wait`, so it fails if one of them fails. Clones share the faults. Without a
+    fault, every operation behaves as on the underlying store. `close` closes the underlying handle.
 
     Args:
         store: the underlying store, which performs the operations.
@@ -277,7 +279,7 @@ class FaultyStore(StoreView):
         """Make writes raise `~fscoord.StoreUnavailableError` with ``maybe_applied``.
 
         Args:
-            operations: names of operations that write; none: all of them.
+            operations: names of operations that write; without names, all such operations.
             applied: whether the write takes effect before the error is raised.
             after: the number of operations that pass first.
             times: the number of operations that are hit after that; None: all.

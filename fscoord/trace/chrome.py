@@ -2,9 +2,9 @@
 
 The format is described in "Trace Event Format" by the Chromium authors. A host is a "process" of the format, and a rank
 is a "thread" of it, so that the viewers group the rows of ranks by host. A duration is a complete event ("X"). An arrow
-consists of a flow event that starts in a span of the releaser ("s") and one that ends in the span of the released
-("f"). The viewers attach a flow event to the span around its time, so where the releaser has no span, as after a plain
-``set``, it gets a short one.
+leads from a span of the process that ended a wait to the span of the wait. It consists of a flow event that starts
+("s") and a flow event that ends ("f"). The viewers attach a flow event to the span around its time. If the first
+process has no span at that time, as after a plain ``set``, the export adds a short span.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def chrome_events(trace: Trace) -> dict[str, Any]:
 
 
 def _with_marks(trace: Trace) -> tuple[list[Span], list[tuple[Span, int, Span]]]:
-    """Return the spans with the marks of releases, and the arrows: from a span, at a time, to a span."""
+    """Return the spans, with short spans added for releases, and the arrows: from a span, at a time, to a span."""
     holds = Holds(trace)
     by_process: dict[int, list[Span]] = defaultdict(list)
     for span in trace.spans:

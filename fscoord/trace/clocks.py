@@ -12,9 +12,9 @@ Fulkerson, Flows in Networks, 1962. The same bounds for pairs of messages are in
 Bernard, Estimating global time in distributed systems, ICDCS 1987.
 
 An offset changes as the clocks drift apart. So the barriers are divided into windows, and each clock has one offset in
-each window, namely that at the middle of the window. A constraint at another time is loosened by the longest drift
-since then (`DRIFT`). A window whose constraints contradict each other, because the clocks drift more, is split. Between
-the middles of two windows the offset is interpolated.
+each window, its offset at the middle of the window. A constraint at another time is loosened by the longest drift
+between that time and the middle (`DRIFT`). A window whose constraints contradict each other, because the clocks drift
+more, is split. Between the middles of two windows the offset is interpolated.
 
 Every offset comes with a bound: half of the width of the interval in which it must lie, and the longest drift since the
 nearest middle. The bound holds if no two clocks drift apart faster than `DRIFT`.
@@ -66,7 +66,7 @@ class Instant(NamedTuple):
 
     Attributes:
         time: the estimate, in ns.
-        bound: the true time differs from `time` by at most this, in ns.
+        bound: the largest difference between the true time and `time`, in ns.
     """
 
     time: int
@@ -85,12 +85,12 @@ class Fix(NamedTuple):
 
 
 class Rough(NamedTuple):
-    """What one barrier tells of the offset of a clock from another.
+    """The bounds that one barrier gives for the offset of a clock from another clock.
 
     Attributes:
         at: the time of the barrier on the clock.
         offset: the middle of the possible offsets.
-        width: the highest possible offset minus the lowest one.
+        width: the highest possible offset minus the lowest possible offset.
     """
 
     at: int
@@ -189,7 +189,7 @@ class _Group:
     def _find_parents(self, meetings: list[Meeting]) -> dict[Clock, tuple[Clock, list[Rough]]]:
         """Return, for each clock of the group, a neighbour that is nearer to the reference, and rough offsets from it.
 
-        Rough offsets only tell to which window a barrier belongs, and for how long the clocks have drifted.
+        Rough offsets are used only to find the window of a barrier, and the time for which the clocks have drifted.
         """
         shared: dict[Clock, dict[Clock, list[Rough]]] = {}
         for meeting in meetings:
@@ -211,7 +211,7 @@ class _Group:
         return parents
 
     def _rough(self, clock: Clock, time: int) -> Instant:
-        """Return roughly the time of the reference when the time of `clock` is `time`."""
+        """Return the approximate time of the reference when the time of `clock` is `time`."""
         error = 0
         while clock != self._reference:
             clock, offsets = self._parents[clock]
@@ -273,11 +273,11 @@ class _Group:
     def _solve(
         self, window: list[tuple[int, Meeting]], middle: int, known: dict[Clock, tuple[int, int]]
     ) -> dict[Clock, tuple[int, int]] | None:
-        """Do as `_bounds`, where `known` has an offset and its bound for each clock at the middle."""
+        """Compute the result of `_bounds`, given in `known` an offset and its bound for each clock at the middle."""
         limits: dict[Clock, dict[Clock, int]] = {}  # limits[c][d]: o(d) - o(c) is at most this
 
         def loose_by(clock: Clock, time: int) -> int:
-            """Return by how much `clock` drifts at most between the middle and its own time `time`."""
+            """Return the largest drift of `clock` between the middle and its own time `time`."""
             if clock == self._reference:
                 return 0
             offset, error = known[clock]
@@ -322,7 +322,7 @@ def _windows(timed: list[tuple[int, Meeting]]) -> list[list[tuple[int, Meeting]]
 
 
 def _shortest(edges: dict[Clock, dict[Clock, int]], source: Clock) -> dict[Clock, int] | None:
-    """Return the length of the shortest path from `source` to each node that it reaches; None if there is no shortest.
+    """Return the length of the shortest path from `source` to each reachable node; None if there is a negative cycle.
 
     This is the algorithm of Bellman and Ford with a queue.
     """

@@ -46,10 +46,10 @@ class _Texts:
 
 
 def page_data(trace: Trace) -> Document:
-    """Return what the page draws. Times are in microseconds since the first span of the group of clocks.
+    """Return the data that the page draws. Times are in microseconds since the first span of the group of clocks.
 
-    The waits that are a part of a barrier, a lock or another operation are left out, because they would cover it. A
-    span is an array: row, lane, kind, name, begin, length, the time that the process waited, outcome, text on what
+    Waits that are a part of a barrier, a lock or another operation are left out, because they would cover it. A span is
+    an array: row, lane, kind, name, begin, length, the time that the process waited, outcome, text on the event that
     ended it, row of the process that ended it or -1, crossing or -1. Kind, name, outcome and text are indices of
     ``texts``.
     """
@@ -120,7 +120,7 @@ def _begins(trace: Trace) -> list[int]:
 
 
 def _crossing(trace: Trace, crossing: Any, begins: list[int], texts: _Texts) -> list[Any]:
-    """Return the crossing as an array: name, row of the last to come, its arrival, and whether it is certain."""
+    """Return the crossing as an array: name, row of the last arrival, its time, and whether the order is certain."""
     last = crossing.spans[-1]
     found = arrivals_of(trace, crossing)
     begin = begins[trace.processes[last.process].group]
@@ -275,7 +275,7 @@ class _Seconds(float):
 
 
 class _Bar(_Seconds):
-    """A time in seconds, with a bar that compares it with the others of its column."""
+    """A time in seconds, with a bar that compares it with the other times of its column."""
 
 
 def _wait_row(row: Document) -> tuple[object, ...]:
@@ -316,7 +316,7 @@ def _cell(value: object, kind: str, most: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Return a time for people."""
+    """Return a time as text."""
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if abs(seconds) * factor >= 1 or unit == "µs":
             return (

@@ -1,7 +1,7 @@
 """`read`: the files of a trace directory as processes and spans, on one time line where barriers allow it.
 
-`docs/trace.md` specifies the files. A file may end anywhere, and any line may be damaged: what can't be read is counted
-and left out.
+`docs/trace.md` specifies the files. A file may end anywhere, and any line may be damaged. Lines that can't be read are
+counted and left out.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class Process:
     Attributes:
         host: the name of its host.
         pid: its process id.
-        token: the random text that tells it from other processes of the same number.
+        token: the random text that distinguishes it from other processes with the same number.
         clock: the boot id and the time namespace, which together identify its monotonic clock.
         wall_minus_clock: the wall clock minus the monotonic clock when it began, in ns.
-        rank: its rank: that with which it opened a store, or else that of most of its barriers; None if there is none.
+        rank: the rank with which it opened a store, or else the rank in most of its barriers; None if there is none.
         label: the label with which it opened a store.
         has_exited: whether it recorded its exit. A process that was killed did not.
         group: the number of the group of comparable clocks.
@@ -101,12 +101,12 @@ class Process:
 
     @property
     def address(self) -> str:
-        """``host:pid``, by which other processes name it."""
+        """``host:pid``, the name of the process in spans of other processes."""
         return f"{self.host}:{self.pid}"
 
     @property
     def title(self) -> str:
-        """The words by which tables and pictures call it."""
+        """The name of the process in tables and pictures."""
         return f"rank {self.rank}" if self.rank is not None else self.label or self.address
 
 
@@ -117,7 +117,7 @@ class Crossing(NamedTuple):
         name: its name.
         store: the text that identifies its store.
         world_size: the number of ranks.
-        spans: the spans of those that passed, in the order of their arrivals.
+        spans: the spans of the processes that passed, in the order of their arrivals.
         others: the spans that did not pass.
         is_sound: whether each rank arrived once and passed, so that arrivals and departures bound the clocks.
     """
@@ -180,7 +180,7 @@ class Trace:
             process.last = max(process.last, span.end)
 
     def _end_open_spans(self) -> None:
-        """Let open spans last until the death of their process was recorded, or else to the end of the trace."""
+        """End open spans when the death of their process was recorded, or else at the end of the trace."""
         ends: dict[int, int] = {}
         deaths: dict[tuple[int, str], int] = {}
         for span in self.spans:
@@ -197,7 +197,7 @@ class Trace:
                 )
 
     def bound(self, one: int, other: int) -> int | None:
-        """Return by how much the difference of two times may be wrong at most, in ns, or None if it means nothing.
+        """Return the largest error of the difference of two times, in ns, or None if the times are not comparable.
 
         Args:
             one: the index of the process of the first time.
@@ -234,7 +234,7 @@ def read(directory: Any) -> Trace:
                 found.setdefault(f"{segment[1].token} {segment[1].address}", []).append(segment)
     if not found:
         raise FscoordError(
-            f"{path} holds no trace: no file in it ends in {SUFFIX} and has the header of one. Set"
+            f"{path} holds no trace: no file in it ends in {SUFFIX} and has the header of a trace. Set"
             f" {tracing.ENVIRONMENT_VARIABLE} to a directory, run the program, and name that directory"
         )
     return Trace(path, [_joined([segment for _, segment in sorted(each, key=_serial)]) for each in found.values()])
@@ -245,7 +245,7 @@ def _serial(segment: tuple[int, Process]) -> int:
 
 
 def _joined(segments: list[Process]) -> Process:
-    """Return the process whose segments, the older first, these are."""
+    """Return the process that wrote `segments`, which are in order, the older first."""
     process = segments[0]
     for other in segments[1:]:
         process.skipped += other.skipped
@@ -272,7 +272,7 @@ def _name(process: Process) -> None:
 
 
 def _find_ranks_told_by_others(spans: Iterable[Span], processes: Iterable[Process]) -> None:
-    """Give each process that recorded no rank the one that its death record, or ``fscoord run``, tells."""
+    """Set the rank of each process that recorded none, from its death record or from ``fscoord run``."""
     told: dict[str, int] = {}
     for span in spans:
         if span.kind == "death":
@@ -289,7 +289,7 @@ def _find_ranks_told_by_others(spans: Iterable[Span], processes: Iterable[Proces
 
 
 def _segment(path: str) -> tuple[int, Process] | None:
-    """Return the number of a segment and what it holds; None if the file has no header of a trace."""
+    """Return the number of a segment and its contents; None if the file has no header of a trace."""
     with system.os.fdopen(system.os.open(path, system.os.O_RDONLY | system.O_CLOEXEC), "rb") as file:
         first = file.readline()
         try:
@@ -355,7 +355,7 @@ _NUMBER_MAX: Final = 1 << 63
 
 
 def _facts(row: list[Any]) -> dict[str, Any]:
-    """Return the facts of a span, without those that are not of the type that the tables compute with."""
+    """Return the facts of a span, without facts of a type with which the tables can't compute."""
     rest = row[len(_SHAPE) :]
     facts = dict(zip(map(str, rest[::2]), rest[1::2], strict=True))
     for name in _NUMBERS & facts.keys():
@@ -409,7 +409,7 @@ def _crossings(spans: Iterable[Span]) -> list[Crossing]:
 
 
 def _meetings(crossings: Iterable[Crossing], processes: list[Process]) -> Iterator[Meeting]:
-    """Yield what each barrier tells about the clocks."""
+    """Yield the passages of each barrier, which bound the clocks."""
     for crossing in crossings:
         if crossing.is_sound:
             passages: dict[Any, Passage] = {}

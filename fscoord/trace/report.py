@@ -45,7 +45,10 @@ def make_report(trace: Trace) -> Document:
 
 
 def waited(span: Span) -> int:
-    """Return for how many ns the process of `span` waited: in a lock's span until the lock was acquired."""
+    """Return how many ns the process of `span` waited.
+
+    In the span of a lock, the wait ends when the lock is acquired.
+    """
     if span.kind in HOLDS:
         found = span.facts.get("waited_ns", span.length)
         return found if isinstance(found, int) else span.length
@@ -53,7 +56,7 @@ def waited(span: Span) -> int:
 
 
 def outer_waits(trace: Trace) -> list[Span]:
-    """Return the spans in which a process waits, without those that are a part of another one.
+    """Return the spans in which a process waits, without spans that are a part of another wait.
 
     A barrier, a lock and a queue wait for keys below their own name.
     """
@@ -76,7 +79,7 @@ def _contains(outer: Span, inner: Span) -> bool:
 
 
 def pattern_of(name: str) -> str:
-    """Return `name` with a star for each number, so that the barriers of all epochs are one row."""
+    """Return `name` with a star in place of each number, so that the barriers of all epochs are one row."""
     return re.sub(r"\d+", "*", name)
 
 
@@ -105,7 +108,7 @@ def _process(trace: Trace, number: int) -> Document:
 
 
 def _clocks(trace: Trace) -> list[Document]:
-    """Return, for each group of comparable clocks, its hosts and how far each of them may be wrong."""
+    """Return, for each group of comparable clocks, its hosts, and the largest error of each clock."""
     alignment = trace.alignment
     return [
         {
@@ -129,13 +132,14 @@ def _clocks(trace: Trace) -> list[Document]:
 
 
 class Arrivals(NamedTuple):
-    """The order in which the processes came to a crossing.
+    """The order in which the processes arrived at a crossing.
 
     Attributes:
-        last: the span of the last to come.
+        last: the span of the last process to arrive.
         cost: the time that the others waited for the last, in ns, added up.
-        avoidable: the part of it that they would not have waited if the last had come with the one before it.
-        is_certain: whether the last came later than the one before it by more than their clocks may be wrong.
+        avoidable: the part of `cost` that would have been saved if the last process had arrived together with the last
+            but one.
+        is_certain: whether the last process arrived later than the last but one by more than the error of their clocks.
     """
 
     last: Span
@@ -147,7 +151,7 @@ class Arrivals(NamedTuple):
 def arrivals_of(trace: Trace, crossing: Crossing) -> Arrivals | None:
     """Return the order of the arrivals, or None if fewer than two can be compared.
 
-    A rank of one process that passed twice has used the name twice, and its arrivals are of two barriers.
+    If a process passed twice with one rank, the name was used twice, and the arrivals belong to two barriers.
     """
     if len({(span.process, span.rank) for span in crossing.spans if span.rank is not None}) < sum(
         span.rank is not None for span in crossing.spans
@@ -166,7 +170,7 @@ def arrivals_of(trace: Trace, crossing: Crossing) -> Arrivals | None:
 
 
 def _last_to_come(trace: Trace) -> list[Document]:
-    """Return, for each process that came to barriers, to how many it came last, and what that cost the others."""
+    """Return, for each process at barriers, how often it arrived last, and how long the others waited for it."""
     came: dict[int, int] = defaultdict(int)
     rows: dict[int, Document] = {}
     for crossing in trace.crossings:
@@ -208,7 +212,7 @@ def _who(process: Process) -> Document:
 
 
 def _waiting(trace: Trace, waits: Sequence[Span]) -> list[Document]:
-    """Return the time that was waited for each name, where numbers in names count as alike."""
+    """Return the time that was waited for each name. Names that differ only in numbers count as one."""
     groups: dict[tuple[str, str], list[Span]] = defaultdict(list)
     for span in waits:
         groups[span.kind, pattern_of(span.name)].append(span)
@@ -231,12 +235,12 @@ def _waiting(trace: Trace, waits: Sequence[Span]) -> list[Document]:
 
 
 class Ended(NamedTuple):
-    """What ended a wait.
+    """The event that ended a wait.
 
     Attributes:
-        words: for people.
-        process: the index of the process that did, or None if it is not known or not in the trace.
-        time: when it did, or None if that is not known.
+        words: the event as text.
+        process: the index of the process that caused the event, or None if it is not known or not in the trace.
+        time: the time of the event, or None if it is not known.
     """
 
     words: str
@@ -245,7 +249,7 @@ class Ended(NamedTuple):
 
 
 class Holds:
-    """The locks and elections of a trace, and which process held one while another one waited."""
+    """The locks and elections of a trace, and which process held each while other processes waited."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -262,13 +266,13 @@ class Holds:
         }
 
     def process_of(self, address: object, rank: object) -> int | None:
-        """Return the index of the process ``host:pid`` with that rank; None if the trace does not have it."""
+        """Return the index of the process ``host:pid`` with the given rank; None if the trace has no such process."""
         found = self._addresses.get(str(address), [])
         ranked = [number for number in found if self._trace.processes[number].rank == rank]
         return next(iter(ranked or found), None)
 
     def before(self, span: Span) -> Span | None:
-        """Return the hold that ended last before `span` was served, of the same lock."""
+        """Return the last hold of the same lock that ended before `span` was served."""
         key = span.kind, span.store, span.name
         holds, served = self._by_name[key], span.begin + waited(span)
         for place in range(bisect_right(self._ends[key], served + SLACK_NS) - 1, -1, -1):
@@ -283,7 +287,7 @@ class Holds:
         return self._trace.processes[one.process].group == self._trace.processes[other.process].group
 
     def contention(self) -> list[Document]:
-        """Return a row for each lock: how long it was waited for and held, and which process waited for which."""
+        """Return a row for each lock: the times of waits and holds, and which process waited for which."""
         rows = []
         for (kind, store, name), spans in self._by_name.items():
             pairs: dict[tuple[str, str], int] = defaultdict(int)
@@ -313,7 +317,7 @@ class Holds:
         return self._trace.processes[span.process].title
 
     def _blockers(self, waiter: Span, holds: list[Span], ends: list[int]) -> list[tuple[Span, int]]:
-        """Return the holds of other processes while `waiter` waited, and for how long each lasted meanwhile."""
+        """Return the holds of other processes while `waiter` waited, and how long each hold lasted within the wait."""
         found = []
         until, apart = waiter.begin + waited(waiter), 0
         for place in range(bisect_right(ends, waiter.begin), len(holds)):
@@ -328,7 +332,7 @@ class Holds:
 
 
 def ended_by(trace: Trace, span: Span, holds: Holds | None = None) -> Ended:
-    """Return what ended the wait of `span`."""
+    """Return the event that ended the wait of `span`."""
     holds = holds or Holds(trace)
     if span.is_open and not span.is_held:
         process = trace.processes[span.process]
@@ -383,9 +387,10 @@ def _time_outs(trace: Trace, waits: Iterable[Span]) -> list[Document]:
 
 
 def _deaths(trace: Trace) -> list[Document]:
-    """Return the deaths that processes of the trace recorded, and how long after the end of the process they did.
+    """Return the deaths that processes of the trace recorded, and the delay of each record after the process's end.
 
-    The end of a process is known if ``fscoord run`` saw it. Otherwise the last time in its own file comes before it.
+    The end of a process is known if ``fscoord run`` recorded it. Otherwise the last time in the process's own file is
+    used, which is before the end.
     """
     addresses = trace.processes_by_address()
     exits = {str(span.facts.get("address")): span for span in trace.spans if span.kind == "worker" and not span.is_open}

@@ -172,7 +172,7 @@ def test_barrier_whose_last_rank_died_unannounced_is_passed_at_the_deadline(stor
 
 def test_arrivals_key_with_other_content_is_an_error(store: Store) -> None:
     store.set("b/arrivals", "something")
-    with pytest.raises(BarrierError, match="no arrival"):
+    with pytest.raises(BarrierError, match="not an arrival"):
         come(store, 0, 2, timeout=0)
 
 

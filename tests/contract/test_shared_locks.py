@@ -89,7 +89,7 @@ def test_holder_that_leaves_serves_the_next_waiter_in_line(place: Place, store: 
 
 def test_callers_with_different_values_are_an_error(store: Store) -> None:
     assert Semaphore(store, "s", 2).acquire()
-    with pytest.raises(ValueError, match=r"value=3 here and 2 for .*: all must"):
+    with pytest.raises(ValueError, match=r"value=3 here and 2 for .*: all contenders must"):
         Semaphore(store, "s", 3).acquire()
     assert len(Semaphore(store, "s", 2).holders()) == 1
     with pytest.raises(ValueError, match="value"):

@@ -183,7 +183,7 @@ def test_partner_reports_that_the_presiding_instance_has_gone_and_cleans_up(dire
     partner = Instance(directory, "b")
     until(first, "between processes: death")
     first.send_signal(number)
-    with pytest.raises(StoreUnavailableError, match="run all of them again"):
+    with pytest.raises(StoreUnavailableError, match="start all instances again"):
         partner.end()
 
 

@@ -66,7 +66,7 @@ def test_newcomer_goes_on_without_a_byte_and_names_the_locker(
             first.set("c", "1")
             assert newcomer.register() == 2, "no numbers are used up"
             (warning,) = caplog.records
-            assert f"{system.hostname()}:{pid} locks 64 bytes of it and more, from 2 on" in warning.getMessage()
+            assert f"{system.hostname()}:{pid} locks 64 or more bytes of the file, from 2 on" in warning.getMessage()
             (member,) = [member for member in first.members() if member.number == 2]
             assert member.alive == "unknown"
     assert [entry.kind for entry in dump(path)].count("session") == 2

@@ -447,7 +447,7 @@ def test_generation_whose_place_another_file_has_taken_counts_as_missing(path: s
             store.set("later", "1")
     (file,) = Path(path).parent.glob("log.1.*")
     file.write_bytes(Path(path + "x").read_bytes())
-    with pytest.raises(CorruptLogError, match="not the generation that was to follow"):
+    with pytest.raises(CorruptLogError, match="not the next generation"):
         repair(path, output, write=True)
     found, _ = mend(path, output, salvage=True)
     assert "generation 1 is missing" in found.notes[0]

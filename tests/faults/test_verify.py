@@ -261,7 +261,7 @@ def test_generation_that_was_deleted_is_named(store: FileStore, path: str) -> No
 
 def test_file_in_the_place_of_a_generation_is_damage(store: FileStore, path: str) -> None:
     put(newest(path), make(path + "2", write_every_kind))
-    assert "not the generation that was to follow" in verify(path).findings[0].message
+    assert "not the next generation" in verify(path).findings[0].message
 
 
 def test_snapshot_that_differs_from_its_seal_is_damage(path: str) -> None:

@@ -166,7 +166,7 @@ def outcome(call: Callable[[], Any]) -> Exception | None:
         assert type(error) is RuntimeError or "list index" in str(error)
         return error
     except ValueError as error:  # said of `Semaphore`: another program gives another value
-        assert "all must give the same" in str(error)
+        assert "all contenders must give the same value" in str(error)
         return error
     return None
 
@@ -227,7 +227,7 @@ def test_arrival_that_is_malformed_counts_for_no_rank(text: bytes) -> None:
     store = HashStore(timeout=0)
     store.set("b/arrivals", text)
     for fail_fast in (False, True):
-        with pytest.raises(BarrierError, match=r"b/arrivals.*no arrival"):
+        with pytest.raises(BarrierError, match=r"b/arrivals.*not an arrival"):
             barrier(store, 2, "b", 0, 1, fail_fast=fail_fast)
     assert not store.check(["b/complete"])
 

@@ -333,7 +333,7 @@ def test_command_is_stopped_without_an_answer_for_as_long_as_the_hold_lasts():
     def check():
         raise StoreTimeoutError("no answer")
 
-    with pytest.raises(LockLostError, match=r"no sign of life could be given for most of the 0\.2 s"):
+    with pytest.raises(LockLostError, match=r"the hold could not be renewed for most of its lease of 0\.2 s"):
         run("exec sleep 600", check, patience=0.2)
 
 

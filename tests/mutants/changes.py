@@ -1153,8 +1153,8 @@ MUTANTS = (
         "FileWait.close",
         """\
             self._waiter = None
-            # Only now: a second `close`, after a signal handler has interrupted the first, must not close a waiter that
-            # another wait uses by then.
+            # Not before `_waiter` is None: a second `close`, after a signal handler has interrupted the first, must not
+            # close a waiter that another wait uses by then.
             self._notifier.keep_spare(waiter)
 """,
         """\

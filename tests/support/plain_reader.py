@@ -79,7 +79,7 @@ def read_newest(path: Path, read: Callable[[Path], bytes] = lambda file: file.re
         generation, name, file = log.successor
         log = read_log(read(path.with_name(file)))
         if (log.header["generation"], log.header["id"]) != (generation, name):
-            raise Refused("not the generation that was to follow")
+            raise Refused("not the next generation")
     return log
 
 

@@ -99,7 +99,7 @@ def test_backoff_without_time_still_has_its_free_tries(monkeypatch: pytest.Monke
 def test_fenced_set_that_others_always_overtake_ends_with_the_stores_timeout() -> None:
     store = Refusing(b"f", lambda number: b"1 value %d" % number)
     error = error_of(lambda: Fenced(store, "f").set(b"mine", 7))
-    assert "others changed key 'f' before each of" in str(error)
+    assert "other processes changed key 'f' before each of" in str(error)
     assert error.keys == ("f",)
     assert store.tries < TRIES_MAX
 
@@ -116,7 +116,7 @@ def test_lock_whose_line_others_always_change_ends_with_the_stores_timeout(is_ta
     if is_taken and not blocking:
         assert start_thread(call, False).join() is False
     else:
-        assert "others changed key 'l/line' before each of" in str(error_of(lambda: call(blocking)))
+        assert "other processes changed key 'l/line' before each of" in str(error_of(lambda: call(blocking)))
     assert store.tries < 3 * TRIES_MAX  # with those of the way out
 
 
@@ -276,7 +276,7 @@ def etcd(monkeypatch: pytest.MonkeyPatch) -> EtcdStore:
 def test_etcd_operation_that_others_always_overtake_ends_with_its_timeout(
     etcd: EtcdStore, call: Callable[[EtcdStore], object], words: str
 ) -> None:
-    assert f"others {words} at each of our" in str(error_of(lambda: call(etcd)))
+    assert f"other processes {words} at each of" in str(error_of(lambda: call(etcd)))
     assert etcd.tries < TRIES_MAX  # type: ignore[attr-defined]
 
 
@@ -284,7 +284,7 @@ def test_etcd_session_whose_number_others_always_take_ends_with_its_timeout(
     etcd: EtcdStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(etcd._client, "call", lambda *_: {"ID": "1"})
-    assert "others began a session at each of our" in str(error_of(etcd.register))
+    assert "other processes began a session at each of" in str(error_of(etcd.register))
     assert etcd.tries < TRIES_MAX  # type: ignore[attr-defined]
 
 

@@ -146,7 +146,7 @@ def test_deadlock_of_two_locks_is_spelled_out() -> None:
     assert kinds(found) == ["deadlock"]
     assert found[0].message == (
         "rank 0 waits for lock 'b', which rank 1 holds; rank 1 waits for lock 'a', which rank 0 holds. None of them"
-        " goes on unless another thread of one lets go: end one of them"
+        " can go on unless another thread of one of them releases its hold: end one of them"
     )
     assert found[0].sessions == (1, 2)
     assert found[0].seconds == 42.0

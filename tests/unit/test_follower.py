@@ -237,7 +237,7 @@ def test_generation_with_another_lock_kind_or_durability_is_refused(field: str, 
     file = generation_file(path, 1)
     header, _ = Header.decode(file.read_bytes())
     file.write_bytes(header._replace(**{field: 1 - getattr(header, field)}).encode())
-    with pytest.raises(StoreError, match="its kind of lock, or durability, is not that of") as caught:
+    with pytest.raises(StoreError, match="its kind of lock or its durability differs from that of") as caught:
         FileStore(path)
     assert caught.value.path == str(file)
 

@@ -101,7 +101,7 @@ def test_verify_reports_a_generation_that_does_not_match_its_seal(field: str, va
     compacted(path)
     file = generation(path, 1)
     with_header(file, **{field: value})
-    assert "not the generation that was to follow" in verify(path).findings[0].message
+    assert "not the next generation" in verify(path).findings[0].message
 
 
 def test_verify_reports_a_missing_generation_by_its_name(path: str) -> None:

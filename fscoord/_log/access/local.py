@@ -21,7 +21,7 @@ _NOT_APPLIED: Final = frozenset(
 
 
 class FileAppender:
-    """The writes of one handle. The caller holds the log's lock, and the descriptor is open with O_APPEND."""
+    """Writes the bytes of one handle. The caller holds the log's lock, and the descriptor is open with O_APPEND."""
 
     def __init__(self, handle: HandleState) -> None:
         self._handle = handle

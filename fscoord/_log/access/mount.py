@@ -59,7 +59,7 @@ class Mount(NamedTuple):
     def reads_to_end(self) -> bool:
         """Whether a read(2) that returns fewer bytes than requested has met the end of the file, or an error.
 
-        That is so where the kernel reads a file through its page cache in one call.
+        This holds where the kernel reads a file through its page cache in one call.
         """
         return self.kind in HOLES_REPORTED
 
@@ -95,8 +95,8 @@ class Mount(NamedTuple):
 
         Args:
             lock: the kind of lock: ``"ofd"``, ``"flock"`` or ``"soft"``.
-            coherence: the mode that the user has chosen, or None. A chosen mode is the user's responsibility, and
-                nothing is objected. GlusterFS is an exception: there only ``"locked"`` can return current data.
+            coherence: the mode that the user has chosen, or None. A chosen mode is the user's responsibility, and the
+                method has no objection. GlusterFS is an exception: there only ``"locked"`` can return current data.
         """
         if coherence is not None and (self.kind != "fuse.glusterfs" or coherence == LOCKED):
             return None

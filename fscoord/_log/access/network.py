@@ -1,9 +1,10 @@
 """`NetworkAccess`: coherent reads and writes of a log that several hosts share.
 
 Measured on a kernel NFS server with two clients: while a process of a host has the log open for writing, a read through
-that host's cache may return the right length with zeros for data, for ever. Neither open(2) nor fstat(2) nor the mount
-options ``noac`` and ``actimeo=0`` help. A direct read (O_DIRECT) is one request to the server, and returns new data. A
-read under a lock also returns new data, because taking the lock empties the cache. Such a read costs four requests.
+that host's cache may return zeros instead of data, with the right length, for ever. Neither open(2) nor fstat(2) nor
+the mount options ``noac`` and ``actimeo=0`` help. A direct read (O_DIRECT) is one request to the server, and returns
+new data. A read under a lock also returns new data, because taking the lock empties the cache. Such a read costs four
+requests.
 
 Every append is sent to the server before the lock is released. Only fsync(2) reports an append that did not arrive:
 ENOSPC and EDQUOT may come late (write(2)), and EIO is the error after a lock was lost (fcntl(2), "Lost locks").
@@ -63,7 +64,7 @@ class NetworkAccess:
     """Reads and writes of a log to which other hosts also write.
 
     Attributes:
-        coherence: ``"direct"`` or ``"locked"``. The former becomes the latter if the mount refuses direct reads.
+        coherence: ``"direct"`` or ``"locked"``. If the mount refuses direct reads, ``"direct"`` becomes ``"locked"``.
         piece: the most bytes that one request to the server writes.
     """
 
@@ -191,8 +192,9 @@ class NetworkAccess:
         past the cache, for `SETTLE_S`, or for `PAUSE_S` if reads are direct. After that time a cache can't be the
         reason.
 
-        The comparison of the path, if it is due, costs no request of its own: the reply to open(2) has the size and the
-        link count, which the server is asked for otherwise. Before the lock it would be one more request.
+        The comparison of the path, if it is due, costs no request of its own: the reply to open(2) contains the size
+        and the link count, which would otherwise need a request. Before the lock the comparison would be one more
+        request.
         """
         handle = self._handle
         self._has_written = False
@@ -241,7 +243,7 @@ class NetworkAccess:
             return True
         if final:
             raise StoreUnavailableError(
-                f"{handle.path}: the file system reports {found.st_size} bytes, and returns {handle.offset};"
+                f"{handle.path}: the file system reports {found.st_size} bytes, and a read returns {handle.offset};"
                 " its caches are not valid even with the lock, so this directory can't be used",
                 path=handle.path,
             )
@@ -261,7 +263,7 @@ class NetworkAccess:
             raise handle.gone("was replaced by another log")
 
     def _reopen_writer(self) -> None:
-        """Replace the descriptor for writing by a new one. The caller holds a soft lock.
+        """Replace the descriptor for writing by a new descriptor. The caller holds a soft lock.
 
         The kernel appends at the size that it has cached. Only a lock of the kernel or open(2) updates that size.
         """

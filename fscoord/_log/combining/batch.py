@@ -1,10 +1,10 @@
-"""`Batch`: the plan of one hold of the log's lock: an operation of its own, and the requests that it claims.
+"""`Batch`: the plan of one hold of the log's lock: the holder's own operation, and the requests that it claims.
 
 A request is claimed only by the holder of the log's lock that has read to the end, and the claim ends with that hold:
-between a claim and the write nothing gives the lock back. So an author that gets the lock later, and finds no record of
-its request, knows that none will come.
+nothing releases the lock between a claim and the write. So if an author acquires the lock later and finds no record of
+its request, none will come.
 
-`Draft` and `Decider` are what the store brings: they know keys and values, and this package does not.
+The store provides a `Draft` and a `Decider`, which interpret keys and values. This package does not interpret them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Draft(Protocol[T_contra]):
 
 
 class Decider(Protocol[T]):
-    """What the combiner needs to know of operations."""
+    """The methods by which the combiner decides, encodes and decodes operations."""
 
     @property
     def refusals(self) -> tuple[type[Exception], ...]:
@@ -66,7 +66,7 @@ class Decider(Protocol[T]):
         """Return the operation in `data`."""
 
     def note(self, operation: T, found: Any) -> Any:
-        """Return what the result of `operation` depends on, before its record `found` is applied."""
+        """Return the state on which the result of `operation` depends, before its record `found` is applied."""
 
     def encode_result(self, result: Any) -> bytes:
         """Return `result` as bytes."""
@@ -83,7 +83,7 @@ class Operation(Protocol):
 
     @property
     def size(self) -> int:
-        """About how many bytes its record takes."""
+        """The approximate size of its record, in bytes."""
 
 
 class Write:
@@ -95,11 +95,11 @@ class Write:
         epoch: the process that began the call; see `system.process_epoch`.
         started: when the call began (monotonic, in seconds).
         deadline: when the call ends.
-        path: the path of its request; empty if there is none that this author may still withdraw.
+        path: the path of its request; empty if the author has no request that it may still withdraw.
         watch: the watch for its record, from before the request is published.
-        is_claimed: whether a leader may have appended its record. The log's lock clears the doubt.
+        is_claimed: whether a leader may have appended its record. A read under the log's lock shows whether one did.
         result: its result, once the operation was decided by this process.
-        refusal: the error by which it was refused.
+        refusal: the error with which it was refused.
     """
 
     def __init__(self, operation: Any, time: int, limit: float) -> None:
@@ -127,8 +127,8 @@ class Claim:
     """A request that a leader has claimed.
 
     Attributes:
-        address: where its author waits.
-        answer: what the leader will tell the author if the write succeeds.
+        address: the address at which its author waits.
+        answer: the answer that the leader sends to the author if the write succeeds.
         keys: the keys that its records change.
     """
 
@@ -144,14 +144,14 @@ class Batch:
     Args:
         log: the log.
         decider: decides the operations.
-        write: the own operation.
-        station: the station, if this is the batch of a leader.
+        write: the operation of the author itself.
+        station: the station if the author leads, else None.
         slot: the slot of the leader.
 
     Attributes:
         claims: the requests that the last attempt has claimed.
-        failed: the requests that earlier attempts have claimed, whose authors must find out for themselves.
-        keys: the keys that the records of the own operation change.
+        failed: the requests that earlier attempts have claimed. Their authors must look for their records in the log.
+        keys: the keys that the records of the author's own operation change.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Batch:
         if outcomes is not None and not outcomes.settle(watch, log.handle.header.generation):
             raise StoreUnavailableError(
                 f"{log.path}: the leader of this host did not answer, and the log was compacted before the record of"
-                " this operation was found or missed; it may or may not have taken effect",
+                " this operation could be found; the operation may or may not have taken effect",
                 path=log.path,
                 maybe_applied=True,
             )

@@ -1,12 +1,12 @@
-"""`Combiner`: carries out write operations of one handle, together with those of other processes of its host.
+"""`Combiner`: carries out write operations of one handle, together with operations of other processes of its host.
 
 A writer tries the seat. With the seat it leads: it takes the log's lock, reads to the end, claims all requests that
 wait, decides its own operation and the claimed ones in one draft, and appends the records in one write. Without the
 seat it publishes a request and waits for the answer. It publishes first and then tries the seat once more: the leader
-may have looked at the requests for the last time between the first try and the publishing, and then nobody would come
-for this one.
+may have looked at the requests for the last time between the first try and the publication, and then no leader would
+claim this request.
 
-What became of a request that has no answer:
+The cases of a request without an answer:
 
 ========================================== =========================================== ===============================
 the author finds                           so the operation                            the author
@@ -25,7 +25,7 @@ come before the deadline
 between its claim and its write may go on.
 
 A thread that waits for an answer holds no lock. Otherwise the threads of a process could not share a batch, and the
-leader could wait for a follower. All I/O on files of the host is the `Station`'s. Its errors never reach the caller of
+leader could wait for a follower. The `Station` does all I/O on files of the host. Its errors never reach the caller of
 an operation: without a station the operation is written alone.
 """
 
@@ -79,7 +79,7 @@ class Combiner:
         log: the log of the handle.
         decider: decides the operations.
         notify: wakes the waiters for keys that were written.
-        outcomes: where the records of requests are noted.
+        outcomes: recognises the records of requests.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Combiner:
         station.close()
 
     def _lose(self, station: Station | None, error: BaseException) -> None:
-        """Give `station` up for a while, after `error`."""
+        """Stop using `station` for a while, because of `error`."""
         logger(__name__).debug("%s: this process writes alone for now: %s", self._log.path, str(error))
         if station is not None:
             self._drop(station)
@@ -184,12 +184,12 @@ class Combiner:
     # -- the author ------------------------------------------------------------------------------------------------
 
     def _write_alone(self, write: Write) -> Any:
-        """Carry out `write` under the log's lock, without the requests of others."""
+        """Carry out `write` under the log's lock, without claiming requests."""
         batch = Batch(self._log, self._decider, write)
         try:
             if write.is_claimed:
-                # As a rule the record is there. Then one read is enough. While this process waited for the lock, which
-                # takes longer, other hosts could compact the log twice, and the record would be in no file any more.
+                # Usually the log has the record, and one read is enough. While this process waited for the lock, which
+                # takes longer, other hosts could compact the log twice, and no file would have the record any more.
                 self._log.refresh(write.left())
                 if self._is_complete(write):
                     return write.result
@@ -266,7 +266,7 @@ class Combiner:
             self._outcomes.close(token)
 
     def _encode(self, write: Write, session: int, slot: Slot) -> bytes | None:
-        """Return the request of `write`; None if this handle has no session that a leader could write for."""
+        """Return the request of `write`; None if this handle has no session in whose name a leader could write."""
         log = self._log
         known = log.table.sessions.get(session)
         if known is None or log.handle.recovery & CLOSED:
@@ -337,7 +337,7 @@ class Combiner:
         return self._write_alone(write)
 
     def _bypass(self, state: bytes, seconds: float) -> None:
-        """Note that the leader that wrote `state` seems to be stopped. Until it writes again, nobody waits for it."""
+        """Note that the leader that wrote `state` seems to be stopped. No thread waits for it until it writes again."""
         self._stalled = state
         logger(__name__).debug(
             "%s: the process that writes for this host has shown no life for %.1f s; writing alone",
@@ -346,7 +346,7 @@ class Combiner:
         )
 
     def _take_over(self, station: Station, slot: Slot, write: Write) -> Any:
-        """Lead if the request was not claimed. Otherwise find out what became of it. This thread has the seat."""
+        """Lead if the request was not claimed. Otherwise find out whether it took effect. This thread has the seat."""
         is_leading = False
         try:
             is_leading = self._withdraw(station, write)
@@ -409,7 +409,7 @@ class Combiner:
         return self._finish(write, batch)
 
     def _tell(self, station: Station, slot: Slot, batch: Batch, *, is_written: bool) -> None:
-        """Tell each author its answer, after the records are complete on the server, and then call the next leader."""
+        """Send each author its answer, once the records are complete on the server, and then wake the next leader."""
         if system.process_epoch() != station.epoch:
             return  # a signal handler has forked, and this is the child: the requests are the parent's
         for claim in batch.claims if is_written else ():

@@ -1,11 +1,11 @@
-"""`Outcomes`: notes the records of requests that are under way, when the handle reads them.
+"""`Outcomes`: recognises the records of pending requests when the handle reads them.
 
-An author that is not told what became of its request looks for its record. The record may come by in any read of the
-handle, also in the read of another thread. So every read compares the records that it applies with the open tokens.
+An author that receives no answer looks for the record of its request. Any read of the handle may meet this record, also
+the read of another thread. So every read compares the records that it applies with the open tokens.
 
-A handle that other hosts have left behind by compactions begins again with a snapshot, which has no tokens. It says of
-each session when it has written last (`SessionTable.times`). The times of a session rise. So a request with a later
-time was not appended before the snapshot, and a request with that very time was.
+If other hosts have compacted the log more than once, a handle begins again with a snapshot, which has no tokens. The
+snapshot gives the time of the last record of each session (`SessionTable.times`). The times of a session rise. So a
+request with a later time was not appended before the snapshot, and a request with exactly that time was.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ class Watch:
 
     Attributes:
         token: identifies the record.
-        generation: the generation that the handle was in when the watch began. The record can't be in an earlier one.
-        resets: how often the handle had discarded its state by then.
+        generation: the generation that the handle was in when the watch began. The record can't be in an earlier
+            generation.
+        resets: how often the handle had discarded its state when the watch began.
         is_found: whether the record was read, or is known to be before a snapshot that was read.
-        noted: what the note has returned; None if the record is before a snapshot.
+        noted: the result of the note function; None if the record is before a snapshot.
     """
 
     def __init__(self, token: Token, note: Note, generation: int, resets: int) -> None:
@@ -44,7 +45,7 @@ class Watch:
 
 
 class Outcomes:
-    """A state machine that passes every call on to `state_machine`, and notes the records with open tokens.
+    """A state machine that passes every call on to `state_machine`, and recognises the records with open tokens.
 
     The process mutex guards every method but `open` and `close`, which other threads call at any time. Each of these
     is one operation on a dictionary.
@@ -83,7 +84,11 @@ class Outcomes:
         return True
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
-        """Apply the next records. A record with an open token is noted before it is applied, and after all others."""
+        """Apply the next records.
+
+        The note of a record with an open token is taken after all records before it are applied, and before it is
+        applied.
+        """
         times = self._table.times
         for found in records:
             if found[4] > times.get(found[3], 0):

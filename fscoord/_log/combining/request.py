@@ -1,7 +1,7 @@
-"""`Request` and `Answer`: what a follower hands to a leader, and what the leader tells it, as bytes. Pure.
+"""`Request` and `Answer`: the messages of a follower to a leader and of the leader to the follower, as bytes. Pure.
 
-Both stay on one host, in a directory that is private to one user, and live as long as one call. So their form may
-change with the name of that directory, which has a version (`station.VERSION`).
+Both stay on one host, in a directory that is private to one user, and exist only during one call. So their format may
+change with the name of that directory, which contains a version (`station.VERSION`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WAITING, HOLDING = 1, 2
 
 
 class Author(NamedTuple):
-    """The session that makes a request, as the leader's session table must know it.
+    """The session that makes a request. The leader's session table must hold the same facts about it.
 
     Attributes:
         session: its number.
@@ -47,7 +47,7 @@ class Author(NamedTuple):
 
     @property
     def run_mark(self) -> tuple[int, int]:
-        """Two numbers that tell the run of the author from others."""
+        """Two numbers that distinguish the run of the author from other runs."""
         return (crc32(self.run[0][0]), self.run[0][1]) if self.run else (0, 0)
 
 
@@ -85,7 +85,7 @@ def encode_request(author: Author, time: int, address: str, operation: bytes) ->
 
 
 def decode_request(data: bytes) -> Request | None:
-    """Return the request in `data`, the content of a request file; None if it is no request."""
+    """Return the request in `data`, the content of a request file; None if `data` is not a request."""
     start = _CRC.size + _REQUEST.size
     if len(data) < start or _CRC.unpack_from(data)[0] != crc32(data[_CRC.size :]):
         return None
@@ -95,10 +95,10 @@ def decode_request(data: bytes) -> Request | None:
 
 
 class Answer(NamedTuple):
-    """What a leader tells a follower.
+    """The answer of a leader to a follower.
 
     Attributes:
-        time: the time of the record that the request asked for. An answer to an earlier request has another.
+        time: the time of the requested record. An answer to an earlier request has another time.
         verdict: `DONE`, `ALONE`, `UNKNOWN` or `LEAD`.
         result: the encoded result, for `DONE`.
     """
@@ -113,7 +113,7 @@ class Answer(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Answer | None:
-        """Return the answer in `data`, or None if it is no answer."""
+        """Return the answer in `data`, or None if `data` is not an answer."""
         if len(data) < _ANSWER.size:
             return None
         time, verdict = _ANSWER.unpack_from(data)
@@ -124,7 +124,7 @@ SEAT_SIZE: Final = _SEAT.size
 
 
 def encode_seat(phase: int, count: int) -> bytes:
-    """Return what a leader writes into the seat: its phase, and a number that is another one with each change."""
+    """Return the bytes that a leader writes into the seat: its phase, and a number that differs after each change."""
     return _SEAT.pack(phase, count & 0xFFFFFFFFFFFFFFFF)
 
 

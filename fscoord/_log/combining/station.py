@@ -1,17 +1,17 @@
-"""`Station`: the files of one log on one host, by which its writers find a leader. The seat, the requests, the sockets.
+"""`Station`: the files by which the writers of a log on one host find a leader: seat, requests and sockets.
 
 The station is a directory beside the bell of the host, private to its user: ``q`` has the requests, ``a`` the
-addresses of the threads that wait for an answer, ``seat`` the lock of the leader. docs/format.md lists the names. It
-lies in memory where that is possible: publishing a request took 19 microseconds there, and 870 on a busy ext4.
+addresses of the threads that wait for an answer, ``seat`` the lock of the leader. docs/format.md lists the names. The
+directory is in memory if possible: publishing a request took 19 microseconds there, and 870 on a busy ext4.
 
-- A **request** is one file, written under another name and renamed, so it is never torn. Whoever unlinks it has it:
-  the leader that claims it, or the author that withdraws it. The kernel lets exactly one unlink(2) succeed.
+- A **request** is one file, written under another name and renamed, so it is never torn. The process whose unlink(2)
+  succeeds owns it: the leader that claims it, or the author that withdraws it. The kernel lets exactly one unlink(2)
+  succeed.
 - The **seat** is a lock on byte 0 of a file, tried and never waited for. The file holds the phase of the leader and a
-  counter, by which followers tell a leader that waits for the log's lock from one that was stopped.
+  counter, by which followers distinguish a leader that waits for the log's lock from a stopped leader.
 - An **address** is a datagram socket. A send never blocks. The error ECONNREFUSED shows that the author is gone.
 
-Everything here may be lost. A directory that was removed, or a full one, raises an OSError, and the caller writes
-alone.
+Everything here may be lost. If the directory was removed or is full, an OSError is raised, and the caller writes alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TEMPORARY: Final = ".new"
 
 
 class Slot:
-    """What one thread needs while it writes: an address, and its own descriptor of the seat.
+    """The address, and the descriptor of the seat, that one thread uses while it writes.
 
     The seat is an open-file-description lock, so two threads that shared a descriptor would not exclude each other.
 
@@ -88,7 +88,7 @@ class Slot:
 
     @property
     def outbox(self) -> Any:
-        """The socket that probes and tells others."""
+        """The socket that probes other addresses and sends answers to them."""
         return self._sockets[1]
 
     def after_fork(self) -> None:
@@ -113,7 +113,7 @@ def _no_descriptor() -> None:
 
 
 def _nothing() -> None:
-    """Do nothing, in the place of `Slot.free`."""
+    """Do nothing, in place of `Slot.free`."""
 
 
 def _seat_lock(kind: int) -> bytes:
@@ -210,13 +210,13 @@ class Station:
         return True
 
     def show(self, phase: int, count: int) -> None:
-        """Write into the seat what the leader does. Only a leader calls this method."""
+        """Write the leader's phase into the seat. Only a leader calls this method."""
         data = encode_seat(phase, count)
         # No signal handler runs between the two steps of this line. In a child that one forks, the descriptor is -1.
         system.os.pwrite(self._seat_fd, data, 0)
 
     def seat_state(self) -> bytes:
-        """Return what the leader has written into the seat."""
+        """Return the phase and the number that the leader has written into the seat."""
         return system.os.pread(self._seat_fd, SEAT_SIZE, 0)
 
     @property
@@ -275,7 +275,7 @@ class Station:
     def remove(self, path: str) -> bool:
         """Claim or withdraw the request `path`. Return False if another process has done so, or the file is gone.
 
-        This is the one decision between the leader and the author, and the only one that safety depends on.
+        This is the only decision between the leader and the author on which safety depends.
         """
         if system.process_epoch() != self.epoch:
             return False  # in a forked child: the request is the parent's
@@ -322,7 +322,7 @@ class Station:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def sweep_if_due(self) -> None:
-        """Remove what dead processes have left, once in `SWEEP_S`. Only a leader calls this method.
+        """Remove the files of dead processes, once in `SWEEP_S`. Only a leader calls this method.
 
         An error is dropped: the leader has written, so its call has succeeded.
         """
@@ -334,7 +334,7 @@ class Station:
                 raise_if_foreign(error)
 
     def _sweep(self, now: float) -> None:
-        """Remove addresses whose sockets are closed. A socket is open from before its name exists."""
+        """Remove addresses whose sockets are closed. A socket is opened before its name exists."""
         self._swept_at = now
         slot = self._free_slots[-1] if self._free_slots else None
         if slot is None or system.process_epoch() != self.epoch:

@@ -94,7 +94,7 @@ def generation_name(base: bytes, generation: int, random: bytes) -> bytes:
 def parse_generation_name(name: bytes, base: bytes | None = None) -> int | None:
     """Return the number of the generation whose file is called `name`, or None if `name` is not such a file name.
 
-    If `base` is given, the file must be one of the log whose own name is `base`.
+    If `base` is given, the file must belong to the log whose own name is `base`.
     """
     parts = name.rsplit(b".", 2)
     if b"/" in name or len(parts) < 3 or (base is not None and parts[0] != base):

@@ -139,7 +139,7 @@ class Header(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> tuple[Header, LogPosition]:
-        """Return the header at the beginning of `data`, and its end. The chain begins with its checksum.
+        """Return the header at the beginning of `data`, and its end. The chain begins with the header's checksum.
 
         Raises:
             MalformedRecord: `data` does not begin with a sound header; the text says why.

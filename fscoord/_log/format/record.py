@@ -171,7 +171,7 @@ def decode(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, in
 
 
 def _decode_each(data: bytes, chain: int) -> tuple[list[Record], list[Record], int, int, int]:
-    """Return what `decode` returns, for data with a bad record. Verify each record separately, up to the bad one."""
+    """Return what `decode` returns, for data with a bad record. Verify each record separately, up to the bad record."""
     records: list[Record] = []
     others: list[Record] = []
     position = 0

@@ -1,4 +1,4 @@
-"""`WaitSlot`: what a session waits for, as the bytes of its slot in the file of wait slots. Pure: no I/O, no clock.
+"""`WaitSlot`: the bytes in which a session shows its wait, one slot of the file of wait slots. Pure: no I/O, no clock.
 
 A slot is a hint for people. A process that is killed leaves its slot behind, and a reader may meet a slot that is being
 written. So a slot has a checksum over all of its bytes, and it names its session as the session's record does. A reader
@@ -36,9 +36,9 @@ class WaitSlot(NamedTuple):
         more: how many further waits the session has.
         began_ns: when the wait began, by the wall clock of its host.
         began_monotonic_ns: when the wait began, by the monotonic clock of its host.
-        kind: what kind of thing the wait is for, such as ``barrier``.
-        name: the name of that thing; empty if only the keys are known.
-        size: how many ranks must come to it; 0 if unknown.
+        kind: the kind of object that is waited for, such as ``barrier``.
+        name: the name of that object; empty if only the keys are known.
+        size: how many ranks must arrive at the object; 0 if unknown.
         keys: the keys that are missing, as far as they fit.
         key_count: how many keys are missing.
     """
@@ -82,7 +82,7 @@ class WaitSlot(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> WaitSlot | None:
-        """Return the slot in `data`; None if `data` is empty, torn, or of another program."""
+        """Return the slot in `data`; None if `data` is empty or torn, or another program wrote it."""
         if len(data) != SLOT_SIZE or crc32(data[_SUM:]) != int.from_bytes(data[:_SUM], "little"):
             return None
         fields = _HEAD.unpack_from(data)

@@ -4,6 +4,6 @@
 seals the generation in use. `forwarding` names the newest generation in generation 0, and removes superseded files.
 
 Nothing here takes the log lock, which is that of the generation in use. Callers of `follower` hold the process mutex.
-Callers of `compaction` also hold the log lock, and have read to the end. `compaction` then takes more locks: those of
-the next generation, of generation 0 and of orphans.
+Callers of `compaction` also hold the log lock, and have read to the end. `compaction` then takes further locks: of the
+next generation, of generation 0 and of orphans.
 """

@@ -92,7 +92,7 @@ class Compactor:
         """Seal the generation in use and create the next, which the next operation of this handle enters.
 
         Raises:
-            OSError, FscoordError: no new generation was made; with ``maybe_applied`` of the error, that is unknown.
+            OSError, FscoordError: no new generation was made, unless the error has ``maybe_applied``.
         """
         handle = self._handle
         handle.recovery = POSITION
@@ -115,7 +115,7 @@ class Compactor:
 
         Raises:
             StoreGoneError: the log was removed.
-            OSError, FscoordError: no new generation was made; with ``maybe_applied`` of the error, that is unknown.
+            OSError, FscoordError: no new generation was made, unless the error has ``maybe_applied``.
         """
         handle = self._handle
         handle.recovery = POSITION
@@ -148,7 +148,7 @@ class Compactor:
         """Yield records from which a reader rebuilds the present state.
 
         The order is: the sessions and deaths that the table keeps, a BELL record for each BELL record so far, a LEAVE
-        record for each participant that has left, the data, and when each session has written last. The writer of a
+        record for each participant that has left, the data, and the time of each session's last record. The writer of a
         record of a session, and of its last time, is that session. The writer of every other record is `session`.
         """
         table = self._handle.table

@@ -77,7 +77,7 @@ class GenerationFollower:
             handle.compact_at = self._first_compaction()
 
     def open_again(self) -> None:
-        """Open new descriptors of the same generation, after a fork or after the server has forgotten the old ones.
+        """Open new descriptors of the same generation, after a fork, or after the server has forgotten the file.
 
         If the log is gone, this method raises an error, and does not create the log again.
         """
@@ -223,7 +223,7 @@ class GenerationFollower:
     def _switch(self, file: str, reader: int, writer: int, header: Header, start: LogPosition) -> None:
         """Make `file` the generation in use. The position in it is unknown until the caller seeks.
 
-        The new descriptors replace the old ones before the old ones are closed. Otherwise an interruption could leave
+        The new descriptors replace the old descriptors before these are closed. Otherwise an interruption could leave
         the handle with the number of a closed descriptor, which another file may get.
         """
         handle = self._handle
@@ -262,12 +262,14 @@ class GenerationFollower:
         try:
             header, start = Header.decode(read_header(fd))
             if (header.log_id, header.generation) != (successor.log_id, successor.generation):
-                raise MalformedRecord("it is not the generation that was to follow")
+                raise MalformedRecord("it is not the next generation")
         except MalformedRecord as error:
             raise safe_files.damaged(handle.path, file, 0, str(error)) from None
         ours = handle.root.header
         if (header.lock_kind, header.durable) != (ours.lock_kind, ours.durable):
-            raise StoreError(f"{file}: its kind of lock, or durability, is not that of {handle.path}", path=file)
+            raise StoreError(
+                f"{file}: its kind of lock or its durability differs from that of {handle.path}", path=file
+            )
         stands = provenance_of(header, handle.root.inode, handle.options.inode(fd))
         original = None
         if stands is Provenance.OTHER_ROOT:

@@ -108,7 +108,7 @@ def _open_generation(path: str, file: str, named: GenerationRef | None) -> tuple
         except MalformedRecord as error:
             raise refused_header(path, file, error) from None
         if named is not None and header.log_id != named.log_id:
-            raise safe_files.damaged(path, file, 0, "it is not the generation that was to follow")
+            raise safe_files.damaged(path, file, 0, "it is not the next generation")
     except BaseException:
         system.close_quietly(fd)
         raise

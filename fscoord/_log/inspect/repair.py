@@ -262,7 +262,7 @@ def _repair(request: _Request, output: str, *, write: bool) -> Repair:
 
 
 def _count_only(found: Record) -> None:
-    """Write nothing. `_RecordCopier` counts the record."""
+    """Take the record of a preview, and write nothing. `_RecordCopier` counts the record."""
 
 
 # -- the generation that is copied -------------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ def _open(request: _Request, file: str, named: GenerationRef | None, stack: Exit
         place = found
     if header and named and (header.log_id, header.generation) != (named.log_id, named.generation):
         if not salvage:
-            raise _refused(path, file, "it is not the generation that was to follow")
+            raise _refused(path, file, "it is not the next generation")
         raise FileNotFoundError(system.errno.ENOENT, "another file is in its place", file)
     lockout = WriterLockout(path, fd, OFD if header is None else header.lock_kind, request.limit)
     stack.callback(lockout.release)
@@ -393,7 +393,7 @@ def _unnamed_generations(path: str, newest: _Source) -> Iterator[str]:
 
 def _refused(path: str, file: str, reason: str) -> CorruptLogError:
     return CorruptLogError(
-        f"{file}: {reason}. Nothing was written; `fscoord repair --salvage` copies what there is",
+        f"{file}: {reason}. Nothing was written; `fscoord repair --salvage` copies the sound records",
         path=path,
         offset=0,
         reason=reason,

@@ -32,7 +32,7 @@ _LIKELY: Final = re.compile(  # lengths below 2^28, sessions below 2^24, times b
 
 
 def find_next(fd: int, bad: LogPosition) -> LogPosition | None:
-    """Return the position of the next sound record after the bad one at `bad`, or None if there is none.
+    """Return the position of the next sound record after the bad record at `bad`, or None if there is none.
 
     If the length of the bad record is still known, its contents are not searched: a value may hold anything, such as
     another log. The search can find a record inside a value only if the length is lost as well.
@@ -60,7 +60,7 @@ def find_next(fd: int, bad: LogPosition) -> LogPosition | None:
 
 
 def _candidates(fd: int, start: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield each offset at which a record may begin, and the length that the bytes there claim."""
+    """Yield each offset at which a record may begin, and the length of this record according to its bytes."""
     while start <= size - record.RECORD_MIN:
         data = read_at(fd, start, _WINDOW + record.RECORD_MIN)
         for match in _LIKELY.finditer(data):

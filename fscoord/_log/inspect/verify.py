@@ -217,18 +217,27 @@ class _Verification:
         data = read_header(fd)
         if named is None and Header.is_partial(data):
             message = "no writer has opened it yet" if not data else "its creator died before the header was written"
-            self.find(Finding(file, 0, len(data), False, message, "nothing: the next writer that opens it begins it"))
+            self.find(
+                Finding(
+                    file,
+                    0,
+                    len(data),
+                    False,
+                    message,
+                    "do nothing: the next writer that opens the file writes its header",
+                )
+            )
             self.generations.append(Generation(file, 0, len(data), 0, 0, EMPTY))
             return None
         try:
             header, start = Header.decode(data)
             if named is not None and (header.log_id, header.generation) != (named.log_id, named.generation):
-                raise MalformedRecord("it is not the generation that was to follow")
+                raise MalformedRecord("it is not the next generation")
             if self._root is not None and (header.lock_kind, header.durable) != (
                 self._root.lock_kind,
                 self._root.durable,
             ):
-                raise MalformedRecord(f"its kind of lock, or durability, is not that of {self._path}")
+                raise MalformedRecord(f"its kind of lock or its durability differs from that of {self._path}")
         except MalformedRecord as error:
             size = system.os.fstat(fd).st_size
             foreign = isinstance(error, ForeignFile)

@@ -51,7 +51,7 @@ class LogOptions(NamedTuple):
 
     @property
     def is_soft(self) -> bool:
-        """Whether the lock is a soft lock. A user chooses one where the kernel's locks are missing or unreliable."""
+        """Whether the lock is a soft lock, which a user chooses where the kernel's locks are missing or unreliable."""
         return self.lock_kind == SOFT
 
     def inode(self, fd: int) -> int:
@@ -91,7 +91,7 @@ def open_log(path: str, options: LogOptions, reading: int, writing: int, owned_f
         OSError: a system call failed. The caller converts it.
         InsecurePathError: the file is not a regular file, or users whom ``mode`` does not allow can write it.
         CorruptLogError: the file does not begin with a header.
-        StoreError: the log has another kind of lock than `options`, or is not durable although `options` asks for it.
+        StoreError: the log has another kind of lock than `options`, or is not durable although `options` require it.
     """
     for _ in range(ATTEMPTS):
         writer = -1 if options.read_only else _open_for_writing(path, options, writing, owned_fds)

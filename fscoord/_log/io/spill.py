@@ -59,7 +59,7 @@ class Spot(NamedTuple):
 def leave_long(
     records: Sequence[Record], data: bytes, offset: int, least: int
 ) -> tuple[Sequence[SpilledRecord], set[bytes]]:
-    """Return `records`, with a `Spilled` for each value of `least` bytes or more, and the keys of those values.
+    """Return `records`, with a `Spilled` for each value of `least` bytes or more, and the keys of the spilled values.
 
     `data` holds the bytes of the file from `offset` on: the records, and perhaps control records between them. A
     MULTI_SET record with a long value is returned as one SET record for each of its keys.

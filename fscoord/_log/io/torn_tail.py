@@ -81,7 +81,7 @@ class Zeros:
         """Return the first offset in [start, end) whose byte is not zero, or None.
 
         Raises:
-            DeadlineReached: the deadline passed. The next call continues where this one stopped.
+            DeadlineReached: the deadline passed. The next call continues where this call stopped.
         """
         if not self._start <= start <= self._end:
             self._start = self._end = start
@@ -129,7 +129,7 @@ def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) ->
     if length > 0:
         # The check of a partly written prefix ends in zeros, and a single flipped bit may have made it right. The VOID
         # then stands where it was put for an unsound prefix, with zeros before it. This look does not use `zeros`,
-        # which remembers one range: a range that begins here would replace the one after the record.
+        # which remembers one range: a range that begins here would replace the range after the record.
         first = void_place(offset + record.PREFIX_SIZE)
         if not _holds_data(fd, offset + record.PREFIX_SIZE, min(first, size)):
             found = _follow(fd, offset, first, size, chain, zeros)
@@ -139,8 +139,8 @@ def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) ->
     place = void_place(end)
     # A bad record is torn if its writer never wrote the end of it. Otherwise it was complete once, and is damaged. Two
     # facts decide. The next record begins directly after a complete record, but only zeros and then a VOID come after a
-    # torn one. And a complete record ends with a newline. In a torn record that byte is zero, or the file ends before
-    # it.
+    # torn record. And a complete record ends with a newline. In a torn record that byte is zero, or the file ends
+    # before it.
     verdict: Verdict = Damage(offset, "the record's checksum does not match")
     if zeros.first_data(fd, end, min(place, size)) is None:
         torn = read_at(fd, end - 1, 1) in (b"", b"\0")
@@ -157,7 +157,7 @@ def examine(fd: int, offset: int, chain: int, zeros: Zeros, *, durable: bool) ->
 
 
 def _follow(fd: int, offset: int, place: int, size: int, chain: int, zeros: Zeros) -> Verdict:
-    """Search for the VOID at `place`. If a torn VOID is there, search for the VOID after that one, and so on."""
+    """Search for the VOID at `place`. If a torn VOID is there, search for the VOID after the torn VOID, and so on."""
     while True:
         found = zeros.first_data(fd, place, size)
         if found is None:

@@ -103,9 +103,9 @@ TIMES: Final = 2
 class SharedLogWriter(LogWriter):
     """The appends of a handle whose records other processes of the host may append as well.
 
-    Then the authors of operations choose the times of their records, before any lock is taken, in all threads of the
-    process at once. A record is found again by its session and its time. So no two records of a session may have the
-    same time, whichever process appends them.
+    The author of an operation chooses the times of its records before it takes any lock, and several threads may choose
+    times at once. A record is found again by its session and its time. So no two records of a session may have the same
+    time, whichever process appends them.
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, write: Callable[[bytes], None]) -> None:
@@ -131,11 +131,10 @@ class SharedLogWriter(LogWriter):
     def append_batch(self, records: Sequence[Record]) -> None:
         """Write `records` in one write(2), and apply them. They are all data records, or there is only one.
 
-        A durable log is written and synced record by record: of a batch that lost a sector in its middle, a sound
-        record would follow, which is damage.
+        A durable log is written and synced record by record. If a batch lost a sector in its middle, sound records
+        would follow the lost sector, and readers would report damage.
 
-        Of a write that fails, or of a process that dies in it, any number of records may be complete, from the first
-        on. These count.
+        If the write fails, or the process dies in it, the first records of the batch may be complete. These count.
 
         Raises:
             StoreUnavailableError: the write failed; ``maybe_applied`` is true if a record may have been written.

@@ -140,7 +140,7 @@ class LivenessFile:
         system.fcntl.fcntl(self._fd, system.fcntl.F_OFD_SETLK, system.FLOCK_STRUCT.pack(kind, 0, number, 1, 0))
 
     def is_held(self, number: int) -> bool:
-        """Return whether any handle, this one included, has locked the byte of session `number`.
+        """Return whether any handle, including this handle, has locked the byte of session `number`.
 
         Raises:
             OSError: the file system failed.

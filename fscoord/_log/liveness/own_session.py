@@ -69,7 +69,8 @@ class Liveness:
                 if tries == BYTE_TRIES:
                     raise OSError(
                         system.errno.EAGAIN,
-                        f"{alive.locker()} locks {tries} bytes of it and more, from {number - tries + 1} on, which no"
+                        f"{alive.locker()} locks {tries} or more bytes of the file, from {number - tries + 1} on,"
+                        " which no"
                         " session uses; end that process",
                     )
                 number, tries = number + 1, tries + 1
@@ -111,8 +112,8 @@ class Liveness:
         """Lock the handle's own byte again, at most once every `CHECK_S`, because a lost connection drops locks.
 
         If the liveness file is gone or another handle has locked the byte, the handle registers as another session with
-        its next write. On a mount that hosts share, each of the two costs a request, so a check is of one of them, in
-        turn.
+        its next write. On a mount that hosts share, each of these two checks costs a request, so a call makes one of
+        them, in turn.
         """
         alive = self.file
         if alive is None or now - self.checked_at <= CHECK_S:

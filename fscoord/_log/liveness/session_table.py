@@ -24,9 +24,9 @@ class SessionTable:
         last: the highest number of a session so far.
         is_ended: whether the record of the end of the life was read.
         keeps_times: whether `times` is kept. Set by the log, if other processes may append the records of its handles.
-        times: the latest time of a data record of each session, by number; 0 if a snapshot says that it has none. The
-            session that makes a snapshot is the writer of its data, by a time of its own.
-        has_all_times: whether no session has a later record than `times` says. False behind a snapshot without times.
+        times: the latest time of a data record of each session, by number; 0 if a snapshot says that the session has
+            none. The session that makes a snapshot is the writer of its data records, whose times are its own.
+        has_all_times: whether no session has a later record than `times` says; false after a snapshot without times.
     """
 
     def __init__(self, participants: int) -> None:
@@ -77,7 +77,7 @@ class SessionTable:
         self.deaths.setdefault(number, time_ns)
 
     def set_last_time(self, number: int, time_ns: int) -> None:
-        """Apply the record of a snapshot that says when session `number` has written last.
+        """Apply a snapshot's record of the time at which session `number` has written last.
 
         Data records that follow it may have been applied before it; see `Cursor.advance`.
         """
@@ -109,10 +109,9 @@ class SessionTable:
         self.times = {number: time_ns for number, time_ns in self.times.items() if number in remembered}
 
     def last_times(self) -> list[tuple[int, int]]:
-        """Return the sessions that a snapshot keeps, and when each has written last. Empty unless all times are known.
+        """Return the time of the last record of each session that a snapshot keeps; empty unless all times are known.
 
-        The author of a record that another process was to append finds out in this way whether it was appended before
-        the snapshot.
+        From this time the author of a request finds out whether a leader appended its record before the snapshot.
         """
         if not (self.keeps_times and self.has_all_times):
             return []

@@ -57,7 +57,7 @@ def _range(kind: int, session: int) -> bytes:
 
 
 def _nothing() -> None:
-    """Do nothing, in the place of `try_lock` or `unlock`."""
+    """Do nothing, in place of `try_lock` or `unlock`."""
 
 
 def _no_descriptor() -> None:
@@ -131,9 +131,10 @@ class LogLock:
             self.try_lock, self.unlock = self._symlink_lock.acquire, self._symlink_lock.release
 
     def next_on(self, fd: int) -> LogLock:
-        """Return the lock that replaces this one on descriptor `fd`, for the same session.
+        """Return the lock that replaces this lock on descriptor `fd`, for the same session.
 
-        The new lock shares the symbolic link of a soft lock: if this lock fails to remove it, the new one does.
+        The new lock shares the symbolic link of a soft lock: if this lock fails to remove the link, the new lock
+        removes it.
         """
         following = LogLock(self.path, fd, self.kind, self.mutex, self._descriptors, shared=self.shared)
         following._symlink_lock = self._symlink_lock
@@ -211,7 +212,7 @@ class LogLock:
         in_a_row: bool = False,
         show_life: Callable[[], None] | None = None,
     ) -> bool:
-        """Wait until another attempt to lock is worthwhile. Return whether other writers had much time meanwhile.
+        """Wait until another attempt to lock is worthwhile. Return whether the wait left other writers much time.
 
         Args:
             attempt: the number of tries so far.
@@ -219,7 +220,7 @@ class LogLock:
             left: how long it may still wait, in seconds.
             reopen: opens the log once more, and returns the descriptor.
             patient: nap and try for a while before waiting in the kernel.
-            in_a_row: the caller had the lock just before.
+            in_a_row: whether the caller has just held the lock.
             show_life: called at least every `LIFE_S` while the kernel is asked to wait.
         """
         if patient and in_a_row and waited < IN_A_ROW_PHASES * NAP_PHASE_S:
@@ -276,7 +277,7 @@ class LogLock:
         self._descriptors.discard(old)
 
     def _change_range(self, session: int) -> None:
-        """Change the range that is locked from that of `session` to that of this handle's session.
+        """Change the locked range from the range of `session` to the range of this handle's session.
 
         Byte L stays locked. The part of a longer range must go, because `unlock` releases the range of this handle.
         """

@@ -4,7 +4,7 @@ The link leads nowhere; its text names the holder. symlink(2) creates it as a wh
 process only. Over NFS, the creation is one request, and the removal is another. No process opens the link.
 
 A regular file, created with O_EXCL as filelock does, has three disadvantages. Its holder keeps it open, so an NFS
-client needs three requests to remove it. A process that is killed before it has written the file leaves an empty one,
+client needs three requests to remove it. A process that is killed before it has written the file leaves an empty file,
 which names no holder. And the waiters open it again and again to read the holder, so the server gives their host a
 delegation for it, which it must recall before the file can be removed (RFC 8881, 10.4).
 
@@ -61,7 +61,7 @@ class _Owner(NamedTuple):
         """
         found = _TEXT.fullmatch(text)
         if found is None:
-            raise MalformedRecord("the symbolic link in the place of a lock's marker is not a marker")
+            raise MalformedRecord("the symbolic link at the path of a lock's marker is not a marker")
         host, pid, start_time, boot_id, pid_space, time_space, network = found.groups()
         session = Session(
             host,

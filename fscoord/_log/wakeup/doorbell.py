@@ -172,7 +172,7 @@ class Doorbell:
     def is_lost(self) -> bool:
         """Whether the file has no name any more, or is not open, so that writers can't ring it.
 
-        If the FIFO is open, it must have a name, too, and the bell must still say so.
+        If the FIFO is open, it must have a name, too, and the byte for the FIFO must be set in the bell.
         """
         try:
             if self.fd < 0 or system.os.fstat(self.fd).st_nlink == 0:

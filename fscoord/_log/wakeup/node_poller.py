@@ -66,7 +66,7 @@ def node_bell_path(key: LogKey) -> str:
 
 
 def node_path(key: LogKey, preferred: Sequence[str] = ()) -> str:
-    """Return a path for what the processes of this user on this host share for the log `key`.
+    """Return the path of a file that the processes of this user on this host share for the log `key`.
 
     The name depends on the host name and the boot id, because hosts may share one /tmp.
 
@@ -177,7 +177,7 @@ class NodeProbes:
             is_alive: probes a session.
 
         Returns:
-            Whether a slot has come to seem dead, so that the waiters of the node must be woken.
+            Whether a session of a slot seems dead for the first time, so that the waiters of the node must be woken.
 
         Raises:
             OSError: the bell can't be read or written.

@@ -88,10 +88,11 @@ class Waiter:
                 self.watcher.fall_back_to_polling(error)
 
     def stand_for_election(self) -> None:
-        """Become the poller now, if there is none, and not only when this waiter goes to sleep.
+        """Become the poller now if there is none, instead of at the next sleep.
 
-        A new poller rings every key. A waiter that armed before the ring looks in vain. So a waiter that first writes
-        and then sleeps calls this method before it arms: of many that come at once, only the first few are rung.
+        A new poller rings every key. If a waiter armed before that ring, the ring causes a useless look. So a waiter
+        that first writes and then sleeps calls this method before it arms. If many waiters begin at once, only the
+        first few are then rung.
         """
         election = self.watcher.election
         if election is not None:
@@ -126,8 +127,9 @@ class Waiter:
     def notify_node(self, buckets: Collection[int]) -> None:
         """Ring the node's bell for `buckets`, which a look found changed. Only the poller of the node rings.
 
-        The poller then polls more quickly. It polls at its quickest only if there was a waiter for the news. Otherwise
-        a thousand ranks that come to a barrier would make each host send a request every millisecond.
+        The poller then polls more quickly. It polls at the highest rate only if a waiter was armed for one of the
+        buckets. Otherwise a thousand ranks that come to a barrier would make each host send a request every
+        millisecond.
         """
         election = self.watcher.election
         if election is not None and buckets and election.is_poller(self):

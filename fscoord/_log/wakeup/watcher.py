@@ -63,13 +63,13 @@ class ChangeWatcher:
         backend: how the waiters sleep.
 
     Attributes:
-        is_announced: whether writers know of the bell.
+        is_announced: whether the log has a BELL record, so that writers ring the bell.
         has_events: whether events end a sleep, so that polls may be rare.
         event_count: the number of events so far. Without a bell, only this number shows a change to a waiter.
         deaths: the number of watched processes that have ended.
         begin_sleep: makes a ring wake the given sleeper from now on. The caller must call `Sleeper.is_rung` afterwards,
             because an event that was read before did not wake the sleeper. A C function, because each wait calls it.
-        is_outdated: whether the log continues in another file than the watched one.
+        is_outdated: whether the log continues in a file that is not the watched file.
         election: the election of the node's poller, or None.
     """
 
@@ -172,7 +172,7 @@ class ChangeWatcher:
 
     @property
     def is_stale(self) -> bool:
-        """Whether a new watcher would learn of more changes than this one."""
+        """Whether a new watcher would detect more changes than this watcher."""
         bell = self.bell
         return self.is_closed or self.is_outdated or (bell is not None and bell.is_lost)
 
@@ -252,8 +252,8 @@ class ChangeWatcher:
                         self._dispatch(events, sleeper)
                     return
             except BaseException:
-                # A signal handler has raised, perhaps after the read of an event. So the event counts, and the thread
-                # that reads the events from now on looks at its own byte of the bell.
+                # A signal handler has raised, perhaps after the read of an event. So the event is counted, and the
+                # thread that reads the events from now on looks at its own byte of the bell.
                 self.event_count += 1
                 raise
             finally:
@@ -312,7 +312,7 @@ _instances: weakref.WeakSet[ChangeWatcher] = weakref.WeakSet()
 def shared_watcher(key: LogKey, kind: str, backend: WaitBackend, make: Callable[[], ChangeWatcher]) -> ChangeWatcher:
     """Return the watcher that the waits of `backend` in this process share on the log `key`.
 
-    If there is no such watcher, or it is stale, `make` creates one. `kind` distinguishes watchers that learn of changes
+    If there is no such watcher, or it is stale, `make` creates one. `kind` distinguishes watchers that detect changes
     in different ways.
     """
     watcher = _watchers.get((key, kind, backend))

@@ -81,10 +81,10 @@ class EtcdStore(Store):
             does not end in one. Stores with other prefixes do not see the keys of this store. No part of the prefix may
             begin with an equals sign.
         timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
-        user: the name to log in with, where the cluster requires one.
+        user: the name to log in with, if the cluster requires a login.
         password: the user's password.
         tls: whether to use TLS. An ``https://`` address and each of the next three arguments imply TLS.
-        cacert: the file with the certificates to trust, in the place of the system's certificates.
+        cacert: the file with the certificates to trust, instead of the system's certificates.
         cert: the file with the certificate of the client.
         key: the file with the key of that certificate.
         session_ttl: the time to live of a session's lease, in seconds. etcd deletes a lease that has not been renewed
@@ -270,7 +270,10 @@ class EtcdStore(Store):
         ]
 
     def _observe(self) -> tuple[list[Member], dict[int, ShownWait]]:
-        """See `observe_sessions`. The clocks of two hosts may differ, and with them how long a wait seems to last."""
+        """See `observe_sessions`.
+
+        The clocks of two hosts may differ, so the duration of a wait may be wrong by the difference.
+        """
         roster, waits = self._session.roster(self._timeout), self._session.waits(self._timeout)
         members = [_member(number, record, lives=lives) for number, (record, lives) in roster.items()]
         return members, {number: wait for number, wait in waits.items() if number in roster and roster[number][1]}
@@ -368,7 +371,7 @@ class EtcdStore(Store):
     def _change(self, name: bytes, change: Callable[[bytes | None], bytes | None]) -> bytes | None:
         """Set the key `name` to the value that `change` computes from its present value.
 
-        The transaction has the condition that the key still has the revision of the value that was given to `change`.
+        The transaction has the condition that the key still has the revision of the value that was passed to `change`.
         If etcd answers that the condition failed, nothing was written, and the answer contains the new value. Only then
         the transaction is retried. If the response is lost, the call raises: a retry could find the earlier write of
         this call, and add or append a second time.
@@ -378,8 +381,8 @@ class EtcdStore(Store):
 
         Args:
             name: the key.
-            change: returns the new value, or None if nothing shall be set. Its argument is the present value, or None
-                if the key is missing.
+            change: returns the new value, or None to set nothing. Its argument is the present value, or None if the key
+                is missing.
 
         Returns:
             The value of the key after the call.

@@ -6,8 +6,8 @@ request (``benchmarks etcd``).
 
 grpcio is not used either. A read by a bare grpcio 1.85 call, without decoding the answer, took 442 us where
 `~fscoord.EtcdStore.get` took 1,107 and a bare urllib3 request 842 (p50, one etcd 3.4 on loopback, 15 rounds in turns,
-busy machine). A change (``Put``) took 1,084 us against 1,605: most of it is etcd's sync of its disk. That does not pay
-for 19 MB of compiled code, and for the limits that grpcio sets to forks (its ``doc/fork_support.md``).
+busy machine). A change (``Put``) took 1,084 us instead of 1,605, and most of that time is etcd's sync of its disk. The
+gain does not justify 19 MB of compiled code and grpcio's restrictions on forks (its ``doc/fork_support.md``).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Access(NamedTuple):
     Attributes:
         endpoints: host and port of each member.
         tls: whether to use TLS.
-        cacert: the file with the certificates to trust, in the place of the system's certificates.
+        cacert: the file with the certificates to trust, instead of the system's certificates.
         cert: the file with the certificate of the client.
         key: the file with the key of that certificate.
         user: the user name, or None.
@@ -108,7 +108,9 @@ def parse_access(client_or_url: Any, *, tls: bool, cacert: str | None, cert: str
     if isinstance(client_or_url, Access):
         return client_or_url
     if (cert is None) != (key is None):
-        raise ValueError("cert and key go together: the client's certificate, and the key that it is for")
+        raise ValueError(
+            "cert and key must be given together: the client's certificate, and the private key of this certificate"
+        )
     if not isinstance(client_or_url, str):
         known = _access_of_client(client_or_url)
         return known._replace(cacert=cacert or known.cacert, cert=cert or known.cert, key=key or known.key)
@@ -163,7 +165,7 @@ class _Unauthenticated(Exception):
 
 
 class Client:
-    """The connections to the members of a cluster. The member that answered last is asked first.
+    """The connections to the members of a cluster. A request is first sent to the member that answered last.
 
     Threads share the pools of connections, which have locks of their own. `_lock` guards the set of open streams.
     """
@@ -190,12 +192,14 @@ class Client:
         Raises:
             StoreUnavailableError: no member answered within `limit` seconds, or the server refuses. For a write whose
                 response was lost, `maybe_applied` is true.
-            LimitExceededError: the request is larger than the server takes.
+            LimitExceededError: the request is larger than the server accepts.
             CompactedError: the requested revision is gone.
         """
         data = json.dumps(body).encode()
         if len(data) > BODY_MAX:
-            raise self._too_large(f"a request of {len(data)} bytes is over the {BODY_MAX} that any etcd server takes")
+            raise self._too_large(
+                f"a request of {len(data)} bytes is over the limit of {BODY_MAX} of every etcd server"
+            )
         ends = system.time.monotonic() + limit
         pause = FIRST_PAUSE_S
         while True:
@@ -206,7 +210,7 @@ class Client:
             if left <= 0:
                 why = str(failure).removeprefix(f"{self}: ")
                 raise StoreUnavailableError(
-                    f"timeout: {self}: no answer within {limit:.3g} s ({why}); see that etcd runs there, and that the"
+                    f"timeout: {self}: no answer within {limit:.3g} s ({why}); check that etcd runs there, and that the"
                     " port is open"
                 ) from failure.__cause__
             system.time.sleep(min(pause, left))
@@ -353,7 +357,7 @@ class Client:
             message = _innermost_message(error)
             if isinstance(error, failures.SSLError) and not _is_cut_off(message):
                 raise StoreUnavailableError(
-                    f"{self._member(index)}: {message}; see which certificates both sides trust"
+                    f"{self._member(index)}: {message}; check which certificates both sides trust"
                 ) from error
             raise _Unanswered(f"{self._member(index)}: {message}") from error
 
@@ -474,7 +478,7 @@ def _innermost_message(error: BaseException) -> str:
 
 
 def _is_cut_off(message: str) -> bool:
-    """Return whether `message`, that of an error of TLS, only reports that the connection ended."""
+    """Return whether `message`, the message of a TLS error, only reports that the connection ended."""
     return "EOF" in message or "reset" in message
 
 

@@ -52,7 +52,7 @@ class KeySpace:
         members: the prefix of all session records.
         lives: the prefix of the lease keys, one for each session. etcd deletes the key when the session's lease
             expires.
-        waits: the prefix of what the sessions wait for, one key for each session that waits for long.
+        waits: the prefix of the shown waits, one key for each session that waits for long.
         counter: the key with the number of the last session.
     """
 
@@ -81,7 +81,7 @@ class KeySpace:
         return b"%s%010d" % (self.lives, number)
 
     def wait(self, number: int) -> bytes:
-        """Return the key of what session `number` waits for."""
+        """Return the key of the shown wait of session `number`."""
         return b"%s%010d" % (self.waits, number)
 
 
@@ -139,7 +139,8 @@ def compare(key: bytes, what: str, value: int, result: str = "EQUAL") -> Request
 def nest_operations(operations: Sequence[Request]) -> list[Request]:
     """Return `operations` as inner transactions with up to `GROUP` operations each.
 
-    A server refuses more than 128 operations on one level. Inner transactions take effect together with the outer one.
+    A server refuses more than 128 operations on one level. Inner transactions take effect together with the outer
+    transaction.
     """
     if len(operations) <= GROUP:
         return list(operations)

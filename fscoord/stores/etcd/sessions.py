@@ -136,7 +136,7 @@ class LeaseSession:
         All records are of one revision.
 
         Raises:
-            StoreError: a record is not that of a session.
+            StoreError: a record is not the record of a session.
         """
         members, lives = self._keys.members, self._keys.lives
         (records, living), _ = self._transactions.read(
@@ -154,9 +154,9 @@ class LeaseSession:
         return roster
 
     def write_wait(self, longest: Shown | None, more: int) -> None:
-        """Write what this session waits for, under a key that its lease keeps; delete the key if `longest` is None.
+        """Write the wait of this session under a key with the session's lease; delete the key if `longest` is None.
 
-        A handle without a session shows none. A write that fails costs nothing but what it shows.
+        A handle without a session shows no wait. If the write fails, the wait is not shown, and no error is raised.
         """
         number, lease = self._transactions.session_number, self._lease
         if not number or lease is None:
@@ -169,7 +169,7 @@ class LeaseSession:
             logger(__name__).info("%s: what this process waits for is not shown: %s", self._client, str(error))
 
     def waits(self, limit: float) -> dict[int, ShownWait]:
-        """Return what each session waits for, without what no session writes."""
+        """Return the shown wait of each session. Values that no session writes are left out."""
         waits = self._keys.waits
         answers, _ = self._transactions.read([range_of(waits, after_prefix(waits))], limit)
         found = {}
@@ -245,7 +245,7 @@ def _new_record(ranks: tuple[int, ...]) -> bytes:
 
 
 def _wait_text(longest: Shown, more: int) -> bytes:
-    """Return the value that tells of the wait `longest` and of `more` further ones."""
+    """Return the value that describes the wait `longest` and the number `more` of further waits."""
     import json
 
     began = system.time.time() - (system.time.monotonic() - longest.started)
@@ -256,7 +256,7 @@ def _wait_text(longest: Shown, more: int) -> bytes:
 
 
 def _parse_wait(text: bytes) -> ShownWait:
-    """Parse `text` as what a session waits for.
+    """Parse `text` as the shown wait of a session.
 
     Raises:
         MalformedText: no session writes such a text.

@@ -65,7 +65,7 @@ class KeySnapshot(NamedTuple):
         revision: the revision of the read.
         missing: the missing names.
         watched: for each missing name, the ranges of keys. A write to one of these keys makes the name exist.
-        also: further ranges. An event in one of them ends the sleep, whatever names are missing.
+        also: further ranges. An event in one of them ends the sleep as well.
     """
 
     revision: int
@@ -79,8 +79,8 @@ class TxnResult(NamedTuple):
 
     Attributes:
         is_done: whether the conditions held, so that the write was committed.
-        answers: the answers to the operations that were executed: the operations of the write, or those for its
-            failure.
+        answers: the answers to the operations that were executed: the operations of the write, or the operations for
+            its failure.
         revision: the revision of the transaction.
     """
 
@@ -147,7 +147,7 @@ class Transactions:
         """
         if len(success) > OPERATIONS_MAX:
             raise LimitExceededError(
-                f"{self._client}: {len(success)} keys are over the {OPERATIONS_MAX} that etcd writes in one"
+                f"{self._client}: {len(success)} keys are over the limit of {OPERATIONS_MAX} that etcd writes in one"
                 " transaction; nothing was written. Write them in several calls"
             )
         system.process_epoch()  # in a child of a fork(2) in C this resets `session_number`, which is the parent's
@@ -168,14 +168,17 @@ class Transactions:
         return TxnResult(is_done, answers, revision_of(reply))
 
     def pause_before_retry(self, backoff: Backoff, others: str, name: bytes = b"") -> None:
-        """Pause before the next try of a write whose conditions failed. `others` says what other processes did.
+        """Pause before the next try of a write whose conditions failed.
+
+        `others` describes the changes of other processes.
 
         Raises:
             StoreTimeoutError: the time of `backoff` is over.
         """
         if not backoff.pause():
             raise StoreTimeoutError(
-                f"{self._client}: others {others} at each of our {backoff.tries} tries for {backoff.waited():.3g} s",
+                f"{self._client}: other processes {others} at each of {backoff.tries} tries for"
+                f" {backoff.waited():.3g} s",
                 keys=[key_text(name)] if name else [],
                 waited=backoff.waited(),
             )
@@ -186,8 +189,8 @@ class KeyWatcher:
 
     Args:
         client: the connections of the handle.
-        show: shows a wait that lasts long to other processes, given its logger, the kind of the missing names, and the
-            names.
+        show: shows a long wait to other processes. Its arguments are the logger of the wait, the kind of the missing
+            names, and the names.
     """
 
     def __init__(self, client: Client, show: Callable[[SlowWaitLogger, str, list[bytes]], object]) -> None:
@@ -197,7 +200,7 @@ class KeyWatcher:
 
     @contextmanager
     def part_of(self, slow_logger: SlowWaitLogger | None) -> Iterator[None]:
-        """Make the waits of this thread a part of the wait of `slow_logger`, which shows and logs itself as one."""
+        """Make the waits of this thread a part of the wait of `slow_logger`, which is shown and logged as one wait."""
         self._outer.slow_logger = slow_logger
         try:
             yield
@@ -211,7 +214,7 @@ class KeyWatcher:
         what: str,
         accept: Callable[[bytes], T] | None = None,
     ) -> T:
-        """Call `look` at the beginning and after each change of a missing name, until it returns a result; return it.
+        """Call `look` at once and after each change of a missing name, until it returns a result; return the result.
 
         Args:
             limit: the longest wait, in seconds.
@@ -253,7 +256,7 @@ class KeyWatcher:
             slow_logger.end()
 
     def watch(self, seen: KeySnapshot, limit: float) -> tuple[list[bytes], bytes | None]:
-        """Watch until everything that `seen` missed has been written, or for `limit` seconds.
+        """Watch until all missing names of `seen` have been written, or for `limit` seconds.
 
         The watch starts at the revision after the read, and etcd keeps this revision. So a write between the read and
         the start of the watch is reported as well. If the watch breaks off, no error is raised, and the caller reads

@@ -62,7 +62,8 @@ class FileStore(Sessions):
         path: the path of the file. A missing file is created, in a directory that must exist. None: a private temporary
             file, which is removed when this handle is closed or its process exits.
         world_size: the number of participants. The last participant to close the store removes the file. ``None`` (or
-            -1, as in c10d): the file remains. A call of `close` and the end of a ``with`` count, but ``del`` does not.
+            -1, as in c10d): the file remains. A call of `close` and the end of a ``with`` count as closing, but ``del``
+            does not.
         file_name: another name for `path`, as in c10d.
         timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
         rank: the rank of this participant, which appears in messages and in `members`. A handle with a rank or a label
@@ -157,16 +158,19 @@ class FileStore(Sessions):
 
     @property
     def place_options(self) -> dict[str, Any]:
-        """The options that another store on the same file system also needs, without those that have their default."""
+        """The options that another store on the same file system also needs.
+
+        Options with their default value are left out.
+        """
         given = {name: self._options[name] for name in ("lock", "coherence")}
         return {name: value for name, value in given.items() if value not in (None, "ofd")}
 
     @property
     def shared_options(self) -> dict[str, Any]:
-        """The options that also fit another store for the users of this one, without those that have their default.
+        """The options for another store with the same users. Options with their default value are left out.
 
-        They are those of `place_options` and the ones that say how to write and to wait: not those of this handle, such
-        as its rank, and not ``mode``, because the file itself says it.
+        They are the options in `place_options`, and the options for writes and waits. Options of this handle, such as
+        its rank, are left out, and so is ``mode``, because the file itself has the permissions.
         """
         usual = {"watch": "auto", "durable": False, "compact_bytes": COMPACT_BYTES, "spill_bytes": SPILL_BYTES}
         given = {name: value for name in usual if (value := self._options[name]) not in (usual[name], None)}
@@ -221,7 +225,10 @@ class FileStore(Sessions):
     def _exchange(
         self, key: bytes, expected: bytes, desired: bytes, present: Sequence[bytes], absent: Sequence[bytes]
     ) -> bytes:
-        """See `fscoord.store.exchange`. Also where writes are combined it is written alone, for it is one hold."""
+        """See `fscoord.store.exchange`.
+
+        The step is one transaction of this handle, also where other writes are combined.
+        """
         state, present, absent = self._state, keys_bytes(present), keys_bytes(absent)
 
         def decide(name: bytes, value: bytes) -> tuple[bytes, int, Any]:
@@ -379,6 +386,6 @@ class FileStore(Sessions):
         return result
 
     def _look(self, limit: float, answer: Callable[[], T]) -> T:
-        """Read what is new in the log, and return the result of `answer` on the state of the store at one moment."""
+        """Read the new records, and return the result of `answer` on the state of the store at one moment."""
         result: T = self._log.refresh(limit, answer)
         return result

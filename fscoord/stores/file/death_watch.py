@@ -43,7 +43,10 @@ class Needs(Protocol):
     """The ranks or sessions that one wait needs."""
 
     def update(self) -> bool:
-        """Find out what is needed by now. Return False if nothing is needed any more, so that the wait is over."""
+        """Update the set of needed ranks or sessions.
+
+        Return False if none is needed any more, so that the wait is over.
+        """
 
     def dead(self) -> list[int]:
         """Return the needed ranks, or sessions, that are recorded as dead."""
@@ -80,7 +83,7 @@ class SessionNeeds:
 
 
 class RankNeeds:
-    """The needs of a wait for `ranks`; see `Needs`. With `NeededRanks` a look at the state decides which are needed."""
+    """The needs of a wait for `ranks`; see `Needs`. With `NeededRanks` the state decides which ranks are needed."""
 
     def __init__(self, log: Log, state: KeyValueState, ranks: list[int] | NeededRanks) -> None:
         self._log = log
@@ -125,7 +128,7 @@ class DeathWatch:
     """The death watch of one wait.
 
     The kernel reports the death of a process of this host (pidfd_open(2)). On a local mount, the waiter looks 20 times
-    a second for sessions that the kernel does not report, such as those of other containers.
+    a second for sessions that the kernel does not report, such as sessions of other containers.
 
     On a mount that hosts share, the poller of the node probes all sessions for the waiters of the node; see
     `NodeProbes`. This object probes a session itself in three cases: the session seems dead; there is no poller, or no
@@ -215,7 +218,7 @@ class DeathWatch:
         return self._asked is None or bool(self._due(self._asked, math.inf))
 
     def _due(self, numbers: list[int], timeout: float) -> list[int]:
-        """Return those of the sessions `numbers` that this waiter must probe by itself. The others live, by all signs.
+        """Return each of the sessions `numbers` that this waiter must probe by itself. The other sessions seem to live.
 
         Args:
             numbers: the sessions that are needed.

@@ -103,7 +103,7 @@ def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
 def register(store: FileStore, *, is_participant: bool) -> None:
     """Register `store`, so that it is closed when the process exits.
 
-    A participant is also kept from being collected, until it is closed or the process exits.
+    A participant is not garbage-collected until it is closed or the process exits.
     """
     _open_stores[store] = system.os.getpid()
     if is_participant:
@@ -183,7 +183,7 @@ def open_and_join_run(make: Callable[[], Log], limit: float, *, shows: bool) -> 
 
 
 def new_combiner(log: Log, state: KeyValueState, notify: Callable[[Iterable[bytes]], None]) -> Combiner | None:
-    """Return what combines the writes of this handle with those of its host; None if each is written alone."""
+    """Return the combiner of this handle's writes with writes of its host; None if each write is made alone."""
     if log.outcomes is None:
         return None
     try:

@@ -47,8 +47,8 @@ class ChangeNotifier:
             only reports changes of single keys.
 
     Attributes:
-        add_waiter, discard_waiter: add a waiter to those whose sleeps `close` ends, and remove it from them. They are C
-            functions, because each wait calls them.
+        add_waiter, discard_waiter: add a waiter to the waiters whose sleeps `close` ends, and remove it from this set.
+            Both are C functions, because each wait calls them.
         passes_on_changes: whether `after_look` rings for the changes that a look has found.
     """
 
@@ -77,8 +77,8 @@ class ChangeNotifier:
         self._spare: dict[int, Waiter] = {}
         """At most one waiter, under 0, whose wait has ended. A call of `dict.pop` takes it from all other threads."""
         self._warned = self._is_closed = False
-        # On a mount of several hosts the poller of the node passes on the changes that it finds. A wait for any change
-        # takes no changes. It leaves them to the other waits of the handle, one of which may be the poller.
+        # On a mount of several hosts the poller of the node rings for the changes that it finds. A wait for any change
+        # does not take these changes. It leaves them to the other waits of the handle, one of which may be the poller.
         self.passes_on_changes = isinstance(log, WatchedLog) and not watches_every_key
 
     def notify(self, names: Iterable[bytes]) -> None:
@@ -129,7 +129,10 @@ class ChangeNotifier:
         return Waiter(watcher, longest_sleep, ends, is_check_due)
 
     def after_look(self, waiter: Waiter) -> None:
-        """Record which file the look of `waiter` has read, and pass the changes that it found on to the node."""
+        """Record which file the look of `waiter` has read.
+
+        Ring the node's bell for the changes that the look has found.
+        """
         watcher = waiter.watcher
         if watcher.bell is None:
             watcher.note_file(self._log.handle.file)
@@ -152,7 +155,7 @@ class ChangeNotifier:
 
     @property
     def is_watching(self) -> bool:
-        """Whether a wait of the handle has been armed, so that it is known if a process polls for the node."""
+        """Whether a wait of the handle has been armed. Only then is it known whether a process polls for the node."""
         return self._watcher is not None
 
     @property
@@ -163,7 +166,7 @@ class ChangeNotifier:
         return None if election is None else election.probes
 
     def remove_stale(self, waiter: Waiter) -> bool:
-        """Remove `waiter` if more changes could wake a new waiter; return whether it was removed."""
+        """Remove `waiter` if a new waiter could detect more changes; return whether it was removed."""
         watcher = waiter.watcher
         if not watcher.is_stale and watcher.is_announced:
             return False

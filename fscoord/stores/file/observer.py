@@ -1,7 +1,8 @@
-"""`FileObserver`: reads what all sessions of a file store do. It writes nothing.
+"""`FileObserver`: reads the states and the waits of all sessions of a file store. It writes nothing.
 
-The observer is a reader of the log with a state machine of its own, which also notes when each session wrote last, and
-how often it wrote which kind of record. What sessions wait for comes from their slots (`wait_slots`).
+The observer is a reader of the log with a state machine of its own. The state machine also notes the time of each
+session's last record, and the number of records of each kind. The waits of sessions come from their wait slots
+(`wait_slots`).
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ class SeenSession(NamedTuple):
     Attributes:
         session: the record of the session.
         alive: ``"yes"``, ``"no"`` or ``"unknown"``.
-        found_dead: when its death was recorded, in seconds since the epoch; None if it was not.
+        found_dead: when its death was recorded, in seconds since the epoch; None if no death was recorded.
         is_stopped: whether its process is stopped; False for a process of another host.
-        idle: how many seconds ago it wrote its last record of this generation; None if it wrote none.
-        slot: what it waits for, or None.
-        waited: for how long it has waited, in seconds.
+        idle: the seconds since its last record in this generation; None if it wrote no record in it.
+        slot: its wait slot, or None.
+        waited: how long it has waited, in seconds.
     """
 
     session: Session
@@ -79,9 +80,9 @@ class HeldLock(NamedTuple):
     """The log's lock, held by another process.
 
     Attributes:
-        session: the session that holds it; 0 if it has not registered, None if unknown.
-        holder: words for it.
-        seconds: for how long it was seen to hold the lock without writing.
+        session: the number of the session that holds the lock; 0 if the holder has not registered, None if unknown.
+        holder: a description of the holder.
+        seconds: how long the holder was seen to hold the lock without writing.
     """
 
     session: int | None
@@ -90,20 +91,20 @@ class HeldLock(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What one look has found.
+    """The result of one look.
 
     Attributes:
         path: the path of the log.
         sessions: the sessions, by number.
-        ranks: the sessions that have named each rank.
-        values: the values that the caller asked for.
+        ranks: the sessions that have announced each rank.
+        values: the values that the caller requested.
         keys: all keys that have a value.
         lock: the holder of the log's lock, or None.
         generation: the number of the file in use. It rises by one with each compaction.
         size: the size of the file in use, in bytes.
         writes: how many records of each kind each session has written, as far as this observer has read them.
-        barriers: how many barriers were completed, likewise.
-        notes: what could not be found out, each as a sentence.
+        barriers: how many barriers were completed, as far as this observer has read.
+        notes: the facts that could not be determined, one sentence each.
     """
 
     path: str
@@ -120,7 +121,7 @@ class Observation(NamedTuple):
 
 
 class WriteNotes:
-    """A state machine that passes every call on to `state_machine`, and notes which session wrote what, and when.
+    """A state machine that passes every call on to `state_machine`, and notes the writer, kind and time of each record.
 
     Attributes:
         last_ns: when each session wrote last, by its wall clock.
@@ -158,7 +159,7 @@ class FileObserver:
 
     Args:
         path: the path of the log, as `FileStore` takes it.
-        options: the options of the store that matter for reading: ``lock`` and ``coherence``. Without the former, the
+        options: the options of the store that matter for reading: ``lock`` and ``coherence``. Without ``lock``, the
             kind of lock is that of the log.
         wants: returns whether the value of a key belongs to `Observation.values`.
 
@@ -202,9 +203,9 @@ class FileObserver:
         self.close()
 
     def look(self) -> Observation:
-        """Read what is new, and return what all sessions do.
+        """Read the new records, and return the states and waits of all sessions.
 
-        A store whose log's lock is held for long is shown as it was when it was read last.
+        If another process holds the log's lock for long, the result is the state at the last successful read.
         """
         log, notes = self._log, list[str]()
         try:
@@ -242,7 +243,7 @@ class FileObserver:
         )
 
     def _copy(self) -> tuple[dict[int, Session], dict[int, int], dict[int, tuple[int, ...]], Any, frozenset[bytes]]:
-        """Return copies of what the log says at one moment. The caller holds the process mutex."""
+        """Return a copy of the state that was read from the log. The caller holds the process mutex."""
         table, state, fetch = self._log.table, self._state, self._log.read_unlocked
         values = {}
         for key in filter(self._wants, state.values):
@@ -274,10 +275,10 @@ class FileObserver:
     # -- the log's lock --------------------------------------------------------------------------------------------
 
     def _find_lock(self, notes: list[str]) -> HeldLock | None:
-        """Return the holder of the log's lock, if one process holds it for `HELD_S` and writes nothing meanwhile.
+        """Return the holder of the log's lock, if the same process holds it for `HELD_S` without writing.
 
-        A log that is in use is locked most of the time, by one writer after the other. So the holder, and the place up
-        to which the log was read, must stay the same.
+        A busy log is locked most of the time, by one writer after the other. So the method returns a holder only if the
+        holder and the end of the log stay the same.
         """
         log = self._log
         try:
@@ -315,7 +316,7 @@ class FileObserver:
         return HeldLock(found, other or "an unknown process", seconds)
 
     def _search(self) -> str | None:
-        """Search this host for a process that locks the log. None of its sessions does, so it has not written yet."""
+        """Search this host for a process that locks the log without a session. Such a process has not written yet."""
         try:
             return system.range_lock_holder(system.os.stat(self._log.handle.file).st_ino, HOLDER_S)
         except OSError as error:
@@ -331,7 +332,7 @@ class FileObserver:
 
 
 def _lock_of(path: str) -> str:
-    """Return the kind of the lock of the log at `path`, as its header says it; the default if there is no header."""
+    """Return the kind of lock in the header of the log at `path`; the default if there is no header."""
     opened = system.Descriptors()
     try:
         fd = safe_files.open_descriptor(path, system.os.O_RDONLY, owned_fds=opened)
@@ -345,10 +346,10 @@ def _lock_of(path: str) -> str:
 
 
 def _waited(slot: WaitSlot, session: Session, home: ProcessIdentity) -> float:
-    """Return for how long the wait of `slot` has lasted, in seconds.
+    """Return how long the wait of `slot` has lasted, in seconds.
 
-    Processes of one boot share the monotonic clock. The wall clocks of two hosts may differ, so what they say is only
-    for people.
+    Processes of one boot share the monotonic clock. The wall clocks of two hosts may differ, so a duration between
+    hosts is approximate.
     """
     if any(session.boot_id) and (session.boot_id, session.time_space) == (home.boot_id, home.time_space):
         return max(0.0, system.time.monotonic() - slot.began_monotonic_ns / 1e9)

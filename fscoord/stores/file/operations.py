@@ -2,11 +2,11 @@
 
 On a mount that hosts share, one process of a host may decide and append the operations of others; see
 `fscoord._log.combining`. So an operation is not a closure of its author. It is a value that can be encoded, and a
-`Draft` decides it with the state of whichever process holds the log's lock.
+`Draft` decides it with the state of the process that holds the log's lock.
 
 A `Draft` is the state of a store as it will be once the records of a batch are applied. The state itself changes only
-when records are applied, as it does with records that were read. So a batch whose write fails has changed nothing, and
-the second operation of a batch is decided on what the first leaves behind.
+when records are applied, after they were written or read. So a batch whose write fails has changed nothing, and the
+second operation of a batch is decided on the result of the first.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Arrived(NamedTuple):
     """The result of an arrival.
 
     Attributes:
-        answer: `NOT_YET`; None if the key of the end is there; or the new value, for the caller to decide.
-        is_last: whether this arrival has set the key of the end.
+        answer: `NOT_YET`; None if the key `done` is set; or the new value, if the caller must decide.
+        is_last: whether this arrival has set the key `done`.
     """
 
     answer: bytes | NotYet | None
@@ -86,7 +86,7 @@ class Operation(NamedTuple):
         """Return the operation in `data`.
 
         Raises:
-            MustWriteAlone: `data` is no operation that this version knows.
+            MustWriteAlone: `data` is not an operation of this version.
         """
         try:
             kind, judging, key_size, done_size, value_size, expected_size, world_size = _HEAD.unpack_from(data)
@@ -108,7 +108,7 @@ class Operation(NamedTuple):
 
     @property
     def size(self) -> int:
-        """About how many bytes its record takes."""
+        """The approximate size of its record, in bytes."""
         return len(self.key) + len(self.value)
 
     @property
@@ -120,7 +120,7 @@ class Operation(NamedTuple):
 
 
 class _Pieces:
-    """A value that a batch appends to: the value before the batch, which is read only if it is needed, and pieces."""
+    """A value to which a batch appends: the value before the batch, which is read only if needed, and the pieces."""
 
     def __init__(self, base: Any) -> None:
         self.base = base
@@ -133,7 +133,7 @@ class _Pieces:
 
 
 class _QueueDraft:
-    """A queue, as it will be after a batch: how many old items were taken, and which items were pushed."""
+    """A queue after a batch: how many old items were taken, and which items were pushed."""
 
     def __init__(self, old: deque[Any] | None) -> None:
         self.old: deque[Any] = old if old is not None else deque()
@@ -171,18 +171,19 @@ class Draft:
         self._is_own = True
 
     def decide(self, operation: Operation, *, is_own: bool) -> tuple[Records, Any]:
-        """Decide `operation` behind all operations that were decided before.
+        """Decide `operation` after all operations that were decided before.
 
         Args:
             operation: the operation.
-            is_own: whether this process is its author. A value of others that is long, or lies in the file, is not
-                read: everybody waits while the lock is held.
+            is_own: whether this process is its author. For another author, a long or spilled value is not read, because
+                all writers wait while the lock is held.
 
         Returns:
-            The records to append, as kind, key and value, and the result of the operation. No record: nothing changes.
+            The records to append, as kind, key and value, and the result of the operation. Without a record, nothing
+            changes.
 
         Raises:
-            MustWriteAlone: the author must carry out the operation. Only if `is_own` is false.
+            MustWriteAlone: the author must carry out the operation. Raised only if `is_own` is false.
             NotACounterError, CounterRangeError, LimitExceededError: the operation is refused. The draft is unchanged.
         """
         self._is_own = is_own
@@ -259,14 +260,14 @@ class Draft:
         return records, Arrived(answer, bool(is_last))
 
     def resume(self, operation: Operation, noted: Any) -> tuple[Records, Any]:
-        """Return what is left of `operation`, whose record is in the log, and its result.
+        """Return the records that `operation`, whose first record is in the log, still needs, and its result.
 
         Args:
             operation: the operation.
-            noted: what `KeyValueDecider.note` returned when the record was applied.
+            noted: the result of `KeyValueDecider.note` when the record was applied.
 
         Raises:
-            StoreUnavailableError: the result was a long value in the file, which can't be read any more.
+            StoreUnavailableError: the result is a spilled value that can't be read any more.
         """
         self._is_own = True
         kind = operation.kind
@@ -338,12 +339,12 @@ class Draft:
 
 
 class KeyValueDecider:
-    """What `fscoord._log.combining` needs to know of the operations of a store.
+    """The `Decider` of a store: by it `fscoord._log.combining` decides, encodes and decodes operations.
 
     Args:
         state: the state of the handle.
         fetch: reads the bytes of a spilled value, under the log's lock.
-        peek: reads them with or without the log's lock, or raises `NeedsLock`.
+        peek: reads the bytes of a spilled value with or without the log's lock, or raises `NeedsLock`.
         path: the path of the log, for messages.
     """
 
@@ -363,7 +364,7 @@ class KeyValueDecider:
     decode = staticmethod(Operation.decode)
 
     def note(self, operation: Operation, found: Any) -> Any:
-        """Return what `Draft.resume` needs to know of the record `found` of `operation`, which is about to be applied.
+        """Return the `noted` of `Draft.resume` for `operation`, whose record `found` is about to be applied.
 
         The caller holds the process mutex. The value that a pop takes is in the state until the record is applied.
         """

@@ -83,11 +83,11 @@ class KeyValueState:
         """The keys whose value or queue may be spilled; some of them may have been deleted."""
 
     def reset(self) -> None:
-        """Begin with new, empty dictionaries, because the records will be applied again from the first.
+        """Begin with new, empty dictionaries, because all records will be applied again from the first.
 
         The old dictionaries stay as they are. A thread may look for a key in `values` without the process mutex, while
-        another thread applies the records again, and would find what the key had long ago. So such a thread takes
-        `values` before it reads the log, and uses what it finds there only if `values` is the same afterwards.
+        another thread applies the records again, and would find an old value of the key. So such a thread takes
+        `values` before it reads the log, and uses a value from it only if `values` is still the same object afterwards.
         """
         self.values, self.queues, self._long = {}, {}, set()
 
@@ -217,7 +217,7 @@ class KeyValueState:
                 del self.queues[key]
 
     def get(self, key: bytes, fetch: Fetch) -> bytes | None:
-        """Return the value of `key`, or None if it has none. `fetch` reads a spilled value from the file."""
+        """Return the value of `key`, or None if the key has no value. `fetch` reads a spilled value from the file."""
         value = self.values.get(key)
         return value if value is None or isinstance(value, bytes) else materialize(value, fetch)
 
@@ -236,7 +236,7 @@ class KeyValueState:
 
 
 class Witness:
-    """Which session wrote one of the keys for which a traced wait waits, and which key that was.
+    """The last write of one of the keys for which a traced wait waits: the key, and the session that wrote it.
 
     Attributes:
         key: the last key that was written, or empty.
@@ -250,10 +250,10 @@ class Witness:
 
 
 class WitnessedState(KeyValueState):
-    """The state of a store whose process records a trace: it tells traced waits which session wrote their keys.
+    """The state of a store whose process records a trace: it reports to traced waits which session wrote their keys.
 
     While there are witnesses, the object has an `apply` of its own, which replaces that of the class. Otherwise each
-    write would pay for a look at the witnesses.
+    write would check for witnesses.
     """
 
     def __init__(self, spill_bytes: int = 0) -> None:
@@ -261,7 +261,7 @@ class WitnessedState(KeyValueState):
         self._witnesses: dict[bytes, list[Witness]] = {}
 
     def _apply_and_inform(self, records: Sequence[SpilledRecord]) -> None:
-        """Apply the next records, as `KeyValueState.apply`, and inform the witnesses of their keys."""
+        """Apply the next records, as `KeyValueState.apply` does, and update the witnesses of their keys."""
         KeyValueState.apply(self, records)
         for kind, key, value, writer, _ in records:
             if kind == record.MULTI_SET and isinstance(value, bytes):

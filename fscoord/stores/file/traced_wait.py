@@ -21,7 +21,7 @@ class TracedWait:
         log: the log of the store.
         state: the state of the store, or None if the wait is for no key.
         kind: the kind of the span.
-        keys: the first keys that are missing, and others whose change may end the wait.
+        keys: the first missing keys, and other keys whose change may end the wait.
         missing: the number of missing keys.
         started: when the wait began, by the monotonic clock.
     """
@@ -71,7 +71,7 @@ class TracedWait:
 
 
 def trace_place(log: Log) -> str:
-    """Return the text that identifies the store in `log` on all hosts: lineage, life and, if there is one, run."""
+    """Return the text that identifies the store in `log` on all hosts: its lineage, its life and any run."""
     header = log.handle.header
     key = header.lineage, header.life, header.runs[:1]
     place = _places.get(key)

@@ -1,13 +1,13 @@
-"""`WaitSlots`: writes what the session of a handle waits for beside the log. `read_slots` reads what all wait for.
+"""`WaitSlots`: writes the wait of a handle's session to a file beside the log. `read_slots` reads all shown waits.
 
 A wait that has lasted for `timing.SHOW_S` writes one slot, by one pwrite(2), and clears the slot when it ends. No lock
-guards a slot, because only its own session writes it; `ShownWaits` says what happens if two threads write at once.
+guards a slot, because only its own session writes it. `ShownWaits` handles two threads that write at once.
 
 The file is opened for each write. So there is no descriptor that a fork would inherit, and on NFS the open and the
 close make the write visible to other hosts, also where direct writes are refused.
 
-Nothing here may disturb a wait. Every failure, such as a full disk or a file of another program at that name, is logged
-for people who look for it, and the wait goes on.
+No failure here may end a wait. Every failure, such as a full disk or a file of another program at that name, is logged,
+and the wait continues.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def write_slot(log: Log, mode: int, number: int, data: bytes) -> None:
 
     Raises:
         OSError: a system call failed.
-        InsecurePathError: the file at this name is not one of slots, or others may write to it.
+        InsecurePathError: the file at this name is not a file of slots, or users whom the log's mode does not allow may
+            write to it.
     """
     path = log.path + WAITS_SUFFIX
     opened = system.Descriptors()
@@ -134,9 +135,9 @@ def write_slot(log: Log, mode: int, number: int, data: bytes) -> None:
 
 
 def _open(path: str, flags: int, opened: set[int], *, is_direct: bool) -> int:
-    """Open the file of slots. A mount that hosts share is read and written past the cache of this host, if it can be.
+    """Open the file of slots. On a mount that hosts share, bypass the cache of this host, if the mount allows it.
 
-    On NFS a plain write may stay in the client's cache, and a plain read may return what that cache remembers.
+    On NFS a plain write may stay in the client's cache, and a plain read may return old data from that cache.
     """
     if is_direct and system.O_DIRECT:
         try:
@@ -149,7 +150,7 @@ def _open(path: str, flags: int, opened: set[int], *, is_direct: bool) -> int:
 
 
 def _write(fd: int, slot: int, data: bytes, *, is_direct: bool) -> None:
-    """Write `data` to the place of `slot`, by one system call; a direct write comes from aligned memory (open(2))."""
+    """Write `data` to the place of `slot`, by one system call. A direct write uses aligned memory (open(2))."""
     if is_direct:
         page = system.aligned_memory(len(data))
         page[:] = data
@@ -174,9 +175,9 @@ class SlotReading:
 
     Attributes:
         slots: the slot of each session that waits, by the number of the session.
-        torn: the sessions whose slots can't be read: a slot that is being written, or the bytes of another program.
-        stale: the sessions whose slots are those of an earlier session.
-        problem: why the file of slots can't be read; None if it can, or if there is none.
+        torn: the sessions whose slots can't be read, because a slot is being written, or another program wrote it.
+        stale: the sessions whose slots still have the wait of an earlier session.
+        problem: why the file of slots can't be read; None if it was read or does not exist.
     """
 
     def __init__(self) -> None:
@@ -228,7 +229,7 @@ def _note(found: SlotReading, number: int, session: Session, data: bytes) -> Non
 
 
 def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first of some slots and their number, so that every one of `numbers` is read, with few reads."""
+    """Yield the first slot and the number of slots of each read, so that few reads cover all of `numbers`."""
     first = last = -1
     for number in sorted(numbers):
         if first >= 0 and number - first < READ_AT_ONCE:

@@ -122,9 +122,9 @@ class FileWait(Generic[T]):
 
     Most waits end with their first look, so nothing is armed before the first look. From the second look on the order
     is that of `Wait`: first `arm` makes the byte of a missing key in the bell odd, and then `look` reads the log. The
-    read finds each record that was appended before it. The writer of a later record finds the odd byte, and rings. In
-    the other order, a record could be appended between the read and `arm`. Then the read would not find the record, and
-    the writer would find an even byte and not ring.
+    read finds each record that was appended before the read. The writer of a later record finds the odd byte, and
+    rings. In the other order, a record could be appended between the read and `arm`. Then the read would not find the
+    record, and the writer would find an even byte and not ring.
 
     An event, the bell, and the process that polls for the node may all fail. `Waiter.max_sleep` limits each sleep, so a
     lost wake-up delays the answer by at most one poll interval.
@@ -205,8 +205,8 @@ class FileWait(Generic[T]):
         if left <= 0:
             if tracing.recorder is not None and self._deadline > self._started:
                 self._record_time_out()
-            # Closed before the error is made. If a signal handler raised in `close` later, the traceback of the error
-            # would keep the waiter.
+            # Close the waiter before the error is made. If a signal handler raised in `close` later, the traceback of
+            # the error would keep the waiter.
             self.close()
             return self._condition.give_up(system.time.monotonic() - self._started)
         if now >= self._due and self._condition.is_logged:
@@ -216,7 +216,7 @@ class FileWait(Generic[T]):
     def _make_known(self, now: float) -> None:
         """Show the wait to other processes, once it has lasted for `timing.SHOW_S`, and log the warnings that are due.
 
-        The hot path only compares the time of a look, which it has, with `_due`.
+        The common path only compares the time of the look with `_due`.
         """
         slow_logger = self._slow_logger
         if slow_logger is None:
@@ -228,7 +228,11 @@ class FileWait(Generic[T]):
         self._due = slow_logger.next_due(now)
 
     def _is_check_due(self) -> bool:
-        """See `Waiter`. Where another process polls for the node, this wait looks rarely, and becomes known here."""
+        """See `Waiter`.
+
+        If another process polls for the node, this wait looks rarely. So this method also shows the wait to other
+        processes.
+        """
         now = system.time.monotonic()
         if now >= self._due and self._condition.is_logged:
             self._make_known(now)
@@ -263,13 +267,16 @@ class FileWait(Generic[T]):
         return 0.0
 
     def _record_time_out(self) -> None:
-        """End the span of this wait, also of one that has not slept, because its looks took all its time."""
+        """End the span of this wait.
+
+        A wait that has not slept, because its looks took all its time, gets a span, too.
+        """
         if self._traced is None:
             self._traced = self._condition.new_traced_wait(self._started)
         self._traced.time_out()
 
     def _record_sleep(self, seconds: float) -> None:
-        """Begin the span of this wait with its first sleep: a wait that does not sleep leaves none."""
+        """Begin the span of this wait at its first sleep. A wait that does not sleep has no span."""
         if self._traced is None:
             self._traced = self._condition.new_traced_wait(self._started)
         self._traced.before_sleep(seconds)
@@ -289,8 +296,8 @@ class FileWait(Generic[T]):
             finally:
                 self._notifier.discard_waiter(waiter)
             self._waiter = None
-            # Only now: a second `close`, after a signal handler has interrupted the first, must not close a waiter that
-            # another wait uses by then.
+            # Not before `_waiter` is None: a second `close`, after a signal handler has interrupted the first, must not
+            # close a waiter that another wait uses by then.
             self._notifier.keep_spare(waiter)
         own_logger = self._own_logger
         if own_logger is not None:
@@ -340,7 +347,7 @@ class _KeyCondition(Condition[T]):
 class _Keys(_KeyCondition["list[int]"]):
     """The condition that each key has a value or a non-empty queue, or that a needed session or rank is dead.
 
-    The answer is the list of the dead. It is also empty if the wait needs no rank any more.
+    The answer is the list of the dead sessions or ranks. It is also empty if the wait needs no rank any more.
     """
 
     def look(self, timeout: float, arm: Callable[[], None]) -> list[int] | NotYet:  # noqa: ARG002 - see there
@@ -400,7 +407,7 @@ class Arrival(Condition["bytes | None"]):
         request: the request.
         write_timeout: the longest wait for the log's lock, in seconds.
         notify: wakes the waiters for keys that were written.
-        combiner: combines the write with those of other processes of the host; None: it is written alone.
+        combiner: combines the write with writes of other processes of the host; None: the write is made alone.
     """
 
     arms_wait = True
@@ -524,7 +531,7 @@ def pop_item(log: Log, state: KeyValueState, name: bytes, timeout: float, combin
 
 
 def read_consistent(log: Log, timeout: float, answer: Callable[[Fetch], T]) -> T:
-    """Read what is new in the log, and return the result of `answer` for one moment; see `answer_consistent`."""
+    """Read the new records, and return the result of `answer` for one moment; see `answer_consistent`."""
     log.refresh(timeout)
     return answer_consistent(log, timeout, answer)
 

@@ -1,9 +1,9 @@
 """`TCPStore`: the store contract on torch's TCP store, for jobs that have a port but no directory.
 
-This module makes requests of each operation of the contract. The module `wire` sends them over one connection, and has
-`Deadline`, the time limit of a call. `connections` gives each call a connection of its own, so that no call waits for
-another. `server` starts and stops torch's server, and only it needs torch. No lock is needed between processes, because
-the server answers one request after the other.
+This module translates each operation of the contract into requests. The module `wire` sends the requests over one
+connection, and has `Deadline`, the time limit of a call. `connections` gives each call a connection of its own, so that
+no call waits for another call. `server` starts and stops torch's server, and only it needs torch. No lock is needed
+between processes, because the server answers one request after the other.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class TCPStore(Store):
     - Threads do not wait for each other.
     - Errors are those of fscoord, and name the missing keys.
 
-    A deadline is kept to the millisecond while the server answers. An operation gives a server that does not answer
-    at least 2 s. A wait gives it 0.1 s beyond the deadline. Then the operation raises
+    A deadline is kept to the millisecond while the server answers. If the server does not answer, an operation waits at
+    least 2 s for the answer, and a wait ends 0.1 s after its deadline. Then the operation raises
     `~fscoord.StoreUnavailableError`. If a write was sent, the error has ``maybe_applied`` set, because the write may
-    take effect later, when the server continues. The connection is closed, and the next operation makes a new one. So
-    the store works again as soon as the server does. A failed call leaves nothing else behind, except one thread if
-    the resolver does not answer.
+    take effect later, when the server continues. The connection is closed, and the next operation makes a new
+    connection. So the store works again as soon as the server does. A failed call leaves nothing else behind, except
+    one thread if the resolver does not answer.
 
     The protocol has these limits:
 
@@ -330,7 +330,7 @@ class TCPStore(Store):
 
 
 def _check_payload(data: bytes, size: int | None = None) -> bytes:
-    """Return `data`. Raise `LimitExceededError` if it is longer than the server takes.
+    """Return `data`. Raise `LimitExceededError` if it is longer than the server accepts.
 
     Args:
         data: the bytes.

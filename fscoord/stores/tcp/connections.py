@@ -65,8 +65,8 @@ class Connections:
     owner. `close` and `after_fork` interrupt or close these connections, and never read from them.
 
     When a call ends at its deadline, or by an exception such as Ctrl-C, its connection is closed. Otherwise the answer
-    could still arrive, and the next call would take it for its own. The call leaves nothing else behind, except at most
-    one thread that waits for the resolver, until the resolver answers.
+    could still arrive, and the next call would take it for its own answer. The call leaves nothing else behind, except
+    at most one thread that waits for the resolver, until the resolver answers.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -103,7 +103,7 @@ class Connections:
             except Failure as failure:
                 if deadline.left() <= pause:
                     raise StoreUnavailableError(
-                        f"{failure}; see that one process is the master there, and that the port is free and open",
+                        f"{failure}; check that one process is the master there, and that the port is free and open",
                         errno=failure.errno,
                     ) from failure.__cause__
             deadline.remind()
@@ -123,7 +123,7 @@ class Connections:
             raise failure.store_error() from failure.__cause__
 
     def attempt(self, operation: Callable[[Channel], T], deadline: Deadline) -> T:
-        """Execute `operation` as `call` does, but raise a `Failure` in the place of a `StoreUnavailableError`."""
+        """Execute `operation` as `call` does, but raise a `Failure` instead of a `StoreUnavailableError`."""
         self.refuse_if_closed()
         channel = None
         try:

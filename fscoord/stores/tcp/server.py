@@ -66,7 +66,7 @@ class Server:
             ) from None
         except torch.DistError as error:
             raise StoreUnavailableError(
-                f"{self._where}: {_first_line(error)}; see that no other process listens on the port, and that it is"
+                f"{self._where}: {_first_line(error)}; check that no other process listens on the port, and that it is"
                 " free and open"
             ) from error
         self.port = int(self._store.port)

@@ -7,7 +7,7 @@ blocks all other threads of Python meanwhile.
 
 The format of the requests was observed between the client of torch 2.13.0 and both of its servers. The first byte of a
 request is its kind. An integer has 8 bytes in the host's order. The length of a text comes before the text. Every key
-except torch's own begins with a slash. A server answers the requests of a connection in the order in which they came.
+except torch's own begins with a slash. A server answers the requests of a connection in their order.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Channel:
         self._request(PINGED, self._read_echo)
 
     def wait(self, names: Sequence[bytes], until: float) -> bool:
-        """Wait until the server has all of `names`, or until the moment `until`; return whether it has them.
+        """Wait until the server has all of `names`, or until the moment `until`; return whether all names were there.
 
         A silent server may be alive, with nothing to answer yet, or it may be stopped. So the client requests an echo
         after `ECHO_AFTER_S`. At the end the client cancels the wait and reads the server's confirmation. Otherwise the
@@ -250,13 +250,16 @@ class Channel:
         return self._request(_keys_request(MULTI_GET, names), lambda: [self._read_text() for _ in names])
 
     def value(self, name: bytes) -> bytes | None:
-        """Return the value of `name`, or None if it has none. The request does not wait, and a queue is not a value."""
+        """Return the value of `name`, or None if it has no value.
+
+        The request does not wait, and a queue is not a value.
+        """
         return self.value_of_each([name])[0]
 
     def value_of_each(self, names: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each of `names`, or None for a name without a value.
 
-        The values may be those of different moments. Each read is a compare-and-set that never succeeds, because it
+        The values may come from different moments. Each read is a compare-and-set that never succeeds, because it
         expects a random text. The server writes nothing and returns the value, or the random text if there is no value.
         """
         nonce = system.random_bytes(16)
@@ -281,7 +284,7 @@ class Channel:
         self._write(_key_request(QUEUE_PUSH, name) + _length_prefixed(data), name)
 
     def compare_set(self, name: bytes, expected: bytes, desired: bytes) -> bytes:
-        """Set `name` to `desired` if its value is `expected`; return its value, or `expected` if it has none."""
+        """Set `name` to `desired` if its value is `expected`; return its value, or `expected` if it has no value."""
         return self._request(_compare_set_request(name, expected, desired), self._read_text, writes=True)
 
     def add(self, name: bytes, amount: int) -> int:
@@ -289,7 +292,7 @@ class Channel:
         return self._request(_key_request(ADD, name) + struct.pack("=q", amount), self._read_number, writes=True)
 
     def delete(self, name: bytes) -> bool:
-        """Remove the value of `name`, and return whether it had one."""
+        """Remove the value of `name`, and return whether there was a value."""
         return self._request(_key_request(DELETE, name), self._read_number, writes=True) > 0
 
     def queue_pop(self, name: bytes) -> bytes | None:

@@ -47,7 +47,7 @@ class StoreContract(Values, Several, Handles, Refusals, Waiting, Threads, Member
 
     @pytest.fixture
     def place(self, tmp_path: Any) -> Iterator[Place]:
-        """Give a fresh store, and close all handles on it at the end."""
+        """Yield a fresh store, and close all handles on it at the end."""
         first = self.make_store(tmp_path)
         first.set_timeout(HANG_S)
         place = Place(first, self.another, self.name_in_errors)

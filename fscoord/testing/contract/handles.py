@@ -1,4 +1,4 @@
-"""Handles on one store: they share its data, and each has a timeout, a life and a session of its own."""
+"""Tests of handles on one store. They share its data, and each has its own timeout, its own session and its own end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Handles", "Members"]
 
 
 class Handles(ContractTests):
-    """Clones, time-outs, closing."""
+    """Tests of clones, time-outs and closing."""
 
     def test_clone_shares_the_data_and_has_its_own_timeout(self, place: Place) -> None:
         first = place.open(timeout=7)
@@ -92,7 +92,7 @@ class Handles(ContractTests):
 
 
 class Members(ContractTests):
-    """Sessions, and which of them are alive."""
+    """Tests of sessions and their liveness."""
 
     def test_store_with_liveness_keeps_sessions(self, store: Store) -> None:
         assert isinstance(store.has_liveness, bool)

@@ -1,4 +1,4 @@
-"""The effect of each operation: on one key, on several, on queues and barriers, and in several threads at once."""
+"""Tests of each operation: on one key, on several keys, on queues and barriers, and in several threads at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ODD_KEYS = ["", "\0", "a\0b", "-/a", "k/", "/", " ", "ключ", "\U0001f600", "
 
 
 class Values(ContractTests):
-    """Values, counters, compare-and-set, and the presence of keys."""
+    """Tests of values, counters, compare-and-set, and the presence of keys."""
 
     # Values
 
@@ -209,7 +209,7 @@ class Values(ContractTests):
 
 
 class Several(ContractTests):
-    """Several keys at once, queues, barriers."""
+    """Tests of several keys at once, queues and barriers."""
 
     # Several at once
 
@@ -298,7 +298,7 @@ def at_once(place: Place, work: Callable[[Store, int], Any]) -> list[Any]:
 
 
 class Threads(ContractTests):
-    """Operations of several threads at once: none is lost, and none takes effect twice."""
+    """Tests of operations of several threads at once: no operation is lost, and none takes effect twice."""
 
     def test_sums_are_given_to_one_thread_each(self, place: Place, store: Store) -> None:
         results = at_once(place, lambda handle, _: [handle.add("n", 1) for _ in range(TIMES)])

@@ -37,14 +37,14 @@ class Place:
         self._opened = [first]
 
     def open(self, timeout: float = HANG_S, how: str = "path") -> Store:
-        """Open another handle: by the path or the address, where there is one, or as a clone."""
+        """Open another handle: by the path or the address if the store has one, or else as a clone."""
         store = self.first.clone() if how == "clone" else self._another(self.first)
         self._opened.append(store)
         store.set_timeout(timeout)
         return store
 
     def close(self) -> None:
-        """Close every handle, the first one last."""
+        """Close every handle, the first handle last."""
         for store in reversed(self._opened):
             store.close()
 
@@ -61,7 +61,10 @@ def state(store: Store) -> dict[str, Any]:
 
 
 class Thread:
-    """Run `call` in a thread. `join` returns its result or raises its exception; so does the end of the ``with``."""
+    """Run `call` in a thread.
+
+    `join` returns its result or raises its exception. The end of the ``with`` calls `join`.
+    """
 
     def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
         self.result: Any = None
@@ -113,10 +116,10 @@ class ContractTests:
 
     @pytest.fixture
     def store(self, place: Place) -> Store:
-        """Give a handle on the store."""
+        """Yield a handle on the store."""
         return place.open()
 
     @pytest.fixture
     def other(self, place: Place) -> Store:
-        """Give a second handle on the store."""
+        """Yield a second handle on the store."""
         return place.open()

@@ -1,4 +1,4 @@
-"""Bad arguments: a clear error of the right kind, and nothing in the store has changed."""
+"""Tests of bad arguments: each raises a clear error of the right kind, and changes nothing in the store."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ ON_KEYS: dict[str, Call] = {
 
 
 class Refusals(ContractTests):
-    """Arguments that are refused, and the errors."""
+    """Tests of refused arguments and their errors."""
 
     @pytest.fixture
     def refused(self, place: Place, store: Store) -> Refused:
-        """Give `refused(kind, call)`: the call raises that kind, and the state in two handles is unchanged."""
+        """Return `refused(kind, call)`, which checks that `call` raises `kind` and leaves the state unchanged."""
         store.set("k", "v")
         store.set("n", "1")
         store.queue_push("q", "item")

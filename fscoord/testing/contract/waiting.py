@@ -1,4 +1,4 @@
-"""Waits: their wake-ups, time-outs and errors, and Ctrl-C, which ends a wait and loses no value."""
+"""Tests of waits: their wake-ups, time-outs and errors, and Ctrl-C, which ends a wait and loses no value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def timed_out(call: Callable[[], Any]) -> StoreTimeoutError:
 
 
 def writers(store: Store) -> dict[str, Callable[[], object]]:
-    """Return every way to give the key k the value 1."""
+    """Return every way to set the key k to 1."""
     return {
         "set": lambda: store.set("k", "1"),
         "add": lambda: store.add("k", 1),
@@ -44,7 +44,7 @@ def writers(store: Store) -> dict[str, Callable[[], object]]:
 
 
 class Waiting(ContractTests):
-    """Time-outs and wake-ups."""
+    """Tests of time-outs and wake-ups."""
 
     # Time-outs
 
@@ -205,7 +205,7 @@ class Waiting(ContractTests):
 
 
 class CtrlC:
-    """A Ctrl-C that raises in one call only: if it arrived after that call, it would end the whole run of pytest.
+    """A Ctrl-C that raises in one call only. If it raised after that call, it would end the whole run of pytest.
 
     In the ``with`` this object handles SIGINT.
     """
@@ -236,7 +236,10 @@ class CtrlC:
         signal.pthread_kill(main, signal.SIGINT)
 
     def ends(self, call: Callable[[], object]) -> bool:
-        """Make `call`, during which Ctrl-C is pressed; return True if it ended the call, False if it came too late."""
+        """Make `call`, during which Ctrl-C is pressed; return whether the Ctrl-C ended the call.
+
+        It may come too late.
+        """
         self._has_come, self._raised = False, 0
         try:
             try:
@@ -264,11 +267,11 @@ class CtrlC:
 
 
 class Interrupts(ContractTests):
-    """Waits that are interrupted."""
+    """Tests of interrupted waits."""
 
     @pytest.fixture
     def ctrl_c(self) -> Iterator[CtrlC]:
-        """Give a Ctrl-C, which is not lost whatever handler this process has for SIGINT."""
+        """Yield a Ctrl-C that works with any handler of this process for SIGINT."""
         with CtrlC() as ctrl_c:
             yield ctrl_c
 
