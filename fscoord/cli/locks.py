@@ -205,7 +205,9 @@ PAUSE_S = 1.0
 
 
 @click.command(context_settings=VERBATIM)
-@click.option("--data", type=raw, default="", help='Text that "fscoord leader" prints while this process leads.')
+@click.option(
+    "--data", metavar="TEXT", type=raw, default="", help='Text that "fscoord leader" prints while this process leads.'
+)
 @click.option(
     "--again", is_flag=True, help="Be a candidate again when COMMAND fails or the lead is lost, until it exits with 0."
 )

@@ -74,8 +74,8 @@ def ps(
     it. Then each participant is a line: rank, label, host:pid, its state, since when it has the store open (UTC), what
     it holds, and what it waits for and for how long. A wait is shown after it has lasted for a second.
 
-    STORE is a path or an address. Without it, --store counts. Changes nothing, and needs only permission to read. A
-    store that is not a file may not tell all of this; a note says what is missing.
+    STORE is a path or an address. Without it, --store names the store. Changes nothing, and needs only permission to
+    read. A store that is not a file may not show all of this; a note says what is missing.
 
     \b
     Exit codes:

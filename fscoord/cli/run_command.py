@@ -108,8 +108,8 @@ def wait_options(function: Callable[P, R]) -> Callable[P, R]:
             "--ttl",
             metavar="SECONDS",
             type=time_limit,
-            help="Let others acquire it when this process, stopped or cut off, has not renewed its hold for this long."
-            " [default: never]",
+            help="Let another process acquire it if this one has not renewed its hold for this long, because it was"
+            " stopped or cut off. [default: never]",
         ),
         click.option(
             "-E",
