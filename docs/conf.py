@@ -131,6 +131,12 @@ def show_the_contract(
             lines += ["", *own]
 
 
+def keep_colons(_app: Sphinx, what: str, _name: str, _member: object, _options: object, lines: list[str]) -> None:
+    """Keep napoleon from taking the words before a colon, in the first line of an attribute, for its type."""
+    if what in {"attribute", "data", "property"} and lines and ": " in lines[0]:
+        lines.insert(0, "")
+
+
 def measure_columns(_app: Sphinx, page: nodes.document) -> None:
     """Mark the cells of each table by the longest text of their column, so that no column of sentences is squeezed."""
     for table in page.findall(nodes.table):
@@ -155,3 +161,4 @@ def setup(app: Sphinx) -> None:
     app.connect("doctree-read", measure_columns)
     app.connect("build-finished", record_demonstration)
     app.connect("autodoc-process-docstring", show_the_contract, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", keep_colons, priority=410)
