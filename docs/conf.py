@@ -131,6 +131,17 @@ def show_the_contract(
             lines += ["", *own]
 
 
+def keep_colons(_app: Sphinx, what: str, _name: str, _member: object, _options: object, lines: list[str]) -> None:
+    """Put the words before a colon, which napoleon takes for the type of an attribute, back into the first line."""
+    if what not in {"attribute", "data", "property"}:
+        return
+    for number, line in enumerate(lines):
+        if line.startswith(":type: "):
+            lines[0] = f"{line.removeprefix(':type: ')}: {lines[0]}"
+            del lines[number]
+            return
+
+
 def measure_columns(_app: Sphinx, page: nodes.document) -> None:
     """Mark the cells of each table by the longest text of their column, so that no column of sentences is squeezed."""
     for table in page.findall(nodes.table):
@@ -155,3 +166,4 @@ def setup(app: Sphinx) -> None:
     app.connect("doctree-read", measure_columns)
     app.connect("build-finished", record_demonstration)
     app.connect("autodoc-process-docstring", show_the_contract, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", keep_colons, priority=600)  # after napoleon

@@ -64,10 +64,10 @@ def cli(ctx: click.Context) -> int:
         1  the condition is false: cas lost, no such key to delete, an empty queue, a lock that was not
            acquired (-n, -w) or has no holder, a lost process of the demo, a job that failed, a directory
            that the doctor could not prove safe, findings of ps, a repair without --yes
-       64  wrong usage or wrong values (sysexits.h; 2 is left to the commands that lock and others run)
+       64  wrong usage or wrong values, as in sysexits.h (a 2 comes from the COMMAND that a verb runs)
        65  the log is damaged, or the file is not a log
-       69  the store is gone, the file system lacks something, a barrier is broken, a lock was lost, a
-           command can't be run, or an extra is not installed
+       69  the store is gone, the file system lacks something that the store needs, a barrier is broken,
+           a lock was lost, a command can't be run, or an extra is not installed
        70  a bug in fscoord
        74  input or output failed, such as a full disk or a store that does not exist
        75  time ran out
@@ -91,7 +91,7 @@ def completion(ctx: click.Context, shell: str) -> None:
     \b
     Examples:
       eval "$(fscoord completion bash)"             # in ~/.bashrc
-      eval "$(fscoord completion zsh)"              # in ~/.zshrc, behind compinit
+      eval "$(fscoord completion zsh)"              # in ~/.zshrc, after compinit
       fscoord completion fish > ~/.config/fish/completions/fscoord.fish
     """
     kind = get_completion_class(shell)

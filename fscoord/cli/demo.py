@@ -27,6 +27,7 @@ NUMBERS = {"files", "words"}
 @click.option(
     "-n",
     "--processes",
+    metavar="NUMBER",
     type=click.IntRange(1, PROCESSES_MAX),
     default=4,
     show_default=True,

@@ -48,10 +48,14 @@ MARKS = {"ok": "ok", "bad": "BAD", "unknown": "?", "info": "-"}
     " a mount that hosts share, else 0]",
 )
 @click.option(
-    "--nodes", type=click.IntRange(1), help="How many nodes the job will have. [default: the hosts that took part]"
+    "--nodes",
+    metavar="NUMBER",
+    type=click.IntRange(1),
+    help="How many nodes the job will have. [default: the hosts that took part]",
 )
 @click.option(
     "--ranks-per-node",
+    metavar="NUMBER",
     type=click.IntRange(1),
     help="How many ranks the job will have on each node. [default: the number in the launcher's environment, else 1]",
 )
@@ -69,15 +73,15 @@ def doctor(
     """Test whether a directory's file system is fit for a store.
 
     Tries in the directory PATH what a store needs: locks of each kind, appends, fresh reads, a killed holder, a real
-    store. It first tests between two processes of this host. Start it on two hosts at once, and it also tests between
-    hosts: the instances find each other through the directory. Instances of different users find each other if a common
-    group may write to the directory. One instance prints the report.
+    store. It first tests between two processes of this host. If you start it on two hosts at once, it also tests
+    between the hosts. The instances find each other through the directory. Instances of different users can do so if
+    one group of them all may write to the directory. One instance prints the report.
 
     It takes about five seconds on a local disk, and up to a minute on a slow mount; with instances on several hosts it
     first waits for them (--wait). On a terminal it shows each step. It leaves nothing in the directory.
 
-    After a test between two hosts, the report also predicts the cost of a job's coordination there. The numbers come
-    from a model and the measured time of a lock, for --nodes and --ranks-per-node.
+    After a test between two hosts the report also says what the coordination of a job will cost there, for --nodes and
+    --ranks-per-node. The numbers come from a model and the measured time of a lock.
 
     \b
     Verdicts:

@@ -79,7 +79,9 @@ name_argument = click.argument("name", type=raw, shell_complete=complete_name("/
 
 
 @click.command(context_settings=VERBATIM)
-@click.option("--data", type=raw, default="", help='Text that "fscoord group" prints about this process.')
+@click.option(
+    "--data", metavar="TEXT", type=raw, default="", help='Text that "fscoord group" prints about this process.'
+)
 @name_argument
 @command_options
 @with_store
@@ -157,8 +159,8 @@ def barrier(store: Store, key: bytes, world_size: int, rank: int | None, fail_fa
     A process that gives --rank can arrive again after a time-out, and counts once. If all processes give their rank,
     the error of a time-out (exit code 75) names the missing ranks.
 
-    --fail-fast is for ranks that keep the store open from the start. A rank counts as dead when the last process that
-    has announced it has ended, which may be an earlier command.
+    Use --fail-fast only if each rank keeps the store open from its start. A rank counts as dead when the last process
+    with its number has ended. If a rank is a series of commands, that process may be the previous command.
 
     \b
     Examples:

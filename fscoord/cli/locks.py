@@ -207,7 +207,9 @@ PAUSE_S = 1.0
 
 
 @click.command(context_settings=VERBATIM)
-@click.option("--data", type=raw, default="", help='Text that "fscoord leader" prints while this process leads.')
+@click.option(
+    "--data", metavar="TEXT", type=raw, default="", help='Text that "fscoord leader" prints while this process leads.'
+)
 @click.option(
     "--again",
     is_flag=True,

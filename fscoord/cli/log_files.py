@@ -273,7 +273,7 @@ def _repair_lines(found: inspect.Repair) -> list[str]:
 @verbose
 @click.pass_context
 def cp(ctx: click.Context, old: str, new: str, timeout: float, as_json: bool) -> int:
-    """Copy the file store at OLD to NEW, where no file may be.
+    """Copy the file store at OLD to NEW, where no file may exist yet.
 
     The log of a store may have several files. cp(1) copies only the first, which then refers to the others. This
     verb makes one complete file, which is a store of its own. OLD may be in use; its writers wait for the copy.

@@ -75,8 +75,8 @@ def ps(
     which it opened the store, its holds, and its wait with its duration. A wait is shown after it has lasted for a
     second.
 
-    STORE is a path or an address. Without STORE, --store counts. Changes nothing, and needs only permission to read. A
-    store that is not a file may not show all of this. A note then says which parts are missing.
+    STORE is a path or an address. Without it, --store names the store. Changes nothing, and needs only permission to
+    read. A store that is not a file may not show all of this; a note says what is missing.
 
     \b
     Exit codes:

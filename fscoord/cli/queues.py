@@ -111,7 +111,7 @@ def put_item(store: Store, queue: bytes, values: tuple[bytes, ...], priority: in
 
     Each VALUE is one item, and all of them are put in one step. If VALUE is "-", it is read from standard input.
 
-    An item stays in the queue until its work is done. The queues of "fscoord push" are separate: they forget a value as
+    An item stays in the queue until its work is done. The queues of "fscoord push" are separate: they lose a value as
     soon as it is given out.
 
     \b
@@ -142,9 +142,9 @@ def take_item(store: Store, /, queue: bytes, no_wait: bool, each: bool, failed: 
     Waits for an item, up to --timeout. Exits with the exit code of COMMAND, with 1 if the queue has no item (-n), or
     with 75 if no item came in time.
 
-    With --each it takes one item after another, and exits with 0 when there are no more. If COMMAND fails, it ends with
-    that exit code. With --failed it goes on: an item whose COMMAND fails is put into the queue OTHER, and the exit code
-    is that of the last COMMAND that failed.
+    With --each this verb takes one item after another, and exits with 0 when there are no more. If COMMAND fails, the
+    verb ends with the exit code of COMMAND. With --failed it goes on: it puts an item whose COMMAND fails into the
+    queue OTHER, and ends with the exit code of the last COMMAND that failed.
 
     As with "fscoord lock", this process has the item until all processes that COMMAND has started have ended. Signals
     are passed on to COMMAND. If this process is killed, all of these processes are killed.

@@ -127,8 +127,8 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda na
     callback=_worker_count,
     default="1",
     show_default=True,
-    help="The number of workers on this node, or cpu, gpu or xpu: one worker for each; auto: for each accelerator,"
-    " else for each CPU.",
+    help="The number of workers on this node. cpu, gpu or xpu: one for each of them. auto: one for each accelerator, or"
+    " for each CPU if there is none.",
 )
 @click.option(
     "--rdzv-backend",
@@ -136,7 +136,7 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda na
     callback=_backend,
     default="c10d",
     show_default=True,
-    help="c10d, fscoord: the endpoint names the store; etcd: the endpoint is the address of etcd.",
+    help="c10d or fscoord: the endpoint names the store. etcd: the endpoint is the address of an etcd cluster.",
 )
 @click.option(
     "--rdzv-endpoint",
@@ -204,7 +204,7 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda na
     "--log-dir",
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="The directory of these files. [default: a temporary one]",
+    help="The directory of the files of --redirects and --tee. [default: a temporary one]",
 )
 @click.option(
     "--trace",

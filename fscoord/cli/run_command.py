@@ -108,9 +108,8 @@ def wait_options(function: Callable[P, R]) -> Callable[P, R]:
             "--ttl",
             metavar="SECONDS",
             type=time_limit,
-            help="Let other processes acquire it when this process has not renewed its hold for this time, because"
-            " it was stopped or cut off."
-            " [default: never]",
+            help="Let another process acquire it if this one has not renewed its hold for this long, because it was"
+            " stopped or cut off. [default: never]",
         ),
         click.option(
             "-E",

@@ -258,8 +258,8 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
     times between two reads, only the last change is printed. Queues are not shown. Each read reads all of these values,
     so use this for small values.
 
-    Without --timeout there is no limit. With --timeout the verb ends after that time, with exit code 0, or with 75 if
-    there were fewer changes than --count. On a terminal the verb first prints its wait.
+    Without --timeout it waits without limit. With --timeout it ends after that time, with exit code 0, or
+    with 75 if there were fewer changes than --count. On a terminal it first says what it waits for.
 
     \b
     Examples:
