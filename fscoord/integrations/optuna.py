@@ -144,7 +144,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
             if options:
                 raise TypeError(f"{', '.join(map(repr, options))}: options are for an address, and {store!r} is open")
             self._store = store
-        elif store is None or isinstance(store, Address):
+        elif store is None or isinstance(store, (str, system.os.PathLike)):
             self._address = _absolute(store or system.os.environ.get(ENVIRONMENT_VARIABLE), options)
             self._store = open_store(self._address, **options)
         else:
