@@ -157,7 +157,7 @@ def test_study_of_processes_that_are_killed_loses_no_trial(
                 told[int(number)] = float(value[0])
 
     workers = [Worker(address) for _ in range(8)]
-    for _ in range(scale(40)):
+    for _ in range(scale(30)):
         place = rng.randrange(8)
         note(workers[place].read_until(rng.randrange(1, 12)))
         note(workers[place].kill())
@@ -344,6 +344,20 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The first entries of the lines that were read, or passed over."""
+    firsts: list[int] = []
+    make = integration._Line
+
+    def new_line(first: int, size: int, *rest: Any) -> Any:
+        firsts.extend([first] * bool(size))
+        return make(first, size, *rest)
+
+    monkeypatch.setattr(integration, "_Line", new_line)
+    return firsts
+
+
+@pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was asked of stores in memory."""
     calls: list[str] = []
@@ -361,7 +375,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_reader_decodes_only_entries_that_are_new(
-    opened: Callable[..., FscoordJournalBackend], short_segments: int, decoded: list[int], asked: list[str]
+    opened: Callable[..., FscoordJournalBackend],
+    short_segments: int,
+    decoded: list[int],
+    walked: list[int],
+    asked: list[str],
 ) -> None:
     store = HashStore()
     writer, reader = opened(store), opened(store)
@@ -371,10 +389,11 @@ def test_reader_decodes_only_entries_that_are_new(
     assert sum(decoded) == 100
     for number in range(100, 130):
         writer.append_logs([entry(number)])
-        decoded.clear()
-        asked.clear()
+        for counts in (decoded, walked, asked):
+            counts.clear()
         assert numbers(reader, number) == [number]
         assert decoded == [1]
+        assert walked == [number]
         assert asked.count("get") <= 2
         assert "list_keys" not in asked
     decoded.clear()
@@ -669,6 +688,20 @@ def test_entries_that_are_too_long_are_refused_before_anything_is_written(
     backend.append_logs([])
     assert store.num_keys() == 0
     store.close()
+
+
+def test_benchmark_of_the_storages_runs(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--only", "optuna", "--quick", "--directory", str(tmp_path)],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(fscoord.__file__).parent.parent), str(root)])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Optuna: open a study of 20 trials" in done.stdout
 
 
 def test_missing_package_is_an_error_that_names_the_extra() -> None:
