@@ -11,9 +11,20 @@ from typing import Any
 
 import optuna
 from optuna.storages import JournalStorage
-from support.faulty import faulty_system
 
 from fscoord.integrations.optuna import FscoordJournalBackend
+
+SET_STUDY_ATTR = 2
+"""The operation of Optuna's journal that says nothing of trials."""
+
+
+def entry(number: int) -> dict[str, Any]:
+    """Return an entry of the journal, for a study that is not there, so that Optuna passes over it."""
+    return {"op_code": SET_STUDY_ATTR, "worker_id": "w", "study_id": 0, "user_attr": {"n": number}}
+
+
+def numbers(backend: FscoordJournalBackend, start: int = 0) -> list[int]:
+    return [each["user_attr"]["n"] for each in backend.read_logs(start)]
 
 
 def start(body: Callable[[], None]) -> int:
@@ -76,40 +87,3 @@ class Worker:
         self._lines.close()
         os.waitpid(self._pid, 0)
         return lines
-
-
-def append_and_die(path: str, logs: list[dict[str, Any]], *, before: int | None = None, cut: int | None = None) -> bool:
-    """Append in a child that dies; return whether it died, which it does not if there is no such call or byte.
-
-    Args:
-        path: the file of the store.
-        logs: what to append.
-        before: die before the call of this number.
-        cut: die when so many bytes are written, in one call or several.
-    """
-    left = [before, cut]
-
-    def does(name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        calls, size = left
-        if calls is not None:
-            left[0] = calls - 1
-            if calls == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-        if size is not None and name in ("write", "pwrite"):
-            data = arguments[1]
-            left[1] = size - len(data)
-            if size < len(data):
-                real(arguments[0], data[:size], *arguments[2:])
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    def body() -> None:
-        with faulty_system() as faulty:
-            backend = FscoordJournalBackend(path)
-            for _ in backend.read_logs(0):
-                pass
-            with faulty.instead(does):
-                backend.append_logs(logs)
-
-    code = in_child(body)
-    assert code in (0, -signal.SIGKILL)
-    return code != 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
@@ -21,7 +20,7 @@ from optuna.storages import JournalStorage
 from optuna.testing.pytest_storages import StorageTestCase
 from optuna.trial import TrialState
 from pages import blocks
-from with_packages.optuna_processes import Worker, append_and_die, in_child
+from with_packages.optuna_processes import Worker, entry, in_child, numbers
 
 import fscoord
 from fscoord import FileStore, HashStore, PrefixStore, StoreError
@@ -33,18 +32,8 @@ from fscoord.testing import FaultyStore
 pytestmark = [pytest.mark.packages, pytest.mark.timeout(120)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "optuna.md"
-SET_STUDY_ATTR = 2
-"""The operation of Optuna's journal that says nothing of trials."""
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
-def entry(number: int) -> dict[str, Any]:
-    return {"op_code": SET_STUDY_ATTR, "worker_id": "w", "study_id": 0, "user_attr": {"n": number}}
-
-
-def numbers(backend: FscoordJournalBackend, start: int = 0) -> list[int]:
-    return [each["user_attr"]["n"] for each in backend.read_logs(start)]
 
 
 @pytest.fixture
@@ -183,66 +172,33 @@ def test_study_of_processes_that_are_killed_loses_no_trial(
     assert lost == []
 
 
-@pytest.fixture
-def step(tmp_path: Path) -> Callable[..., bool]:
-    """Give `step(**how)`: a child appends three entries, and dies as `how` says; whether it died, after all is checked.
-
-    The next child continues the same journal, with what the dead one has left. After fifty children another journal is
-    begun, because each reads all that is torn.
-    """
-    acknowledged: set[int] = set()
-    attempts = itertools.count()
-
-    def attempt(path: str, number: int, **how: Any) -> bool:
-        died = append_and_die(path, [entry(3 * number + each) for each in range(3)], **how)
-        if not died:
-            acknowledged.add(3 * number)
-        return died
-
-    def step(**how: Any) -> bool:
-        number = next(attempts)
-        path = str(tmp_path / f"journal{number // 50}")
-        if number % 50 == 0:
-            acknowledged.clear()
-            assert not attempt(path, number)
-            number = next(attempts)
-        died = attempt(path, number, **how)
-        with FscoordJournalBackend(path, timeout=0) as backend:  # a lock that is held is an error at once
-            found = numbers(backend)
-            assert JournalStorage(backend).get_all_studies() == []
-        batches = [found[at : at + 3] for at in range(0, len(found), 3)]
-        assert batches == [[batch[0], batch[0] + 1, batch[0] + 2] for batch in batches], f"{how}: a part of a batch"
-        firsts = [batch[0] for batch in batches]
-        assert firsts == sorted(set(firsts)), f"{how}: out of order, or twice"
-        assert acknowledged <= set(firsts), f"{how}: lost"
-        return died
-
-    return step
+@pytest.mark.parametrize(("segment_bytes", "least"), [(65536, 12), (1, 25)], ids=["append", "seal_and_pack"])
+def test_append_that_is_killed_before_any_call_is_whole_or_absent(segment_bytes: int, least: int, memory: Path) -> None:
+    assert kill_everywhere("before", segment_bytes, 1, memory) > least
 
 
 @pytest.mark.parametrize(
     ("segment_bytes", "stride", "least"), [(65536, 1, 300), (1, 5, 600)], ids=["append", "seal_and_pack"]
 )
 def test_append_that_is_cut_at_any_byte_harms_no_other(
-    segment_bytes: int, stride: int, least: int, step: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+    segment_bytes: int, stride: int, least: int, memory: Path
 ) -> None:
     """Of all that the call writes, the session of its handle first."""
-    monkeypatch.setattr(integration, "SEGMENT_BYTES", segment_bytes)
-    cut = 0
-    while step(cut=cut):
-        cut += stride
-    assert cut > least
+    assert kill_everywhere("cut", segment_bytes, stride, memory) > least
 
 
-@pytest.mark.parametrize(("segment_bytes", "least"), [(65536, 12), (1, 25)], ids=["append", "seal_and_pack"])
-def test_append_that_is_killed_before_any_call_is_whole_or_absent(
-    segment_bytes: int, least: int, step: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(integration, "SEGMENT_BYTES", segment_bytes)
-    number = 0
-    while step(before=number):
-        number += 1
-    assert number > least
+def kill_everywhere(how: str, segment_bytes: int, stride: int, directory: Path) -> int:
+    """Run `optuna_kills`, and return where it ended. The process is a small one, because it forks hundreds of times."""
+    tests = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "with_packages.optuna_kills", how, str(segment_bytes), str(stride), str(directory)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(fscoord.__file__).parent.parent), str(tests)])},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
 
 
 # -- the order of writers ----------------------------------------------------------------------------------------------
