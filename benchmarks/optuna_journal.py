@@ -11,6 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ LONG, LONG_QUICK = 1000, 20
 LIMIT_S = 240
 
 
-def open_storage(kind: str, directory: str) -> Any:
-    """Return a storage of this kind in `directory`."""
+@contextmanager
+def storage_of(kind: str, directory: str) -> Iterator[Any]:
+    """Open a storage of this kind in `directory`, and close it: NFS keeps a file that is removed while it is open."""
     import optuna
 
     from fscoord.integrations.optuna import FscoordJournalBackend
@@ -43,27 +45,30 @@ def open_storage(kind: str, directory: str) -> Any:
     path = str(Path(directory, "study"))
     if kind == SQLITE:
         arguments = {"connect_args": {"timeout": LIMIT_S}}
-        return optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs=arguments)
-    if kind == JOURNAL:
-        return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path))
-    backend = FscoordJournalBackend(path, durable=kind == OURS_DURABLE, timeout=LIMIT_S)
-    return optuna.storages.JournalStorage(backend)
+        storage = optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs=arguments)
+        yield storage
+        storage.engine.dispose()
+    elif kind == JOURNAL:
+        yield optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path))
+    else:
+        with FscoordJournalBackend(path, durable=kind == OURS_DURABLE, timeout=LIMIT_S) as backend:
+            yield optuna.storages.JournalStorage(backend)
 
 
 def work(member: crew.Member, kind: str, directory: str, trials: int) -> tuple[float, float]:
     """In each process: do `trials` trials; return when they began and ended, on the clock that all processes share."""
     import optuna
 
-    storage = open_storage(kind, directory)
-    study = optuna.load_study(study_name=STUDY, storage=storage, sampler=optuna.samplers.RandomSampler(member.rank))
-    member.start()
-    begin = time.monotonic()
-    for _ in range(trials):
-        trial = study.ask()
-        x = trial.suggest_float("x", -1, 1)
-        trial.report(x, 0)
-        study.tell(trial, x * x)
-    return begin, time.monotonic()
+    with storage_of(kind, directory) as storage:
+        study = optuna.load_study(study_name=STUDY, storage=storage, sampler=optuna.samplers.RandomSampler(member.rank))
+        member.start()
+        begin = time.monotonic()
+        for _ in range(trials):
+            trial = study.ask()
+            x = trial.suggest_float("x", -1, 1)
+            trial.report(x, 0)
+            study.tell(trial, x * x)
+        return begin, time.monotonic()
 
 
 def rate(kind: str, directory: str, size: int, trials: int) -> float:
@@ -71,12 +76,14 @@ def rate(kind: str, directory: str, size: int, trials: int) -> float:
     import optuna
 
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=directory) as place:
-        optuna.create_study(study_name=STUDY, storage=open_storage(kind, place))
+        with storage_of(kind, place) as storage:
+            optuna.create_study(study_name=STUDY, storage=storage)
         each = max(1, trials // size)
         times = crew.run(work, size, kind, place, each)
-        study = optuna.load_study(study_name=STUDY, storage=open_storage(kind, place))
-        if sorted(trial.number for trial in study.trials) != list(range(each * size)):
-            raise RuntimeError(f"{kind} has {len(study.trials)} trials of {each * size}")
+        with storage_of(kind, place) as storage:
+            numbers = sorted(trial.number for trial in optuna.load_study(study_name=STUDY, storage=storage).trials)
+        if numbers != list(range(each * size)):
+            raise RuntimeError(f"{kind} has {len(numbers)} trials of {each * size}")
     return each * size / (max(end for _, end in times) - min(begin for begin, _ in times))
 
 
@@ -84,11 +91,11 @@ def fill(kind: str, directory: str, trials: int) -> None:
     """Make a study of `trials` trials."""
     import optuna
 
-    storage = open_storage(kind, directory)
-    study = optuna.create_study(study_name=STUDY, storage=storage, sampler=optuna.samplers.RandomSampler(0))
-    for _ in range(trials):
-        trial = study.ask()
-        study.tell(trial, trial.suggest_float("x", -1, 1) ** 2)
+    with storage_of(kind, directory) as storage:
+        study = optuna.create_study(study_name=STUDY, storage=storage, sampler=optuna.samplers.RandomSampler(0))
+        for _ in range(trials):
+            trial = study.ask()
+            study.tell(trial, trial.suggest_float("x", -1, 1) ** 2)
 
 
 def opening(member: crew.Member, kind: str, directory: str, trials: int) -> float:
@@ -99,8 +106,9 @@ def opening(member: crew.Member, kind: str, directory: str, trials: int) -> floa
 
     member.start()
     begin = time.monotonic()
-    found = len(optuna.load_study(study_name=STUDY, storage=open_storage(kind, directory)).trials)
-    taken = time.monotonic() - begin
+    with storage_of(kind, directory) as storage:
+        found = len(optuna.load_study(study_name=STUDY, storage=storage).trials)
+        taken = time.monotonic() - begin
     if found != trials:
         raise RuntimeError(f"{kind} has {found} trials of {trials}")
     return taken

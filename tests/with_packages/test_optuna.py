@@ -29,7 +29,7 @@ from fscoord.integrations import optuna as integration
 from fscoord.integrations.optuna import FscoordJournalBackend
 from fscoord.testing import FaultyStore
 
-pytestmark = [pytest.mark.packages, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.packages, pytest.mark.timeout(240)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "optuna.md"
 
@@ -195,7 +195,7 @@ def kill_everywhere(how: str, segment_bytes: int, stride: int, directory: Path) 
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(fscoord.__file__).parent.parent), str(tests)])},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
@@ -646,15 +646,15 @@ def test_entries_that_are_too_long_are_refused_before_anything_is_written(
     store.close()
 
 
-def test_benchmark_of_the_storages_runs(tmp_path: Path) -> None:
+def test_benchmark_of_the_storages_runs(memory: Path) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "--only", "optuna", "--quick", "--directory", str(tmp_path)],
+        [sys.executable, "-m", "benchmarks", "--only", "optuna", "--quick", "--directory", str(memory)],
         cwd=root,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(fscoord.__file__).parent.parent), str(root)])},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     assert "Optuna: open a study of 20 trials" in done.stdout
@@ -684,6 +684,6 @@ def test_example_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
                 env=os.environ | {"PYTHONPATH": root},
                 capture_output=True,
                 text=True,
-                timeout=100,
+                timeout=200,
             )
             assert done.returncode == 0, done.stderr
