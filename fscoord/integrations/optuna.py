@@ -145,7 +145,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
                 raise TypeError(f"{', '.join(map(repr, options))}: options are for an address, and {store!r} is open")
             self._store = store
         elif store is None or isinstance(store, (str, system.os.PathLike)):
-            self._address = _absolute(store or system.os.environ.get(ENVIRONMENT_VARIABLE), options)
+            self._address = _absolute(system.os.environ.get(ENVIRONMENT_VARIABLE) if store is None else store, options)
             self._store = open_store(self._address, **options)
         else:
             raise TypeError(f"store must be a fscoord.Store or an address, not {type(store).__name__}: {store!r}")
@@ -160,7 +160,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         # The next three only save work. Each is replaced in one step, so that threads need no lock for them.
         self._place = _Place(0, 0, 0)  # where the last read ended
         self._newest_seen = -1  # the newest segment that is known to exist
-        self._open = -1  # the newest segment that is known not to be sealed; -1: look
+        self._open = -1  # the segment for the next line, as far as is known; -1: look
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store!r}, prefix={self._prefix!r})"
@@ -197,11 +197,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         for line in self._lines_from(self._place_before(log_number_from)):
             passed = max(0, log_number_from - line.first)
             if passed < line.size:
-                try:
-                    entries = json.loads(line.text)
-                except ValueError as error:
-                    raise self._foreign(_key(line.behind.segment)) from error
-                yield from entries[passed:]
+                yield from self._entries(line)[passed:]
             self._place = line.behind
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
@@ -223,11 +219,13 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
                 f"{len(logs)} entries of {len(line)} bytes are too long for {self!r}: at most {self._line_max} bytes"
                 " can be appended at once; nothing was appended"
             )
-        self._open = max(self._open, self._place.segment or -1)
-        if self._open < 0:
-            self._open = max(self._segments(), default=0)
-        while not self._append(line, mark):
-            pass
+        number = max(self._open, self._place.segment or -1)
+        if number < 0:
+            number = max(self._segments(), default=0)
+        counts = False
+        while not counts:
+            counts, number = self._append(number, line, mark)
+        self._open = number
 
     # -- BaseJournalSnapshot -------------------------------------------------------------------------------------------
 
@@ -261,7 +259,8 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         try:
             return zlib.decompress(value[len(tag) :])
         except zlib.error as error:
-            raise self._foreign(SNAPSHOT) from error
+            logger(__name__).warning("%s. The whole journal is read instead: %s", self._foreign(SNAPSHOT), error)
+            return None
 
     # -- the segments --------------------------------------------------------------------------------------------------
 
@@ -280,9 +279,8 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
             self._store.compact()
         return packed
 
-    def _append(self, line: bytes, mark: bytes) -> bool:
-        """Append `line` to the open segment; return whether it counts. If not, another segment is the open one."""
-        number = self._open
+    def _append(self, number: int, line: bytes, mark: bytes) -> tuple[bool, int]:
+        """Append `line` to the segment `number`; return whether it counts, and which segment comes next for a line."""
         key = _key(number)
         self._view.append(key, line)
         try:
@@ -296,8 +294,8 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         if counts and segment.end >= self._segment_bytes:
             segment = self._seal(key, segment)
         if segment.is_sealed:
-            self._open = number + sum(line.size for line in self._lines_of(segment, _Place(number, 0, number)))
-        return counts
+            number += sum(each.size for each in self._lines_of(segment, _Place(number, 0, number)))
+        return counts, number
 
     def _seal(self, key: str, segment: _Segment) -> _Segment:
         """Seal and pack the segment `key`, and return it. A failure is logged: the entries of the caller are written.
@@ -373,12 +371,24 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
             try:
                 stop = segment.lines.index(b"\n", place.offset, segment.end)
                 _, digits, text = segment.lines[place.offset : stop].split(b" ", 2)
-                count = int(digits)
+                size = int(digits)
             except ValueError as error:
                 raise self._foreign(_key(place.segment)) from error
-            line = _Line(place.number, count, text, _Place(place.segment, stop + 1, place.number + count))
+            if size < 1:
+                raise self._foreign(_key(place.segment))
+            line = _Line(place.number, size, text, _Place(place.segment, stop + 1, place.number + size))
             yield line
             place = line.behind
+
+    def _entries(self, line: _Line) -> list[dict[str, Any]]:
+        """Return the entries of `line`."""
+        try:
+            entries = json.loads(line.text)
+        except ValueError as error:
+            raise self._foreign(_key(line.behind.segment)) from error
+        if not isinstance(entries, list) or len(entries) != line.size:
+            raise self._foreign(_key(line.behind.segment))
+        return entries
 
     def _decode(self, key: str, value: bytes, offset: int = 0) -> _Segment:
         """Return the segment in `value`. It is known not to be sealed before `offset`."""

@@ -458,6 +458,20 @@ def test_snapshot_of_another_version_is_not_given_to_optuna(
     assert len(JournalStorage(backend).get_all_trials(0)) == 3
 
 
+def test_snapshot_that_is_damaged_is_passed_over(
+    opened: Callable[..., FscoordJournalBackend], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = HashStore()
+    backend = opened(store)
+    optimize(JournalStorage(backend), 3)
+    backend.save_snapshot(b"state")
+    store.set("optuna/snapshot", store.get("optuna/snapshot")[:-3])
+    with caplog.at_level(logging.WARNING, "fscoord"):
+        assert len(JournalStorage(backend).get_all_trials(0)) == 3
+    assert "'optuna/snapshot' was not written by" in caplog.text
+    store.close()
+
+
 def test_snapshot_that_cannot_be_saved_ends_no_study(
     opened: Callable[..., FscoordJournalBackend], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -548,7 +562,18 @@ def test_store_holds_several_journals_and_other_keys(opened: Callable[..., Fscoo
 
 @pytest.mark.parametrize(
     "value",
-    [b"text", b"no line\n", b"mark 1 {\n", b"mark x []\n", b"packed\nnothing", b"packed\n" + b"x\x9c", b"\nsealed\n"],
+    [
+        b"text",
+        b"no line\n",
+        b"mark 1 {\n",
+        b"mark 1 {}\n",
+        b"mark 2 [{}]\n",
+        b"mark -1 []\n",
+        b"mark x []\n",
+        b"packed\nnothing",
+        b"packed\n" + b"x\x9c",
+        b"\nsealed\n",
+    ],
 )
 def test_foreign_value_is_an_error_that_names_the_key(
     value: bytes, opened: Callable[..., FscoordJournalBackend]
