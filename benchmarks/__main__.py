@@ -16,6 +16,7 @@ from benchmarks import (
     history,
     locks,
     machine,
+    optuna_journal,
     process_groups,
     reading,
     rendezvous,
@@ -43,9 +44,10 @@ BENCHMARKS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "start": start.measure,
     "trace": tracing.measure,
     "etcd": etcd.measure,
+    "optuna": optuna_journal.measure,
 }
-ON_REQUEST = {"etcd", "handover"}
-"""What needs a server, or is a part of another one, and is measured only when it is asked for."""
+ON_REQUEST = {"etcd", "handover", "optuna"}
+"""What needs a server or another package, or is a part of another one, and is measured only when it is asked for."""
 
 GROUPS = {"meet": ("barrier", "contended", "wakeup", "handover", "reading", "uncontended")}
 """Several by one name. ``meet`` is all that docs/performance.md has a budget for where processes meet."""

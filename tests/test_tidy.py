@@ -575,7 +575,10 @@ def reference() -> list[str]:
     return names
 
 
-PUBLIC_MODULES = ["aio", "barriers", "environment", "integrations.torch", "launch", "recipes", "rendezvous", "testing"]
+PUBLIC_MODULES = [
+    "aio", "barriers", "environment", "integrations.optuna", "integrations.torch", "launch", "recipes", "rendezvous",
+    "testing",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLIC_MODULES)

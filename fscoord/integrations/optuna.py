@@ -1,0 +1,463 @@
+"""`FscoordJournalBackend`: the journal of Optuna's ``JournalStorage`` in a store of fscoord. Needs ``fscoord[optuna]``.
+
+It implements ``BaseJournalBackend`` and ``BaseJournalSnapshot`` of ``optuna/storages/journal/_base.py`` (Optuna 4.5 to
+5.0). The journal is a list of log entries, which are numbered from 0. Optuna reads on from a number, and appends.
+
+**Layout.** The entries lie in *segments*, which are values of the store. The key of a segment is the number of its
+first entry. One call of `~FscoordJournalBackend.append_logs` is one line, which one `Store.append` adds to the newest
+segment. So a call of a process that is killed has taken effect completely or not at all, and writers never have to
+retry because other processes write as well.
+
+A segment that has become long is *sealed*: a line that only says so is appended. The number of the entries before this
+line can't change any more. It gives the key of the next segment, and so all processes compute the same key. A line
+behind the seal counts as not written. Its writer reads the segment after each append. If its own line is behind the
+seal, the writer appends the line again, to the next segment. Each line begins with random digits, by which its writer
+recognizes it.
+
+**No entry is ever dropped.** A sealed segment is *packed*: replaced by its compressed lines, in one `Store.compare_set`
+on one key. The value still ends where it was sealed, so a line that a slow writer appends to it has no effect. Entries
+can't be dropped after a snapshot, because Optuna loads the snapshot only when it makes a new ``JournalStorage``. A
+storage that was pickled, and a storage whose snapshot another version of Optuna wrote, read the journal from entry 0.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from fscoord._arguments import Key, key_text
+from fscoord._runtime import system
+from fscoord._runtime.logging import logger
+from fscoord.errors import LimitExceededError, StoreError, StoreTimeoutError, missing_extra
+from fscoord.store import Store
+from fscoord.stores.file import FileStore
+from fscoord.stores.prefix import PrefixStore
+from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store, parse_url
+
+try:
+    from optuna import __version__ as optuna_version
+    from optuna.storages.journal import BaseJournalBackend
+    from optuna.storages.journal._base import BaseJournalSnapshot  # it has no other name
+except ImportError as error:
+    raise missing_extra("fscoord.integrations.optuna", "optuna", "optuna") from error
+
+__all__ = ["FscoordJournalBackend"]
+
+SEGMENT_BYTES: Final = 64 * 1024
+"""The length in bytes from which a segment is sealed. A store with short values has shorter segments."""
+
+SEGMENTS_IN_VALUE: Final = 64
+"""A segment is at most this part of the longest value. `EtcdStore` writes the whole value again for each `append`."""
+
+NEAR: Final = 1000
+"""The number of entries that a reader passes over rather than ask the store for the list of its segments."""
+
+LOG: Final = "log/"
+SNAPSHOT: Final = "snapshot"
+SEAL: Final = b"sealed\n"
+PACKED: Final = b"packed\n"
+
+Address = str | system.os.PathLike[str]
+
+
+class _Place(NamedTuple):
+    """A place in the journal, between two lines.
+
+    Attributes:
+        segment: the number of the first entry of the segment.
+        offset: how many bytes of the segment's lines are before the place.
+        number: how many entries of the journal are before the place.
+    """
+
+    segment: int
+    offset: int
+    number: int
+
+
+class _Segment(NamedTuple):
+    """The content of a segment.
+
+    Attributes:
+        lines: the lines; behind `end` may be more, which do not count.
+        end: the number of bytes that count.
+        is_sealed: whether the lines are complete.
+        is_packed: whether the value has the compressed form.
+    """
+
+    lines: bytes
+    end: int
+    is_sealed: bool
+    is_packed: bool
+
+
+class _Line(NamedTuple):
+    """The entries of one call of `append_logs`.
+
+    Attributes:
+        first: the number of the first entry.
+        size: the number of entries; 0 between two segments.
+        text: the entries, as JSON.
+        behind: the place behind the line.
+    """
+
+    first: int
+    size: int
+    text: bytes
+    behind: _Place
+
+
+class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
+    """The journal of a ``optuna.storages.JournalStorage`` in a store of fscoord.
+
+    `append_logs` is atomic: a process that is killed in the call has appended all its entries or none, and the journal
+    can be opened and read afterwards. An entry is acknowledged when the call returns; it then survives the death of any
+    process. It also survives a power failure if the store is durable. All processes read the entries in one order.
+
+    Threads may share an object. A forked child may use the object of its parent if several processes can share the
+    store. The object can be pickled if it was made from an address, which it opens again; a relative path then means
+    the same file.
+
+    Args:
+        store: the store, or its address, as `fscoord.open_store` takes it. None: the address in ``FSCOORD_STORE``. A
+            store that is given is not closed by `close`.
+        prefix: the keys of the journal begin with this text and a slash. A store can hold several journals.
+        snapshots: whether Optuna's snapshots are saved and loaded. A snapshot is a pickle, and loading a pickle
+            executes the code in it. Pass False if other users can write to the store.
+        options: options of the store, if `store` is an address.
+
+    Raises:
+        TypeError: `store` is neither a store nor an address, or options are given with a store.
+        ValueError: the address has the option ``world_size``: the last of so many participants removes the file.
+        StoreError: the store can't be opened; see the store.
+    """
+
+    def __init__(
+        self, store: Store | Address | None = None, *, prefix: Key = "optuna", snapshots: bool = True, **options: Any
+    ) -> None:
+        self._address: Address | None = None
+        if isinstance(store, Store):
+            if options:
+                raise TypeError(f"{', '.join(map(repr, options))}: options are for an address, and {store!r} is open")
+            self._store = store
+        elif store is None or isinstance(store, (str, system.os.PathLike)):
+            self._address = _absolute(system.os.environ.get(ENVIRONMENT_VARIABLE) if store is None else store, options)
+            self._store = open_store(self._address, **options)
+        else:
+            raise TypeError(f"store must be a fscoord.Store or an address, not {type(store).__name__}: {store!r}")
+        self._options = options
+        self._prefix = prefix
+        self._view = PrefixStore(prefix, self._store)
+        self._has_snapshots = snapshots
+        self._owner = None if self._store.capabilities.processes else system.os.getpid()
+        value_max = self._store.capabilities.value_max
+        self._segment_bytes = min(SEGMENT_BYTES, value_max // SEGMENTS_IN_VALUE)
+        self._line_max = value_max // 2
+        # The next three only save work. Each is replaced in one step, so that threads need no lock for them.
+        self._place = _Place(0, 0, 0)  # where the last read ended
+        self._newest_seen = -1  # the newest segment that is known to exist
+        self._open = -1  # the segment for the next line, as far as is known; -1: look
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._store!r}, prefix={self._prefix!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._address is None:
+            raise TypeError(
+                f"{self!r} was made from an open store, and can't be pickled: make it from the address of the store"
+            )
+        return _reopen, (self._address, self._prefix, self._has_snapshots, self._options, self._owner)
+
+    def __enter__(self) -> FscoordJournalBackend:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the store, unless the constructor was given an open one."""
+        self._view.close()
+        if self._address is not None:
+            self._store.close()
+
+    # -- BaseJournalBackend --------------------------------------------------------------------------------------------
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """Yield the entries with the number `log_number_from` and higher. Only the segments that hold them are read.
+
+        Raises:
+            StoreError: the store failed, or a value of the journal was not written by this class.
+        """
+        for line in self._lines_from(self._place_before(log_number_from)):
+            passed = max(0, log_number_from - line.first)
+            if passed < line.size:
+                yield from self._entries(line)[passed:]
+            self._place = line.behind
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Append `logs` in one step.
+
+        Raises:
+            TypeError: an entry can't be written as JSON. Nothing was written.
+            LimitExceededError: the entries are too long for a value of the store. Nothing was written.
+            StoreError: the store failed. ``maybe_applied`` says whether the entries may have been written.
+            StoreTimeoutError: the same, at the timeout of the store.
+        """
+        self._refuse_other_process()
+        if not logs:
+            return
+        mark = system.random_bytes(8).hex().encode()
+        line = b"%s %d %s\n" % (mark, len(logs), json.dumps(logs, separators=(",", ":")).encode())
+        if len(line) > self._line_max:
+            raise LimitExceededError(
+                f"{len(logs)} entries of {len(line)} bytes are too long for {self!r}: at most {self._line_max} bytes"
+                " can be appended at once; nothing was appended"
+            )
+        number = max(self._open, self._place.segment or -1)
+        if number < 0:
+            number = max(self._segments(), default=0)
+        counts = False
+        while not counts:
+            counts, number = self._append(number, line, mark)
+        self._open = number
+
+    # -- BaseJournalSnapshot -------------------------------------------------------------------------------------------
+
+    def save_snapshot(self, snapshot: bytes) -> None:
+        """Save `snapshot`, from which new storages begin. A failure is logged, because no data depends on a snapshot.
+
+        No snapshot is saved if it is longer, compressed, than a value of the store can be.
+        """
+        if not self._has_snapshots:
+            return
+        value = _snapshot_tag() + zlib.compress(snapshot, 1)
+        try:
+            if len(value) > self._store.capabilities.value_max:
+                raise LimitExceededError(f"a snapshot of {len(value)} bytes is longer than a value of the store can be")
+            self._view.set(SNAPSHOT, value)
+        except (StoreError, StoreTimeoutError) as error:
+            logger(__name__).warning("%r: no snapshot was saved, so storages open more slowly: %s", self, error)
+
+    def load_snapshot(self) -> bytes | None:
+        """Return the last snapshot.
+
+        Return None if there is none, or if another version of Optuna or Python has saved it. Optuna could fail to load
+        such a pickle, and reads the whole journal instead.
+        """
+        if not self._has_snapshots or not self._view.check([SNAPSHOT]):
+            return None
+        tag = _snapshot_tag()
+        value = self._view.get(SNAPSHOT)
+        if not value.startswith(tag):
+            return None
+        try:
+            return zlib.decompress(value[len(tag) :])
+        except zlib.error as error:
+            logger(__name__).warning("%s. The whole journal is read instead: %s", self._foreign(SNAPSHOT), error)
+            return None
+
+    # -- the segments --------------------------------------------------------------------------------------------------
+
+    def compact(self) -> int:
+        """Pack the sealed segments that are not packed yet, and compact the file of a `~fscoord.FileStore`.
+
+        A segment is packed when it is sealed, so this is only needed if a process was killed just then, or before the
+        file is archived. No entry is dropped, and other processes may read and append at the same time.
+
+        Returns:
+            The number of segments that this call has packed.
+        """
+        self._refuse_other_process()
+        packed = sum(self._pack(segment) for segment in self._segments())
+        if isinstance(self._store, FileStore):
+            self._store.compact()
+        return packed
+
+    def _append(self, number: int, line: bytes, mark: bytes) -> tuple[bool, int]:
+        """Append `line` to the segment `number`; return whether it counts, and which segment comes next for a line."""
+        key = _key(number)
+        self._view.append(key, line)
+        try:
+            segment = self._decode(key, self._view.get(key))
+        except (StoreError, StoreTimeoutError) as error:
+            error.maybe_applied = True  # the append itself was acknowledged by the store
+            raise
+        counts = segment.lines.rfind(mark, 0, segment.end) >= 0
+        if not counts and not segment.is_sealed:
+            raise self._foreign(key)
+        if counts and segment.end >= self._segment_bytes:
+            segment = self._seal(key, segment)
+        if segment.is_sealed:
+            number += sum(each.size for each in self._lines_of(segment, _Place(number, 0, number)))
+        return counts, number
+
+    def _seal(self, key: str, segment: _Segment) -> _Segment:
+        """Seal and pack the segment `key`, and return it. A failure is logged: the entries of the caller are written.
+
+        If the process dies here, the next writer seals the segment.
+        """
+        try:
+            if not segment.is_sealed:
+                self._view.append(key, SEAL)
+                segment = self._decode(key, self._view.get(key))
+            self._pack_value(key)
+        except (StoreError, StoreTimeoutError) as error:
+            logger(__name__).warning("%r: a segment was not sealed and packed: %s", self, error)
+        return segment
+
+    def _pack(self, number: int) -> bool:
+        return self._pack_value(_key(number))
+
+    def _pack_value(self, key: str) -> bool:
+        """Pack the segment `key` if it is sealed and not packed; return whether this call did so.
+
+        If another process appends to the value or packs it at the same time, the call does nothing.
+        """
+        value = self._view.get(key)
+        segment = self._decode(key, value)
+        if segment.is_packed or not segment.is_sealed:
+            return False
+        packed = PACKED + zlib.compress(segment.lines[: segment.end])
+        return self._view.compare_set(key, value, packed) == packed
+
+    def _segments(self) -> list[int]:
+        """Return the numbers of the first entries of all segments, in their order."""
+        names = self._view.list_keys(LOG)
+        try:
+            return [int(name.removeprefix(LOG)) for name in names]
+        except ValueError as error:
+            raise self._foreign(LOG) from error
+
+    def _place_before(self, number: int) -> _Place:
+        """Return a known place before the entry `number`, or at it."""
+        place = self._place
+        if place.number <= number <= place.number + NEAR:
+            return place
+        if place.segment <= number <= place.number:
+            return _Place(place.segment, 0, place.segment)
+        if number <= NEAR:
+            return _Place(0, 0, 0)
+        first = max((each for each in self._segments() if each <= number), default=0)
+        return _Place(first, 0, first)
+
+    def _lines_from(self, place: _Place) -> Iterator[_Line]:
+        """Yield all lines from `place` on. Between two segments a line without entries is yielded."""
+        while True:
+            key = _key(place.segment)
+            if place.segment > self._newest_seen:
+                if not self._view.check([key]):
+                    return
+                self._newest_seen = place.segment
+            segment = self._decode(key, self._view.get(key), place.offset)
+            for line in self._lines_of(segment, place):
+                yield line
+                place = line.behind
+            if not segment.is_sealed:
+                return
+            if place.number == place.segment:
+                raise self._foreign(key)  # a segment is sealed because it is long
+            place = _Place(place.number, 0, place.number)
+            yield _Line(place.number, 0, b"", place)
+
+    def _lines_of(self, segment: _Segment, place: _Place) -> Iterator[_Line]:
+        """Yield the lines of `segment` from `place` on."""
+        while place.offset < segment.end:
+            try:
+                stop = segment.lines.index(b"\n", place.offset, segment.end)
+                _, digits, text = segment.lines[place.offset : stop].split(b" ", 2)
+                size = int(digits)
+            except ValueError as error:
+                raise self._foreign(_key(place.segment)) from error
+            if size < 1:
+                raise self._foreign(_key(place.segment))
+            line = _Line(place.number, size, text, _Place(place.segment, stop + 1, place.number + size))
+            yield line
+            place = line.behind
+
+    def _entries(self, line: _Line) -> list[dict[str, Any]]:
+        """Return the entries of `line`."""
+        try:
+            entries = json.loads(line.text)
+        except ValueError as error:
+            raise self._foreign(_key(line.behind.segment)) from error
+        if not isinstance(entries, list) or len(entries) != line.size:
+            raise self._foreign(_key(line.behind.segment))
+        return entries
+
+    def _decode(self, key: str, value: bytes, offset: int = 0) -> _Segment:
+        """Return the segment in `value`. It is known not to be sealed before `offset`."""
+        if value.startswith(PACKED):
+            # Behind the compressed lines may be a line that a slow writer has appended.
+            stream = zlib.decompressobj()
+            try:
+                lines = stream.decompress(value[len(PACKED) :])
+            except zlib.error as error:
+                raise self._foreign(key) from error
+            if not stream.eof:
+                raise self._foreign(key)
+            return _Segment(lines, len(lines), is_sealed=True, is_packed=True)
+        seal = value.find(b"\n" + SEAL, max(0, offset - 1))
+        return _Segment(value, len(value) if seal < 0 else seal + 1, seal >= 0, is_packed=False)
+
+    def _foreign(self, key: str) -> StoreError:
+        name = f"{key_text(self._prefix) if isinstance(self._prefix, bytes) else self._prefix}/{key}"
+        return StoreError(
+            f"{self._store!r}: the value of {name!r} was not written by {type(self).__name__}, or was changed by"
+            " another program: give the journal a prefix of its own",
+            path=getattr(self._store, "path", None),
+        )
+
+    def _refuse_other_process(self) -> None:
+        """Raise the error of a process that writes to its own copy of a store in memory, which no other will read."""
+        if self._owner is not None and self._owner != system.os.getpid():
+            raise StoreError(
+                f"{self._store!r} is in the memory of process {self._owner}, and process {system.os.getpid()} would"
+                " write to a copy: use a FileStore for a study of several processes"
+            )
+
+
+def _key(number: int) -> str:
+    return f"{LOG}{number:020}"
+
+
+def _snapshot_tag() -> bytes:
+    """Return the first line of a snapshot that this process can load."""
+    return f"optuna {optuna_version}, python {sys.version_info.major}.{sys.version_info.minor}\n".encode()
+
+
+def _absolute(address: Address | None, options: Iterable[str]) -> Address | None:
+    """Return `address` in a form that means the same in another directory.
+
+    Raises:
+        ValueError: see the constructor of `FscoordJournalBackend`.
+    """
+    if address is None:
+        return None  # `open_store` says what is missing
+    scheme, host, path, query = parse_url(address)
+    if scheme != "file" or host not in ("", "localhost"):
+        return address
+    if "world_size" in {*query, *options}:
+        raise ValueError(
+            f"{address!r} has the option world_size: the last of so many participants would remove the file, and the"
+            " study with it; leave the option out"
+        )
+    asked = address.partition("?")[2] if isinstance(address, str) else ""
+    return f"file://{quote(system.os.fsencode(system.os.path.abspath(path)))}{'?' if asked else ''}{asked}"
+
+
+def _reopen(
+    address: Address, prefix: Key, snapshots: bool, options: dict[str, Any], owner: int | None
+) -> FscoordJournalBackend:
+    """Return a backend on the store of the one that was pickled, in process `owner` if the store is in memory."""
+    if owner is not None and owner != system.os.getpid():
+        raise StoreError(
+            f"the store {address!r} is in the memory of process {owner}, and process {system.os.getpid()} can't open"
+            " it: use a FileStore for a study of several processes"
+        )
+    return FscoordJournalBackend(address, prefix=prefix, snapshots=snapshots, **options)
