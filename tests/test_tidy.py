@@ -575,7 +575,17 @@ def reference() -> list[str]:
     return names
 
 
-PUBLIC_MODULES = ["aio", "barriers", "environment", "integrations.torch", "launch", "recipes", "rendezvous", "testing"]
+PUBLIC_MODULES = [
+    "aio",
+    "barriers",
+    "environment",
+    "integrations.tooz",
+    "integrations.torch",
+    "launch",
+    "recipes",
+    "rendezvous",
+    "testing",
+]
 
 
 @pytest.mark.parametrize("name", PUBLIC_MODULES)
