@@ -206,8 +206,8 @@ class _Candidate:
     async def _run(self) -> None:
         try:
             await self._lead()
-        except FscoordError:
-            logger.exception("%s is no longer published in %r", self._address, self._store.store)
+        except FscoordError as error:
+            logger.error("%s is no longer published in %r: %s", self._address, self._store.store, error)
 
     async def _lead(self) -> None:
         store = self._store.store

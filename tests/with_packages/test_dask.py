@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pages
 import pytest
+import trustme
 from distributed.comm import addressing
 from support.places import HANG_S
 
-from fscoord import FileStore, HashStore, StoreTimeoutError
+from fscoord import FileStore, HashStore, StoreTimeoutError, aio
 from fscoord.integrations import dask as integration
-from fscoord.integrations.dask import FscoordBackend, scheduler_address
+from fscoord.integrations.dask import NAME, FscoordBackend, _Candidate, scheduler_address
 
 pytestmark = [pytest.mark.packages, pytest.mark.timeout(120)]
 
@@ -124,6 +125,7 @@ def test_second_scheduler_takes_over_from_one_that_was_killed(dask: Run, run: Ru
     first = dask(*SCHEDULER, *PUBLISHED, path)
     address = first.read_until(r"Published (\S+) in FileStore\('\S+'\), term 1$")[1]
     late = dask(*WORKER, "--no-nanny", url)
+    late.read_until(r"Start worker at: +tcp://127\.0\.0\.1:")
     client = run(CLIENT, url)
     client.read_until("ready")
     client.tell("2")
@@ -164,6 +166,75 @@ def test_scheduler_that_ends_withdraws_its_address(dask: Run, path: Path) -> Non
     assert "Traceback" not in "".join(scheduler.lines)
     with pytest.raises(StoreTimeoutError):
         scheduler_address(path, timeout=0)
+
+
+def test_connections_are_those_of_tls_if_the_scheduler_has_tls(dask: Run, run: Run, path: Path, url: str) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    ca, cert = path.with_name("ca.pem"), path.with_name("cert.pem")
+    authority.cert_pem.write_to_path(ca)
+    certificate.private_key_and_cert_chain_pem.write_to_path(cert)
+    prefix = "DASK_DISTRIBUTED__COMM__"
+    tls = {f"{prefix}TLS__{role}__CERT": str(cert) for role in ("SCHEDULER", "WORKER", "CLIENT")}
+    tls |= {f"{prefix}TLS__CA_FILE": str(ca), f"{prefix}REQUIRE_ENCRYPTION": "true"}
+    scheduler = dask(*SCHEDULER, *PUBLISHED, path, **tls)
+    address = scheduler.read_until(r"Published (tls://\S+) in")[1]
+    dask(*WORKER, "--no-nanny", url, **tls).read_until(r"Start worker at: +tls://127\.0\.0\.1:")
+    client = run(CLIENT, url, **tls)
+    client.tell("1")
+    assert client.read_until(r"^285 (\S+)")[1] == address
+
+
+# -- a candidate in this process ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    """What candidates log; Dask's loggers don't propagate to the one that pytest listens to."""
+    integration.logger.addHandler(caplog.handler)
+    yield lambda: [record.getMessage() for record in caplog.records]
+    integration.logger.removeHandler(caplog.handler)
+
+
+def test_candidate_waits_without_limit_and_withdraws_its_address(said: Callable[[], list[str]]) -> None:
+    async def elect(store: HashStore) -> None:
+        candidates = [_Candidate(aio.AsyncStore(store.clone()), f"tcp://{name}:1") for name in "ab"]
+        election = aio.Election(aio.AsyncStore(store), NAME)
+        candidates[0].start()
+        assert (await election.observe(timeout=HANG_S)).data == b"tcp://a:1"
+        candidates[1].start()
+        while not await election.waiters():
+            await asyncio.sleep(0)
+        await candidates[0].stop()
+        assert (await election.observe(after=1, timeout=HANG_S)).data == b"tcp://b:1"
+        await candidates[1].stop()
+        assert await election.leader() is None
+
+    with HashStore(timeout=0) as store:
+        asyncio.run(asyncio.wait_for(elect(store), HANG_S))
+
+
+def test_candidate_that_leads_no_more_says_which_one_does(said: Callable[[], list[str]]) -> None:
+    async def elect(store: HashStore) -> None:
+        candidates = [_Candidate(aio.AsyncStore(store.clone()), f"tcp://{name}:1") for name in "ab"]
+        asynchronous = aio.AsyncStore(store)
+        election = aio.Election(asynchronous, NAME)
+        candidates[0].start()
+        leader = await election.observe(timeout=HANG_S)
+        candidates[1].start()
+        while not await election.waiters():
+            await asyncio.sleep(0)
+        assert await aio.force_release(asynchronous, NAME, leader.term)
+        await election.observe(after=1, timeout=HANG_S)
+        wanted = ("tcp://b:1 leads in .* now, not tcp://a:1", "tcp://a:1 is no longer published in .*removed it")
+        while not all(any(re.fullmatch(each, line) for line in said()) for each in wanted):
+            await asyncio.sleep(0)
+        await candidates[0].stop()
+        assert (await election.leader()).data == b"tcp://b:1"
+        await candidates[1].stop()
+
+    with HashStore(timeout=0) as store:
+        asyncio.run(asyncio.wait_for(elect(store), HANG_S))
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
