@@ -179,7 +179,8 @@ def test_connections_are_those_of_tls_if_the_scheduler_has_tls(dask: Run, run: R
     tls |= {f"{prefix}TLS__CA_FILE": str(ca), f"{prefix}REQUIRE_ENCRYPTION": "true"}
     scheduler = dask(*SCHEDULER, *PUBLISHED, path, **tls)
     address = scheduler.read_until(r"Published (tls://\S+) in")[1]
-    dask(*WORKER, "--no-nanny", url, **tls).read_until(r"Start worker at: +tls://127\.0\.0\.1:")
+    worker = dask(*WORKER, "--no-nanny", DASK_SCHEDULER_ADDRESS=url, **tls)
+    worker.read_until(r"Start worker at: +tls://127\.0\.0\.1:")
     client = run(CLIENT, url, **tls)
     client.tell("1")
     assert client.read_until(r"^285 (\S+)")[1] == address

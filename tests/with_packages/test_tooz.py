@@ -6,8 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pages
@@ -204,6 +207,32 @@ def test_groups_whose_ids_have_slashes_are_apart(start: Start) -> None:
     assert coordinator.get_members(b"a/member").get() == {b"m"}
 
 
+def come_at_once(calls: Sequence[Callable[[], Any]], error: type[Exception]) -> int:
+    """Make the calls in threads, at one moment, and return how many succeeded; the others must raise the error."""
+    gate = threading.Barrier(len(calls))
+
+    def come(call: Callable[[], Any]) -> bool:
+        gate.wait(HANG_S)
+        try:
+            call().get()
+            return True
+        except error:
+            return False
+
+    return sum(thread.join() for thread in [start_thread(come, call) for call in calls])
+
+
+def test_one_of_many_that_come_at_once_creates_and_one_joins(start: Start) -> None:
+    coordinators = [start("m") for _ in range(4)]
+    for number in range(20):
+        group = b"%d" % number
+        creating = [partial(each.create_group, group) for each in coordinators]
+        assert come_at_once(creating, coordination.GroupAlreadyExist) == 1
+        joining = [partial(each.join_group, group) for each in coordinators]
+        assert come_at_once(joining, coordination.MemberAlreadyExist) == 1
+        assert coordinators[0].get_members(group).get() == {b"m"}
+
+
 def test_member_info_has_the_times(start: Start) -> None:
     coordinator = start("m")
     coordinator.join_group_create(b"g", {"n": 1})
@@ -268,6 +297,8 @@ def test_lock_ends_with_its_coordinator(start: Start) -> None:
     first, second = start("first"), start("second")
     lost, lock = first.get_lock(b"l"), second.get_lock(b"l")
     assert lost.acquire()
+    assert not lock.acquire(0.01)
+    assert not lock.acquire(timeout=0.01)
     first.stop()
     assert lock.acquire(timeout=HANG_S)
     with pytest.raises(coordination.ToozConnectionError, match="closed"):
