@@ -394,12 +394,13 @@ SYSTEM_ALLOWED = {
     "cli.groups": ({"signal"}, "tells Ctrl-C from the other signals that end it"),
     "demo.launcher": ({"selectors", "signal", "subprocess"}, "starts processes, listens to them, kills one"),
     "_runtime.signals": ({"signal"}, "is about nothing else"),
+    "integrations.dask": ({"asyncio"}, "runs in the event loop of a scheduler of Dask"),
     "doctor.agents": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),
 }
 
 # Extras, and the only modules that may ask for them.
 EXTRAS = {
-    "click": ["cli", "cli.*"],
+    "click": ["cli", "cli.*", "integrations.dask"],
     "pytest": ["testing.contract", "testing.contract.*"],
     "rich": ["cli", "cli.*"],
     "dask": ["integrations.dask"],
@@ -576,9 +577,18 @@ def reference() -> list[str]:
 
 
 PUBLIC_MODULES = [
-    "aio", "barriers", "environment", "integrations.optuna", "integrations.torch", "launch", "recipes", "rendezvous",
+    "aio",
+    "barriers",
+    "environment",
+    "integrations.dask",
+    "integrations.optuna",
+    "integrations.tooz",
+    "integrations.torch",
+    "launch",
+    "recipes",
+    "rendezvous",
     "testing",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name", PUBLIC_MODULES)

@@ -1,0 +1,270 @@
+"""Dask finds its scheduler through a store: ``fscoord:///path`` as an address, and a preload module that publishes it.
+
+- ``dask scheduler --preload fscoord.integrations.dask --store /shared/job/store`` takes part in an election. The leader
+  publishes the scheduler's address in its term. The preload module has the interface of
+  https://docs.dask.org/en/stable/customize-initialization.html.
+- ``dask worker fscoord:///shared/job/store`` and ``Client("fscoord:///shared/job/store")`` connect to the leader, which
+  they look up for each connection. `FscoordBackend` is a backend of
+  https://distributed.dask.org/en/stable/communications.html, which Dask finds by its entry point.
+
+It needs the extra ``fscoord[dask]``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from fscoord import aio
+from fscoord._arguments import Timeout, to_seconds
+from fscoord._runtime import system
+from fscoord.errors import FscoordError, StoreTimeoutError, missing_extra
+from fscoord.recipes import Election
+from fscoord.store import Store
+from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store
+
+try:
+    import click
+    from distributed.comm import addressing, registry
+    from distributed.scheduler import Scheduler
+    from distributed.utils import get_ip
+except ImportError as error:
+    raise missing_extra("fscoord.integrations.dask", "distributed", "dask") from error
+
+__all__ = ["FscoordBackend", "dask_setup", "dask_teardown", "scheduler_address"]
+
+SCHEME: Final = "fscoord"
+NAME: Final = "dask/scheduler"
+"""The name of the election in the store."""
+
+logger = logging.getLogger("distributed.fscoord")  # below `distributed`, whose messages Dask shows
+
+
+# -- finding the scheduler ---------------------------------------------------------------------------------------------
+
+
+def scheduler_address(
+    store: Store | str | system.os.PathLike[str] | None = None, timeout: Timeout | None = None
+) -> str:
+    """Return the address of the scheduler that is published in `store`, such as ``tcp://10.0.0.1:8786``.
+
+    If there is none, wait for one. The address of a scheduler that is known dead is not returned.
+
+    Args:
+        store: the store, or its address for `~fscoord.open_store`.
+        timeout: how long to wait, in seconds or as a `timedelta`; None means the store's.
+
+    Raises:
+        StoreTimeoutError: no scheduler was published within the timeout.
+    """
+    if not isinstance(store, Store):
+        with open_store(store) as opened:
+            return scheduler_address(opened, timeout)
+    limit = to_seconds(store.timeout if timeout is None else timeout)
+    election = Election(store, NAME)
+    leader = election.leader()
+    if leader is None:
+        _log_wait(store, limit)
+        try:
+            leader = election.observe(timeout=limit)
+        except StoreTimeoutError as error:
+            raise _without_scheduler(store, error) from error
+    return leader.data.decode()
+
+
+async def _find(loc: str) -> str:
+    """Do as `scheduler_address` for the address ``fscoord://{loc}``, in a task."""
+    async with aio.open_store(_store_url(loc)) as store:
+        election = aio.Election(store, NAME)
+        leader = await election.leader()
+        if leader is None:
+            _log_wait(store.store, to_seconds(store.timeout))
+            try:
+                leader = await election.observe()
+            except StoreTimeoutError as error:
+                raise _without_scheduler(store.store, error) from error
+        return leader.data.decode()
+
+
+def _log_wait(store: Store, limit: float) -> None:
+    logger.info("Waiting for a scheduler to publish its address in %r, for up to %g s", store, limit)
+
+
+def _without_scheduler(store: Store, error: StoreTimeoutError) -> StoreTimeoutError:
+    """Return the error for a wait that ended without a scheduler, after logging it.
+
+    Dask replaces the `TimeoutError` of a worker that starts by one that says nothing.
+    """
+    message = (
+        f"timeout: no scheduler has published its address in {store!r} within {error.waited:g} s; start one with dask"
+        " scheduler --preload fscoord.integrations.dask --store PATH"
+    )
+    logger.error(message)
+    return StoreTimeoutError(message, keys=error.keys, waited=error.waited)
+
+
+def _store_url(loc: str) -> str:
+    if not loc.startswith("/"):
+        raise ValueError(
+            f"{SCHEME}://{loc} has no absolute path: a store is a file; write three slashes, {SCHEME}:///shared/job/store"
+        )
+    return f"file:{loc}"
+
+
+class _Connector:
+    """Connects to the scheduler that leads at the moment."""
+
+    async def connect(self, loc: str, deserialize: bool = True, **connection_args: Any) -> Any:
+        scheme, found = addressing.parse_address(await _find(loc))
+        connector = registry.get_backend(scheme).get_connector()
+        return await connector.connect(found, deserialize=deserialize, **connection_args)
+
+
+class _Listening:
+    """The listener of a worker or a nanny. Once it has started, it is a listener of TCP or TLS.
+
+    Dask has a worker listen by the scheme of the scheduler's address, unless ``--protocol`` names another. On which of
+    its host's addresses it can be contacted depends on where the scheduler is.
+    """
+
+    def __init__(self, loc: str, handle_comm: Callable[..., Awaitable[None]], deserialize: bool, **args: Any) -> None:
+        self._loc = loc
+        self._handle_comm = handle_comm
+        self._deserialize = deserialize
+        self._args = args
+
+    async def _start(self) -> Any:
+        args = dict(self._args)
+        server = getattr(self._handle_comm, "__self__", None)
+        scheduler = getattr(getattr(server, "scheduler", None), "address", "")
+        if not self._loc.rpartition(":")[0] and scheduler.startswith(f"{SCHEME}://"):
+            found = await _find(addressing.parse_address(scheduler)[1])
+            args.setdefault("default_host", get_ip(addressing.get_address_host(found)))
+        backend = registry.get_backend("tls" if args.get("ssl_context") else "tcp")
+        return await backend.get_listener(self._loc, self._handle_comm, self._deserialize, **args)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._start().__await__()
+
+
+class FscoordBackend(registry.Backend):
+    """The backend of Dask's communication for ``fscoord:///shared/job/store?timeout=60``: a store instead of a host.
+
+    The query takes the options of `~fscoord.open_store` for a file. ``timeout`` is how long a worker waits for a
+    scheduler before it gives up. Connections themselves are those of TCP or TLS, as the scheduler's address says.
+    """
+
+    def get_connector(self) -> Any:
+        """Return the object that connects to the scheduler."""
+        return _Connector()
+
+    def get_listener(
+        self, loc: str, handle_comm: Callable[..., Awaitable[None]], deserialize: bool, **connection_args: Any
+    ) -> Any:
+        """Return the listener of a worker, which listens by TCP or TLS. `loc` is a host and a port."""
+        return _Listening(loc, handle_comm, deserialize, **connection_args)
+
+    def get_address_host(self, loc: str) -> str:
+        """Return the scheduler's host; wait for the scheduler, see `scheduler_address`."""
+        host: str = addressing.get_address_host(scheduler_address(_store_url(loc)))
+        return host
+
+    def get_address_host_port(self, loc: str) -> tuple[str, int]:
+        """Return the scheduler's host and port; wait for the scheduler, see `scheduler_address`."""
+        host, port = addressing.get_address_host_port(scheduler_address(_store_url(loc)))
+        return host, port
+
+    def resolve_address(self, loc: str) -> str:
+        """Return `loc`: the scheduler is looked up for each connection."""
+        return loc
+
+    def get_local_address_for(self, loc: str) -> str:
+        """Return the address of this host on which the scheduler can reach it."""
+        local = addressing.get_local_address_for(scheduler_address(_store_url(loc)))
+        return str(addressing.parse_address(local)[1])
+
+
+# -- publishing the scheduler ------------------------------------------------------------------------------------------
+
+
+class _Candidate:
+    """A scheduler's part in the election, in a task of its event loop."""
+
+    def __init__(self, store: aio.AsyncStore, address: str) -> None:
+        self._store = store
+        self._election = aio.Election(store, NAME, address, timeout=math.inf)
+        self._address = address
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            await self._lead()
+        except FscoordError as error:
+            logger.error("%s is no longer published in %r: %s", self._address, self._store.store, error)
+
+    async def _lead(self) -> None:
+        store = self._store.store
+        leader = await self._election.leader()
+        if leader is not None:
+            logger.info("%s leads in %r; this scheduler takes over when it ends", leader.data.decode(), store)
+        async with self._election:
+            logger.info("Published %s in %r, term %d", self._address, store, self._election.term)
+            async for other in self._election.watch():
+                if other.term > self._election.term:
+                    logger.error("%s leads in %r now, not %s", other.data.decode(), store, self._address)
+                    break
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._store.close()
+
+
+_candidates: WeakKeyDictionary[Any, _Candidate] = WeakKeyDictionary()
+
+
+@click.command()
+@click.option(
+    "--store",
+    envvar=ENVIRONMENT_VARIABLE,
+    required=True,
+    help=f"The path or the address of the store that publishes the scheduler. Default: {ENVIRONMENT_VARIABLE}.",
+)
+async def dask_setup(scheduler: Any, store: str) -> None:
+    """Publish the scheduler's address in a store, as soon as no other scheduler is published there."""
+    try:
+        if not isinstance(scheduler, Scheduler):
+            raise TypeError(
+                f"fscoord.integrations.dask publishes a scheduler, and this is a {type(scheduler).__name__}: give it"
+                f" the address {SCHEME}:///path, without the preload module"
+            )
+        _candidates[scheduler] = await _candidate(store, scheduler.address)
+    except (FscoordError, ValueError, OSError) as error:
+        # Dask logs what a preload module raises, and goes on. Nobody would find this scheduler.
+        logger.critical("The scheduler ends, because its address can't be published in %s: %s", store, error)
+        scheduler.loop.add_callback(scheduler.close)
+        raise
+    _candidates[scheduler].start()
+
+
+async def _candidate(url: str, address: str) -> _Candidate:
+    store = await aio.open_store(url)
+    if store.has_liveness:
+        return _Candidate(store, address)
+    await store.close()
+    raise ValueError(f"{store.store!r} can't detect deaths, so the address of a dead scheduler would stay there")
+
+
+async def dask_teardown(scheduler: Any) -> None:
+    """Withdraw the scheduler's address. Another scheduler that waits in the same store is published then."""
+    candidate = _candidates.pop(scheduler, None)
+    if candidate is not None:
+        await candidate.stop()
