@@ -589,7 +589,18 @@ def reference() -> list[str]:
     return names
 
 
-PUBLIC_MODULES = ["aio", "barriers", "environment", "integrations.torch", "launch", "recipes", "rendezvous", "testing"]
+PUBLIC_MODULES = [
+    "aio",
+    "barriers",
+    "environment",
+    "integrations.jax",
+    "integrations.lightning",
+    "integrations.torch",
+    "launch",
+    "recipes",
+    "rendezvous",
+    "testing",
+]
 
 
 @pytest.mark.parametrize("name", PUBLIC_MODULES)
