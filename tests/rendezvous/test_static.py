@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -154,16 +154,49 @@ def test_rank_0_that_was_dead_before_is_named_too(ranks: Ranks) -> None:
         static_rendezvous(ranks.handle(), 1, 2, restart_timeout=0.05)
 
 
-def test_end_of_rank_0_is_logged_while_a_new_one_may_come(ranks: Ranks, caplog: pytest.LogCaptureFixture) -> None:
-    first, seen = ranks.handle(), ranks.handle()
+def test_end_of_rank_0_is_logged_while_a_new_one_may_come(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, other = ranks.handle(), ranks.handle()
     first.announce_rank(0)
-    other = begin(ranks.handle(), 1, 2)
-    until(lambda: seen.members([1]))
+    looks = Looks(other, monkeypatch)
+    waiting = begin(other, 1, 2)
+    until(lambda: looks.count == 1)  # rank 0 lived then: its end must wake the wait
     first.close()
     until(lambda: caplog.records)
     assert re.match(r"rank 0 \(.*dead.*\) has ended: waiting 30 s for a new rank 0", caplog.messages[0])
     static_rendezvous(ranks.handle(), 0, 2, server_port=7)
-    assert address(other.join())[1] == 7
+    assert address(waiting.join())[1] == 7
+
+
+def test_new_rank_0_that_is_slow_is_waited_for(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, other, new = ranks.handle(), ranks.handle(), ranks.handle()
+    first.announce_rank(0)
+    first.close()
+    looks = Looks(other, monkeypatch, after_first=lambda: new.announce_rank(0))
+    waiting = begin(other, 1, 2, restart_timeout=0.01)
+    until(lambda: looks.count >= 3)  # the time for a new rank 0 is over, and one has announced itself
+    static_rendezvous(new, 0, 2, server_port=7)
+    assert address(waiting.join())[1] == 7
+
+
+class Looks:
+    """Counts the looks of `store` for dead ranks."""
+
+    def __init__(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch, after_first: Callable[[], object] = lambda: None
+    ) -> None:
+        self.count = 0
+        look = store.dead_ranks
+
+        def dead_ranks(numbers: Iterable[int]) -> list[int]:
+            found = look(numbers)
+            if not self.count:
+                after_first()
+            self.count += 1
+            return found
+
+        monkeypatch.setattr(store, "dead_ranks", dead_ranks)
 
 
 def test_rank_0_that_dies_after_it_published_is_named_at_once(ranks: Ranks) -> None:

@@ -5,7 +5,7 @@
 - `detect`: as `sum`, with `jax.distributed.initialize` itself and its detection of clusters.
 - `lone`: initialize, with half a second for a new rank 0.
 - `open`: open the store, say so, and wait to be killed.
-- `publish`: publish an address as rank 0 does, say so, and wait to be killed.
+- `publish`: meet the others, but do not call JAX; say so, and wait to be killed.
 """
 
 from __future__ import annotations

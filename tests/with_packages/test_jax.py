@@ -13,7 +13,7 @@ import jax
 import pages
 import pytest
 from jax._src.clusters import ClusterEnv
-from support.places import until
+from support.places import start_thread, until
 
 from fscoord import FileStore, HashStore
 from fscoord.integrations import jax as integration
@@ -161,16 +161,17 @@ def test_rank_0_killed_before_it_publishes_is_named(launched: Launched) -> None:
     assert "no new rank 0 came within 0.5 s, for which rank 1 of 2 waited" in output
 
 
-def test_rank_0_killed_while_jax_connects_is_named_at_once(launched: Launched) -> None:
-    first = launched.start_rank(0, 2, WORKER, "publish", launched.url)
-    other = launched.start_rank(1, 2, WORKER, "sum")
-    assert first.stdout is not None
-    assert first.stdout.readline() == "published\n"
-    first.kill()
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_killed_while_jax_connects_is_named_at_once(launched: Launched, rank: int) -> None:
+    victim = launched.start_rank(rank, 2, WORKER, "publish", launched.url)
+    other = launched.start_rank(1 - rank, 2, WORKER, "sum")
+    assert victim.stdout is not None
+    assert victim.stdout.readline() == "published\n"
+    victim.kill()
     output = end(other)
     assert other.returncode == 1, output
-    assert f"RendezvousError: rank 0 ({os.uname().nodename}:{first.pid}, found dead at" in output
-    assert "died in jax.distributed.initialize, while rank 1 of 2 waited there; the coordinator was" in output
+    assert f"RendezvousError: rank {rank} ({os.uname().nodename}:{victim.pid}, found dead at" in output
+    assert f"died in jax.distributed.initialize, while rank {1 - rank} of 2 waited there; the coordinator" in output
 
 
 def test_missing_rank_is_named_at_the_deadline(tmp_path: Path) -> None:
@@ -209,13 +210,17 @@ def test_several_processes_of_a_host_get_one_gpu_each(calls: list[Any], monkeypa
     assert [named["local_device_ids"] for _, named in calls] == [[0], [4, 5], None]
 
 
-def test_error_of_jax_is_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("jax.distributed.initialize should only be called once")
+def test_error_of_jax_is_raised_beside_other_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail_on_rank_1(address: str, world_size: int, rank: int, **_: Any) -> None:
+        if rank == 1:
+            raise RuntimeError("jax.distributed.initialize should only be called once")
 
-    monkeypatch.setattr(jax.distributed, "initialize", fail)
+    monkeypatch.setattr(jax.distributed, "initialize", fail_on_rank_1)
+    monkeypatch.setattr(integration, "_uses", iter([1, 1]))  # as in two processes
+    other = start_thread(lambda: integration.initialize(tmp_path / "store", rank=0, world_size=2))
     with pytest.raises(RuntimeError, match="only be called once"):
-        integration.initialize(tmp_path / "store", rank=0, world_size=1)
+        integration.initialize(tmp_path / "store", rank=1, world_size=2)
+    other.join()
 
 
 def test_store_without_an_address_is_refused() -> None:
