@@ -299,6 +299,20 @@ LAYERS = [
         ["rendezvous.*", "stores.file", "stores.url", "store", "_arguments", "_runtime.*", "errors"],
     ),
     (
+        "rendezvous.static",  # the time-out that names ranks is that of the collectives
+        [
+            "rendezvous.base",
+            "collectives.arrivals",
+            "environment",
+            "_runtime.*",
+            "_waiting.*",
+            "stores.prefix",
+            "store",
+            "_arguments",
+            "errors",
+        ],
+    ),
+    (
         "rendezvous.*",
         ["rendezvous.*", "_runtime.*", "_waiting.*", "collectives", "stores.prefix", "store", "_arguments", "errors"],
     ),
@@ -581,6 +595,8 @@ PUBLIC_MODULES = [
     "barriers",
     "environment",
     "integrations.dask",
+    "integrations.jax",
+    "integrations.lightning",
     "integrations.optuna",
     "integrations.tooz",
     "integrations.torch",

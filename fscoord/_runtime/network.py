@@ -18,6 +18,9 @@ from fscoord._runtime.interrupts import raise_if_foreign
 Endpoint = tuple[socket.AddressFamily, Any]
 """An address family, and an address of this family with a port."""
 
+_ELSEWHERE: Final = ("192.0.2.1", 9)
+"""An address of no host: it is reserved for documents (RFC 5737)."""
+
 LONGEST_S: Final = 1e6
 """The longest timeout that is passed to a socket, in seconds. The system rejects a timeout of many years."""
 
@@ -47,6 +50,24 @@ def free_port() -> int:
     with socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
         port: int = server.getsockname()[1]
         return port
+
+
+def own_name() -> str:
+    """Return a name or an address by which other hosts reach this host.
+
+    It is the name of the host if the resolver knows it. Otherwise it is the address from which this host would send to
+    another network, or the loopback address if there is no such network.
+    """
+    name = system.hostname()
+    if _resolve(name)[0]:
+        return name
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_ELSEWHERE)  # only selects the route: a datagram socket sends nothing here
+        except OSError:
+            return "127.0.0.1"
+        address: str = probe.getsockname()[0]
+        return address
 
 
 def resolve(host: str, port: int) -> list[Endpoint]:

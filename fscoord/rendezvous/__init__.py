@@ -1,5 +1,7 @@
 """Rendezvous: nodes that are not known in advance find each other in a store, and agree on the nodes of each round.
 
+Ranks that are known in advance find rank 0 by `static_rendezvous`.
+
 The names and their meaning follow ``torch.distributed.elastic.rendezvous``.
 """
 
@@ -32,6 +34,7 @@ from fscoord.rendezvous.parameters import (
     RendezvousTimeout,
     parse_rendezvous_config,
 )
+from fscoord.rendezvous.static import static_rendezvous
 
 __all__ = [
     "DEFAULT_PORT",
@@ -64,6 +67,7 @@ __all__ = [
     "parse_rendezvous_config",
     "parse_rendezvous_endpoint",
     "rendezvous_handler_registry",
+    "static_rendezvous",
 ]
 
 rendezvous_handler_registry.register("c10d", create_handler)

@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 
 NEEDS = {
+    "test_bootstrap.py": "torch",
     "test_dask.py": "distributed",
     "test_jax.py": "jax",
     "test_lightning.py": "lightning",

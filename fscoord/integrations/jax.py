@@ -1,0 +1,221 @@
+"""`initialize`: ``jax.distributed.initialize`` with rank, world size and coordinator from a store.
+
+It needs the extra ``fscoord[jax]``, and calls only JAX's public functions.
+
+The import of this module also adds the method ``"fscoord"`` to JAX's detection of clusters, for programs that call
+``jax.distributed.initialize(cluster_detection_method="fscoord")`` themselves. The interface is
+``jax._src.clusters.ClusterEnv`` (jax/_src/clusters/cluster.py), which is private to JAX: JAX 0.10 calls its
+``get_coordinator_address`` with an argument that JAX 0.8 does not have. So the method is only used by programs that
+name it. If a version of JAX has no such interface, this module logs that, and `initialize` works all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import Any, Final
+
+from fscoord import environment
+from fscoord._arguments import Timeout, to_seconds
+from fscoord._runtime import system
+from fscoord._runtime.logging import logger
+from fscoord.errors import FscoordError, RendezvousError, StoreTimeoutError, missing_extra
+from fscoord.rendezvous import RendezvousInfo, static_rendezvous
+from fscoord.rendezvous.static import RESTART_TIMEOUT_S, locate_rank, session_of
+from fscoord.store import Store
+from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store
+
+try:
+    import jax
+except ImportError as error:
+    raise missing_extra("fscoord.integrations.jax", "jax", "jax") from error
+
+__all__ = ["DETECTION_METHOD", "initialize"]
+
+DETECTION_METHOD: Final = "fscoord"
+"""The ``cluster_detection_method`` with which ``jax.distributed.initialize`` asks a store for the coordinator."""
+
+TIMEOUT_S: Final = 300.0
+"""How long to wait for the other processes, in seconds: JAX's own default."""
+LONGEST_S: Final = 1e6
+"""The longest timeout that is passed to JAX, in seconds. A timeout without limit is no whole number."""
+
+LOOK_S: Final = 1.0
+"""How often a process looks whether JAX has returned without the store's having recorded it, in seconds."""
+
+_open: list[Store] = []
+"""The stores that calls have opened. They stay open, because the end of its session counts as the end of a rank."""
+
+_uses = count(1)  # a process may initialize again, after jax.distributed.shutdown
+
+
+def initialize(
+    store_or_url: Store | str | system.os.PathLike[str] | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    coordinator_host: str | None = None,
+    coordinator_port: int | None = None,
+    timeout: Timeout = TIMEOUT_S,
+    restart_timeout: Timeout = RESTART_TIMEOUT_S,
+    **options: Any,
+) -> None:
+    """Call ``jax.distributed.initialize`` in all processes, with an address of rank 0 that comes from the store.
+
+    Rank 0 picks a free port and publishes its address for this run and this restart of the workers, so that no process
+    reads the address of an earlier one. All processes call JAX when all are there. The call is in a thread of its own.
+    So this function raises at once if another process dies meanwhile, where JAX waits for its time-out.
+
+    If the launcher starts several processes on a host, each of them sees the GPU whose number is its local rank, as
+    JAX does it under Slurm. The option ``local_device_ids`` overrides this.
+
+    Args:
+        store_or_url: the store that the processes share, or its address; None: the address in ``FSCOORD_STORE``. A
+            store that this function opens stays open until the process ends, for its session shows that rank 0 lives.
+        rank: the number of this process; None: the rank in the environment, see `fscoord.environment`.
+        world_size: the number of processes; None: the number in the environment.
+        coordinator_host: the name or address by which the others reach rank 0; None: rank 0's host name if it can be
+            resolved, or else its address on the network. Only that of rank 0 counts.
+        coordinator_port: the port of rank 0; None: one that is free now.
+        timeout: how long to wait for the other processes, in seconds or as a `timedelta`.
+        restart_timeout: how long to wait for a new rank 0 if rank 0 has died without an address, for a launcher may be
+            starting a new one; see `fscoord.rendezvous.static_rendezvous`.
+        options: other arguments of ``jax.distributed.initialize``, such as ``heartbeat_timeout_seconds``.
+
+    Raises:
+        RendezvousError: another process died before all were initialized. The message names its rank, host and process.
+        StoreTimeoutError: processes are missing. The message names their ranks.
+        ValueError: there is no store, rank or world size, or the environment contradicts itself.
+    """
+    limit = to_seconds(timeout)
+    ends = system.time.monotonic() + limit
+    store = store_or_url if isinstance(store_or_url, Store) else open_store(store_or_url)
+    try:
+        info = static_rendezvous(
+            store,
+            rank,
+            world_size,
+            f"fscoord/jax/{next(_uses)}",
+            local_addr=coordinator_host,
+            server_port=coordinator_port,
+            timeout=limit,
+            restart_timeout=restart_timeout,
+        )
+        left = int(max(1, min(ends - system.time.monotonic(), LONGEST_S)))
+        arguments = {"initialization_timeout": left, "local_device_ids": _local_device_ids(), **options}
+        _call_beside(
+            store,
+            info,
+            lambda: jax.distributed.initialize(_address(info), info.world_size, info.rank, **arguments),
+        )
+    except BaseException:
+        if store is not store_or_url:
+            store.close()
+        raise
+    if store is not store_or_url:
+        _open.append(store)
+
+
+def _address(info: RendezvousInfo) -> str:
+    """Return the address of rank 0 as JAX writes it. The address of IPv6 has brackets."""
+    host, port = info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _call_beside(store: Store, info: RendezvousInfo, call: Callable[[], None]) -> None:
+    """Make the call of JAX in a thread. Raise if another process dies before its call has returned."""
+    if not store.has_liveness or info.world_size == 1:
+        call()
+        return
+    errors: list[BaseException] = []
+    own = f"returned/{info.rank}"
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
+            errors.append(error)
+        with suppress(FscoordError):  # the caller has raised and closed the store, or looks for the end of this thread
+            info.store.set(own, b"1")
+
+    # A daemon thread: JAX can't be interrupted, and the process must be able to end when another one has died.
+    thread = system.threading.Thread(target=run, name="fscoord-jax", daemon=True)
+    waiting = {session_of(info.store, rank): rank for rank in range(info.world_size) if rank != info.rank}
+    thread.start()
+    while thread.is_alive():
+        dead: list[int] = []
+        with suppress(StoreTimeoutError):
+            dead = info.store.wait_sessions([own], waiting, LOOK_S)
+            if not dead:
+                break
+        for session in dead:
+            other = waiting.pop(session)
+            if not info.store.check([f"returned/{other}"]):
+                raise RendezvousError(
+                    f"{locate_rank(store, other, session)} died in jax.distributed.initialize, while rank {info.rank}"
+                    f" of {info.world_size} waited there; the coordinator was {_address(info)}"
+                )
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _local_device_ids() -> list[int] | None:
+    """Return the number of the one GPU for this process, or None if this process is alone on its host."""
+    found = environment.detect()
+    return None if found.local_rank is None or (found.local_world_size or 1) == 1 else [found.local_rank]
+
+
+def _add_detection() -> None:
+    """Add `DETECTION_METHOD` to JAX's detection of clusters."""
+    try:
+        from jax._src.clusters import ClusterEnv
+
+        if ClusterEnv.opt_in_only_method is not False:
+            raise AttributeError("opt_in_only_method is not False")
+    except (ImportError, AttributeError) as error:
+        text = "this JAX has no cluster_detection_method=%r (%s): call fscoord.integrations.jax.initialize"
+        logger(__name__).info(text, DETECTION_METHOD, error)
+        return
+
+    class FscoordCluster(ClusterEnv):  # JAX keeps every subclass in a list
+        """The ranks of `fscoord.environment`, with a coordinator from the store in ``FSCOORD_STORE``."""
+
+        name = DETECTION_METHOD
+        opt_in_only_method = True
+
+        @classmethod
+        def is_env_present(cls) -> bool:
+            """Return whether the environment has a store, a rank and a world size."""
+            found = environment.detect()
+            has_store = bool(system.os.environ.get(ENVIRONMENT_VARIABLE))
+            return has_store and found.rank is not None and found.world_size is not None
+
+        @classmethod
+        def get_coordinator_address(
+            cls, timeout_secs: int | None = None, override_coordinator_port: str | None = None
+        ) -> str:
+            """Return the address of rank 0, which all processes have read."""
+            store = open_store()
+            _open.append(store)
+            port = None if override_coordinator_port is None else int(override_coordinator_port)
+            timeout = TIMEOUT_S if timeout_secs is None else timeout_secs
+            name = f"fscoord/jax/{next(_uses)}"
+            return _address(static_rendezvous(store, name=name, server_port=port, timeout=timeout))
+
+        @classmethod
+        def get_process_count(cls) -> int:
+            return environment.rank_and_world_size()[1]
+
+        @classmethod
+        def get_process_id(cls) -> int:
+            return environment.rank_and_world_size()[0]
+
+        @classmethod
+        def get_local_process_id(cls) -> int | None:
+            ids = _local_device_ids()
+            return ids[0] if ids else None
+
+
+_add_detection()

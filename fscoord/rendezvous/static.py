@@ -1,0 +1,241 @@
+"""`static_rendezvous`: ranks that are known in advance find the address of rank 0, or learn that rank 0 is dead.
+
+torch calls this kind of rendezvous static. The other kind, `fscoord.rendezvous.DynamicRendezvousHandler`, finds the
+ranks first.
+
+**Keys.** All keys begin with ``{name}/{run}/{restart}/``: the run of `fscoord.environment.detect`, and the number of
+times that a launcher has restarted the workers. So no rank reads the address of an earlier run. A launcher also starts
+workers again without counting it, when nodes come or go. So each rank 0 makes an attempt of its own, with the next free
+number, and no rank accepts an attempt whose rank 0 is dead:
+
+- ``{attempt}/address``: the session of rank 0, its port and its address;
+- ``{attempt}/rank/{rank}``: the session of a rank that has read the address;
+- ``{attempt}/complete``: all ranks have.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Final, NamedTuple
+
+from fscoord import environment
+from fscoord._arguments import MalformedText, Timeout, key_bytes, key_text, parse_uint63, to_seconds
+from fscoord._runtime import network, system
+from fscoord._runtime.logging import logger
+from fscoord._waiting.awaited import RENDEZVOUS, Awaited
+from fscoord._waiting.timing import SlowWaitLogger
+from fscoord._waiting.wait import KEYS, WaitRequest
+from fscoord.collectives.arrivals import Attempt, check_rank, location_of
+from fscoord.errors import RendezvousError, RendezvousStateError, StoreTimeoutError
+from fscoord.rendezvous.base import RendezvousInfo, RendezvousStoreInfo
+from fscoord.store import Store, session_states, wait_on
+from fscoord.stores.prefix import PrefixStore
+
+__all__ = ["RESTART_TIMEOUT_S", "locate_rank", "session_of", "static_rendezvous"]
+
+RESTART_TIMEOUT_S: Final = 30.0
+"""How long the other ranks wait for a new rank 0 when all sessions of rank 0 have ended, in seconds."""
+
+
+def static_rendezvous(
+    store: Store,
+    rank: int | None = None,
+    world_size: int | None = None,
+    name: str = "static_rendezvous",
+    *,
+    local_addr: str | None = None,
+    server_port: int | None = None,
+    timeout: Timeout | None = None,
+    restart_timeout: Timeout = RESTART_TIMEOUT_S,
+) -> RendezvousInfo:
+    """Give the address of rank 0 to all ranks, and wait until all ranks have read it.
+
+    The service that listens at the address is the caller's. Each rank announces its rank to the store, and its session
+    must live until the caller has no more use for the other ranks. In one process a name can be used once.
+
+    Args:
+        store: the store that the ranks share.
+        rank: the rank of this process; None: the rank in the environment.
+        world_size: the number of ranks; None: the number in the environment.
+        name: the name of the rendezvous, with which its keys begin.
+        local_addr: rank 0's address; None: its host name if it can be resolved, or else its address on the network.
+        server_port: rank 0's port; None: one that is free now.
+        timeout: how long to wait, in seconds or as a `timedelta`; None means the store's.
+        restart_timeout: how long to wait for a new rank 0 after all sessions of rank 0 have ended without an address. A
+            launcher may be starting a new rank 0, or a process of rank 0 has closed one handle and will open another.
+
+    Returns:
+        The address of rank 0, the rank, the world size, and a store that only the ranks of this attempt use.
+
+    Raises:
+        RendezvousError: rank 0 is dead. The message names its host and process.
+        StoreTimeoutError: rank 0 published no address, or other ranks are missing. The message names the ranks.
+        UsedBeforeError: this name was used before in this run, on a store that can't detect dead sessions.
+        RendezvousStateError: another program has written these keys.
+        ValueError: the environment has no rank or world size, or they contradict each other.
+    """
+    rank, world_size = environment.rank_and_world_size(rank, world_size)
+    check_rank(rank, world_size)
+    limit = to_seconds(store.timeout if timeout is None else timeout)
+    name = f"{name}/{_this_run()}"
+    call = _Call(store, Attempt(key_bytes(name), rank, world_size, limit, system.time.monotonic()))
+    store.announce_rank(rank)
+    session = store.register()
+    if rank == 0:
+        port = network.free_port() if server_port is None else server_port
+        found = call.publish(name, _Address(session, local_addr or network.own_name(), port))
+    else:
+        found = call.find(name, to_seconds(restart_timeout))
+    call.meet(found, session)
+    address = RendezvousStoreInfo(found.address.host, found.address.port or 0)
+    return RendezvousInfo(found.store, rank, world_size, address)
+
+
+def session_of(store: Store, rank: int) -> int:
+    """Return the session of `rank`, where `store` is that of the outcome of a `static_rendezvous`."""
+    return _number(store, f"rank/{rank}")
+
+
+def locate_rank(store: Store, rank: int, session: int | None = None) -> str:
+    """Return the words that name `rank`, its host, its process and its state; those of `session` alone, if given."""
+    members = [member for member in store.members([rank]) if session in (None, member.number)]
+    return f"rank {rank} ({location_of(members)})"
+
+
+def _this_run() -> str:
+    """Return the part of the keys that distinguishes this run, and this restart of its workers, from earlier ones."""
+    run = environment.detect().run_id
+    job = "/".join(map(str, run)) if isinstance(run, tuple) else run or "-"
+    restarts = [system.os.environ.get(name) for name in ("FSCOORD_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")]
+    return f"{job}/{next(filter(None, restarts), '0')}"
+
+
+def _number(store: Store, key: str) -> int:
+    value = store.get(key)
+    try:
+        return parse_uint63(value)
+    except MalformedText as error:
+        raise _foreign(key, value) from error
+
+
+def _foreign(key: str, value: bytes) -> RendezvousStateError:
+    return RendezvousStateError(
+        f"the key {key!r} holds {value[:40]!r}, which no rank wrote there: another program wrote it, so give the"
+        " rendezvous another name"
+    )
+
+
+class _Address(NamedTuple):
+    """The record of rank 0 in an attempt."""
+
+    session: int
+    host: str
+    port: int
+
+    def encode(self) -> bytes:
+        return f"{self.session} {self.port} {self.host}".encode("utf-8", "surrogateescape")
+
+
+class _Found(NamedTuple):
+    """An attempt: its store, and the address of its rank 0."""
+
+    store: Store
+    address: _Address
+
+
+class _Call:
+    """One rank's call: the store and the checked arguments."""
+
+    def __init__(self, store: Store, attempt: Attempt) -> None:
+        self._store = store
+        self._attempt = attempt
+
+    def publish(self, name: str, address: _Address) -> _Found:
+        """Publish `address` in the next attempt, as rank 0."""
+        for number in count(1):
+            store = PrefixStore(f"{name}/{number}", self._store)
+            # An address that was there may have come from this very handle.
+            if not store.check(["address"]) and store.compare_set("address", "", address.encode()) == address.encode():
+                return _Found(store, address)
+            if not self._store.has_liveness or _read(store).session == address.session:
+                raise self._attempt.used_before(self._store)  # the others can't see that the earlier address is old
+        raise AssertionError  # the loop has no end
+
+    def find(self, name: str, restart_timeout: float) -> _Found:
+        """Wait for the address of an attempt whose rank 0 is not dead."""
+        for number in count(1):
+            store = PrefixStore(f"{name}/{number}", self._store)
+            try:
+                self._wait_for_address(store, restart_timeout)
+            except StoreTimeoutError as error:
+                raise self._attempt.time_out("waiting for the address of rank 0", [0], error, self._store) from error
+            address = _read(store)
+            if session_states(self._store, [address.session]).get(address.session) != "no":
+                return _Found(store, address)
+        raise AssertionError  # the loop has no end
+
+    def meet(self, found: _Found, session: int) -> None:
+        """Wait until all ranks have read the address, or rank 0 is dead."""
+        rank, world_size = self._attempt.rank, self._attempt.world_size
+        own, record = f"rank/{rank}", str(session)
+        if found.store.check([own]) or found.store.compare_set(own, "", record) != record.encode():
+            raise self._attempt.used_before(self._store)
+        keys = [f"rank/{each}" for each in range(world_size)]
+        if found.store.check(keys):
+            found.store.set("complete", b"1")
+            return
+        needed = None if rank == 0 else [found.address.session]
+        try:
+            dead = self._wait(found.store, "complete", self._attempt.left(), sessions=needed)
+        except StoreTimeoutError as error:
+            missing = [each for each, key in enumerate(keys) if not found.store.check([key])]
+            raise self._attempt.time_out("in the rendezvous", missing, error, self._store) from error
+        if dead:
+            who = locate_rank(self._store, 0, found.address.session)
+            raise RendezvousError(f"{who} died after it had published its address {found.address.host}, {self._for()}")
+
+    def _wait_for_address(self, store: Store, restart_timeout: float) -> None:
+        """Wait until the attempt of `store` has an address, or rank 0 is dead and no new rank 0 comes."""
+        while True:
+            if not self._store.dead_ranks([0]) and not self._wait(store, "address", self._attempt.left(), ranks=[0]):
+                return
+            place = locate_rank(self._store, 0)
+            logger(__name__).warning("%s has ended: waiting %g s for a new rank 0", place, restart_timeout)
+            limit = min(restart_timeout, self._attempt.left())
+            try:
+                self._wait(store, "address", limit)
+                return
+            except StoreTimeoutError as error:
+                if limit < restart_timeout:
+                    raise
+                if self._store.dead_ranks([0]):
+                    raise RendezvousError(
+                        f"{locate_rank(self._store, 0)} is dead and published no address, and no new rank 0 came within"
+                        f" {limit:g} s, {self._for()}"
+                    ) from error
+
+    def _wait(
+        self, store: Store, key: str, timeout: float, ranks: list[int] | None = None, sessions: list[int] | None = None
+    ) -> list[int]:
+        """Wait for `key` of `store`. Return the dead ranks or sessions that have ended the wait."""
+        awaited = Awaited(RENDEZVOUS, key_text(self._attempt.prefix), self._attempt.world_size)
+        slow_logger = SlowWaitLogger(__name__, lambda: f"{awaited} on rank {self._attempt.rank}", awaited=awaited)
+        try:
+            request = WaitRequest(KEYS, [key_bytes(key)], timeout, ranks, sessions, slow_logger)
+            dead: list[int] = wait_on(store, request)
+            return dead
+        finally:
+            slow_logger.end()
+
+    def _for(self) -> str:
+        return f"for which rank {self._attempt.rank} of {self._attempt.world_size} waited"
+
+
+def _read(store: Store) -> _Address:
+    value = store.get("address")
+    session, _, rest = value.partition(b" ")
+    port, _, host = rest.partition(b" ")
+    try:
+        return _Address(parse_uint63(session), host.decode("utf-8", "surrogateescape"), parse_uint63(port))
+    except MalformedText as error:
+        raise _foreign("address", value) from error
