@@ -122,9 +122,9 @@ class FileStore(Sessions):
         spill_bytes: int | None = SPILL_BYTES,
         trace: Any = None,
     ) -> None:
-        check_platform()
         self._timeout = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
         path = path_argument(path, file_name, read_only=read_only)
+        check_platform(lock, path)
         self._participants = 0 if world_size in (None, -1) else check_positive("world_size", world_size)
         check_choice("watch", watch, MODES)
         log: dict[str, Any] = {"lock": lock, "durable": durable, "read_only": read_only, "mode": mode}
