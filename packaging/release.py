@@ -196,19 +196,15 @@ def install(wheel: Path, python: str) -> Path:
     return inside / "python"
 
 
-def write_sbom(python: Path, path: Path) -> None:
-    """Write what is installed beside `python` as an SBOM of CycloneDX."""
-    words = [
-        "--output-reproducible",
-        "--of",
-        "JSON",
-        "--pyproject",
-        str(REPOSITORY / "pyproject.toml"),
-        "-o",
-        str(path),
-    ]
-    run(sys.executable, "-m", "cyclonedx_py", "environment", *words, str(python))
-    names = {part["name"] for part in json.loads(path.read_text(encoding="utf-8"))["components"]}
+def write_sbom(python: Path, number: str, path: Path) -> None:
+    """Write what is installed beside `python`, but for pip, as an SBOM of CycloneDX."""
+    run(python, "-m", "pip", "uninstall", "-q", "-y", "pip")
+    words = ["--mc-type", "library", "--output-reproducible", "-o", str(path)]
+    run(sys.executable, "-m", "cyclonedx_py", "environment", "--pyproject", "pyproject.toml", *words, str(python))
+    found = json.loads(path.read_text(encoding="utf-8"))
+    found["metadata"]["component"]["version"] = number  # which pyproject.toml leaves to the build
+    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    names = {part["name"] for part in found["components"]}
     missing = {"portalocker", "watchdog", "click", "rich"} - names
     if missing:
         raise Failed(f"the SBOM lacks {sorted(missing)}")
@@ -293,7 +289,7 @@ def release(output: Path, pythons: list[str], *, allow_changes: bool) -> int:
         inside = steps.run(f"install and run it on Python {python}", partial(install, wheel, python))
         if isinstance(inside, Path):
             if python == pythons[-1]:
-                steps.run("write the SBOM", partial(write_sbom, inside, output / f"fscoord-{number}.cdx.json"))
+                steps.run("write the SBOM", partial(write_sbom, inside, number, output / f"fscoord-{number}.cdx.json"))
             shutil.rmtree(inside.parents[2])
 
     def write() -> None:
