@@ -1,9 +1,10 @@
 """Build and check a release: ``tox -e release``.
 
-It builds the archive and the wheel twice, from two copies of the checkout, and compares them bit by bit. It checks both
-with twine and check-wheel-contents, installs the wheel in an empty environment on each Python and runs ``fscoord demo``
-there, and writes the list of what the wheel brings with it (an SBOM in the format of CycloneDX), the checksums, the
-Spack recipe with the checksum of the archive, and the release notes. Nothing is uploaded.
+It builds the archive and the wheel twice, in two copies of the checkout, with two time zones and umasks, and compares
+them bit by bit. It checks both with twine and check-wheel-contents, and installs the wheel in an empty environment on
+each Python and runs ``fscoord demo`` there. It writes the list of what the wheel brings with it (an SBOM in the format
+of CycloneDX), the checksums, the Spack recipe with the checksum of the archive, and the release notes. Nothing is
+uploaded.
 
     release.py [--output DIR] [--python VERSION]... [--allow-changes]     all of that
     release.py on-the-index                                               makes the install lines true for the index
@@ -53,7 +54,7 @@ class Failed(Exception):
     """A step found something wrong, which the text names."""
 
 
-def run(*words: str | Path, at: Path = REPOSITORY, **variables: str) -> str:
+def run(*words: str | Path, at: Path = REPOSITORY, umask: int = -1, **variables: str) -> str:
     """Run a program and return its standard output; raise `Failed` with all that it said unless it exits with 0."""
     hidden = {"PYTHONPATH", "VIRTUAL_ENV", "FSCOORD_STORE", "FSCOORD_TRACE"}
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -65,6 +66,7 @@ def run(*words: str | Path, at: Path = REPOSITORY, **variables: str) -> str:
         capture_output=True,
         text=True,
         timeout=STEP_S,
+        umask=umask,
         check=False,
     )
     if done.returncode != 0:
@@ -133,12 +135,22 @@ def look_for_changes() -> None:
             raise Failed(f"the checkout has changes: commit them, or pass --allow-changes\n{changed}")
 
 
-def build(directory: Path, epoch: int) -> list[Path]:
+def build(directory: Path, epoch: int, umask: int = 0o022, zone: str = "UTC") -> list[Path]:
     """Build the archive, and the wheel from the archive, in a fresh copy of the checkout; return both."""
     with tempfile.TemporaryDirectory() as copy:
         place = Path(copy) / "checkout"
         shutil.copytree(REPOSITORY, place, ignore=LEFT_OUT, symlinks=True)
-        run(sys.executable, "-m", "build", "--outdir", directory, at=place, SOURCE_DATE_EPOCH=str(epoch))
+        run(
+            sys.executable,
+            "-m",
+            "build",
+            "--outdir",
+            directory,
+            at=place,
+            umask=umask,
+            SOURCE_DATE_EPOCH=str(epoch),
+            TZ=zone,
+        )
     return sorted(directory.iterdir())
 
 
@@ -282,7 +294,10 @@ def release(output: Path, pythons: list[str], *, allow_changes: bool) -> int:
         archives = sorted(output.iterdir())
         if len(archives) != 2:
             return 1
-        steps.run("build both again, bit by bit the same", lambda: compare(archives, build(Path(again), epoch)))
+        steps.run(
+            "build both again, bit by bit the same",
+            lambda: compare(archives, build(Path(again), epoch, 0o077, "Asia/Kathmandu")),
+        )
     steps.run("check metadata and contents", lambda: check(archives))
     source, wheel = sorted(archives, key=lambda path: path.suffix == ".whl")
     for python in pythons:
