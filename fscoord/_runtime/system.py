@@ -86,7 +86,10 @@ def serialized_on_fake_fs(method: Callable[P, R]) -> Callable[P, R]:
 
 def hostname() -> str:
     """Return the name of this host, as gethostname(2)."""
-    return os.uname().nodename
+    if hasattr(os, "uname"):
+        return os.uname().nodename
+    name: str = import_uninterrupted("socket").gethostname()  # Windows
+    return name
 
 
 def process_name(pid: int | str | None = None) -> str:
@@ -196,6 +199,54 @@ def _close_unfinished_opens() -> None:
 
 
 after_fork_in_child("descriptors", _close_inherited)
+
+
+def sync_data(fd: int) -> None:
+    """Write the data of `fd` to the disk (fdatasync(2)), so that they survive a power failure.
+
+    On macOS fsync(2) returns while the data are in the cache of the disk; F_FULLFSYNC of fcntl(2) empties that cache.
+    """
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:
+        fcntl.fcntl(fd, full)
+    else:
+        getattr(os, "fdatasync", os.fsync)(fd)
+
+
+def sync_file(fd: int) -> None:
+    """Write the data and the metadata of `fd` to the disk (fsync(2)), on macOS as `sync_data`."""
+    if hasattr(fcntl, "F_FULLFSYNC"):
+        sync_data(fd)
+    else:
+        os.fsync(fd)
+
+
+def drop_cached_pages(fd: int) -> None:
+    """Drop the pages of the file of `fd` that this host has cached (posix_fadvise(2)), if the system can do that."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def readiness(fd: int, *, writing: bool = False) -> Callable[[float], Any]:
+    """Return a function that waits, at most so many milliseconds, until a read or a write of `fd` does not block.
+
+    Its result is true if `fd` is ready, or closed: then the next read or write raises the error.
+    """
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(fd, select.POLLOUT if writing else select.POLLIN)
+        return poll.poll
+
+    def wait(milliseconds: float) -> bool:  # Windows has no poll(2), and there select(2) has no limit at 1024
+        readers, writers = ((), (fd,)) if writing else ((fd,), ())
+        try:
+            return any(select.select(readers, writers, (), min(milliseconds / 1000, SLEEP_MAX_S)))
+        except OSError as error:
+            if error.errno is None:  # a signal handler has raised it: rule 4 in `interrupts`
+                raise
+            return True
+
+    return wait
 
 
 def close_quietly(*descriptors: int) -> None:
@@ -335,8 +386,11 @@ FLOCK_STRUCT: Final = struct.Struct("hhqqi4x")
 
 
 def has_ofd_locks() -> bool:
-    """Return whether this platform has open-file-description locks (fcntl(2), Linux 3.15)."""
-    return hasattr(fcntl, "F_OFD_SETLK")
+    """Return whether this platform has open-file-description locks (fcntl(2), Linux 3.15).
+
+    Another system may have constants of these names, but `FLOCK_STRUCT` is that of Linux.
+    """
+    return sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
 
 
 def has_inotify() -> bool:

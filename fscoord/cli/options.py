@@ -257,11 +257,10 @@ def _read_input(size: int) -> bytes:
         descriptor = sys.stdin.fileno()
     except OSError:  # io.UnsupportedOperation: something else takes its place, in a test say
         return sys.stdin.buffer.read(size)
-    poll = system.select.poll()
-    poll.register(descriptor, system.select.POLLIN)
+    is_ready = system.readiness(descriptor)
     parts: list[bytes] = []
     while size > 0:
-        if poll.poll(INPUT_POLL_S * 1000):
+        if is_ready(INPUT_POLL_S * 1000):
             part = system.os.read(descriptor, min(size, CHUNK))
             if not part:
                 break

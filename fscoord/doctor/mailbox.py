@@ -45,7 +45,7 @@ def put_file(path: str, draft: str, data: bytes, mode: int) -> None:
     fd = new_file(draft, mode)
     try:
         safe_files.write_all(fd, data)
-        system.os.fsync(fd)
+        system.sync_file(fd)
         system.os.rename(draft, path)
     except BaseException:
         safe_files.unlink_quietly(draft)

@@ -179,8 +179,7 @@ class ProbeFile:
     def _forget(self) -> None:
         """Reopen the file and drop its cached pages, as a store does if its lock does not revalidate the cache."""
         fd = safe_files.open_descriptor(self.path, system.os.O_RDONLY)
-        if hasattr(system.os, "posix_fadvise"):
-            system.os.posix_fadvise(fd, 0, 0, system.os.POSIX_FADV_DONTNEED)
+        system.drop_cached_pages(fd)
         system.os.lseek(fd, system.os.lseek(self.reader, 0, system.os.SEEK_CUR), system.os.SEEK_SET)
         self._pending[fd] = self._pending.pop(self.reader, b"")
         system.close_quietly(self.reader)

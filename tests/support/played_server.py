@@ -60,6 +60,12 @@ class PlayedServer:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
+    def forget(self) -> None:
+        """Be as empty as a new server."""
+        with self._lock:
+            self._values.clear()
+            self._queues.clear()
+
     def end(self) -> None:
         self.go_on()
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -75,6 +81,7 @@ class PlayedServer:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # an answer is several small writes
             self.connections += 1
             self.open.add(connection)
             self._threads.append(threading.Thread(target=self._serve, args=(connection,)))

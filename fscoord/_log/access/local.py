@@ -55,7 +55,7 @@ class FileAppender:
         """
         handle = self._handle
         try:
-            system.os.fdatasync(fd)
+            system.sync_data(fd)
             if not self._is_directory_synced:
                 safe_files.sync_directory(handle.path, handle.owned_fds)
                 self._is_directory_synced = True

@@ -162,7 +162,7 @@ class NetworkAccess:
         handle = self._handle
         self._cursor.move(handle.offset, handle.chain)
         if self.coherence != DIRECT:
-            system.os.posix_fadvise(handle.reader_fd, 0, 0, system.os.POSIX_FADV_DONTNEED)
+            system.drop_cached_pages(handle.reader_fd)
 
     def _check_path(self, now: float) -> None:
         """Check that the path still leads to the file. Only open(2) is sure to ask the server."""
@@ -294,7 +294,7 @@ class NetworkAccess:
     def _flush(self) -> None:
         handle = self._handle
         try:
-            system.os.fdatasync(handle.lock.fd)
+            system.sync_data(handle.lock.fd)
         except OSError as error:
             raise_if_foreign(error)
             raise safe_files.unavailable(error, handle.path, "appending to the log", maybe_applied=True) from error

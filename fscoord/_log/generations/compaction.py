@@ -223,7 +223,7 @@ class Compactor:
             place = _write(fd, header._replace(inode=handle.options.inode(fd)), entries)
             # File and directory are synced before the seal, also in a log that is not durable: after a power failure a
             # seal that survived must not name a file that is incomplete or missing.
-            system.os.fsync(fd)
+            system.sync_file(fd)
             safe_files.sync_directory(handle.path, handle.owned_fds)
             successor = GenerationRef(header.generation, header.log_id, place.offset, place.chain, name)
             is_sealing = True  # before the append: from here on, an exception does not prove that the seal is absent

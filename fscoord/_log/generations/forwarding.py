@@ -129,14 +129,14 @@ def post(
         if named is None or named.generation < successor.generation:
             # First sync the bytes before the record. Otherwise a power failure could lose an earlier record and keep
             # this one, and the gap between them would look like damage.
-            system.os.fdatasync(fd)
+            system.sync_data(fd)
             if is_torn:
                 place = _void(fd, reader, place)
             system.os.lseek(fd, place.offset, 0)  # for mounts whose flags for writing have no O_APPEND
             data, chain = record.encode(record.FORWARD, b"", successor.forward(), writer, time_ns, place.chain)
             safe_files.write_all(fd, data)
             place = LogPosition(place.offset + len(data), chain)
-        system.os.fdatasync(fd)
+        system.sync_data(fd)
         return place
     finally:
         try:
@@ -173,7 +173,7 @@ def _void(fd: int, reader: int, place: LogPosition) -> LogPosition:
     system.os.lseek(fd, verdict.place, 0)
     data, chain = record.encode_void(place.offset, 0, system.time.time_ns(), place.chain)
     safe_files.write_all(fd, data)
-    system.os.fdatasync(fd)
+    system.sync_data(fd)
     return LogPosition(verdict.place + len(data), chain)
 
 

@@ -78,7 +78,7 @@ class LogCopy:
             ValueError: a file exists at the path by now. It is not overwritten.
         """
         self._write()
-        system.os.fsync(self._fd)
+        system.sync_file(self._fd)
         try:
             safe_files.publish(self._temporary, self._path)
         except FileExistsError as error:

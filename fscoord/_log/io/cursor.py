@@ -206,7 +206,7 @@ class Cursor:
         """
         handle = self._handle
         try:
-            system.os.fdatasync(handle.reader_fd)
+            system.sync_data(handle.reader_fd)
         except OSError as error:
             raise_if_foreign(error)
             handle.finish(StoreUnavailableError, "could not be synced, so nothing is certain; open the store again")

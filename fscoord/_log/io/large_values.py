@@ -104,7 +104,7 @@ class LargeValues:
             raise
         try:
             if not handle.read_flags & system.O_DIRECT:
-                system.os.posix_fadvise(fd, 0, 0, system.os.POSIX_FADV_DONTNEED)
+                system.drop_cached_pages(fd)
             return spill.read(fd, spilled)
         finally:
             handle.close_fd(fd)

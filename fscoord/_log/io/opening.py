@@ -219,4 +219,4 @@ def _write_header(path: str, options: LogOptions, fd: int) -> None:
             system.os.ftruncate(fd, 0)
         safe_files.write_all(fd, options.header(fd))
         if options.durable:
-            system.os.fsync(fd)
+            system.sync_file(fd)

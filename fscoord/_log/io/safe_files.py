@@ -230,6 +230,8 @@ def _copy_acl(source: str, target: str, name: str) -> None:
 
 
 def _acl(path: str, name: str) -> bytes | None:
+    if not hasattr(system.os, "getxattr"):
+        return None
     try:
         return system.os.getxattr(path, name)
     except OSError as error:
@@ -296,7 +298,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
                 inherit_permissions(like, temporary)
             write_all(fd, content(fd))
             if durable:
-                system.os.fsync(fd)
+                system.sync_file(fd)
         finally:
             try:
                 if opened:  # first of all, before anything that Ctrl-C can interrupt
@@ -406,7 +408,7 @@ def sync_directory(path: str, owned_fds: set[int]) -> None:
     """Sync the directory of `path`, so that the name survives a power failure (fsync(2))."""
     fd = open_descriptor(system.os.path.dirname(path), system.os.O_RDONLY, owned_fds=owned_fds)
     try:
-        system.os.fsync(fd)
+        system.sync_file(fd)
     finally:
         close_owned(fd, owned_fds)
 

@@ -74,6 +74,14 @@ def _unsupported(error: OSError, kind: int, path: str) -> UnsupportedFilesystemE
     )
 
 
+def no_ofd_locks(path: Any) -> UnsupportedFilesystemError:
+    """Return the error of a platform without open-file-description locks."""
+    return UnsupportedFilesystemError(
+        f'{path}: this platform has no open-file-description locks; pass lock="flock" in every process',
+        path=path,
+    )
+
+
 _REFUSALS = frozenset(getattr(system.errno, name) for name in ("ENOLCK", "ENOSYS", "EOPNOTSUPP", "ENOTSUP", "EINVAL"))
 
 
@@ -144,10 +152,7 @@ class LogLock:
     def _bind_ofd(self, fd: int, session: int) -> None:
         fcntl = system.fcntl
         if not system.has_ofd_locks():
-            raise UnsupportedFilesystemError(
-                f'{self.path}: this platform has no open-file-description locks; pass lock="flock" in every process',
-                path=self.path,
-            )
+            raise no_ofd_locks(self.path)
         self.unlock = partial(fcntl.fcntl, fd, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, session))
         kind = fcntl.F_RDLCK if self.shared else fcntl.F_WRLCK
         self.try_lock = partial(fcntl.fcntl, fd, fcntl.F_OFD_SETLK, _range(kind, session))

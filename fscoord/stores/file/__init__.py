@@ -69,9 +69,9 @@ class FileStore(Sessions):
         rank: the rank of this participant, which appears in messages and in `members`. A handle with a rank or a label
             registers its session when it is opened. Any other handle registers with its first write.
         label: a name for this participant, which appears in messages and in `members`.
-        lock: ``"ofd"`` (open-file-description locks), ``"flock"`` or ``"soft"`` (a marker file, for mounts without
-            advisory locks; the marker of a process that died on another host must be removed by hand). All participants
-            must give the same kind.
+        lock: ``"ofd"`` (open-file-description locks, on Linux), ``"flock"`` or ``"soft"`` (a marker file, for mounts
+            without advisory locks; the marker of a process that died on another host must be removed by hand). All
+            participants must give the same kind.
         watch: how a wait detects writes: ``"auto"`` (by file-system events if the system has them, otherwise by polls),
             ``"inotify"`` (by events, or raise an error) or ``"poll"``. If the user has no inotify instance left, a FIFO
             beside the file reports the events.
@@ -123,9 +123,9 @@ class FileStore(Sessions):
         spill_bytes: int | None = SPILL_BYTES,
         trace: Any = None,
     ) -> None:
-        check_platform()
         self._timeout = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
         path = path_argument(path, file_name, read_only=read_only)
+        check_platform(lock, path)
         self._participants = 0 if world_size in (None, -1) else check_positive("world_size", world_size)
         check_choice("watch", watch, MODES)
         log: dict[str, Any] = {"lock": lock, "durable": durable, "read_only": read_only, "mode": mode}

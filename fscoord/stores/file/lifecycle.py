@@ -14,7 +14,7 @@ from fscoord._log.format.header import parse_run_id
 from fscoord._log.io import safe_files
 from fscoord._log.io.opening import COMPACT_BYTES, SPILL_BYTES, LogOptions
 from fscoord._log.liveness.liveness_file import LIVENESS_SUFFIX, ProcessIdentity
-from fscoord._log.locking.log_lock import KINDS
+from fscoord._log.locking.log_lock import KINDS, no_ofd_locks
 from fscoord._log.log import Log
 from fscoord._log.wakeup.doorbell import FIFO_SUFFIX
 from fscoord._runtime import system
@@ -54,17 +54,19 @@ _participants: set[FileStore] = set()
 _closing: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
-def check_platform() -> None:
-    """Check that the platform has advisory locks.
+def check_platform(lock: str, path: Any) -> None:
+    """Check that the platform has locks of the kind `lock`, before the file `path` is created.
 
     Raises:
-        UnsupportedFilesystemError: the platform has no advisory locks.
+        UnsupportedFilesystemError: the platform has no advisory locks, or none of this kind.
     """
     if system.fcntl is None:
         raise UnsupportedFilesystemError(
             f"FileStore needs the advisory locks of a POSIX system, which {system.platform()!r} does not have; use"
-            " HashStore in one process"
+            " HashStore in one process, and TCPStore or EtcdStore between processes"
         )
+    if lock == "ofd" and not system.has_ofd_locks():
+        raise no_ofd_locks("a temporary file" if path is None else path)
 
 
 def path_argument(path: Any, file_name: Any, *, read_only: bool) -> Any:

@@ -128,7 +128,7 @@ def write_slot(log: Log, mode: int, number: int, data: bytes) -> None:
             raise InsecurePathError(f"{path} is not a file of wait slots; remove it", path=path)
         _write(fd, number, data, is_direct=is_direct)
         if is_direct:
-            system.os.fdatasync(fd)  # for a mount that took no direct write
+            system.sync_data(fd)  # for a mount that took no direct write
     finally:
         for fd in list(opened):
             safe_files.close_owned(fd, opened)

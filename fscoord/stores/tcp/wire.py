@@ -164,9 +164,8 @@ class Channel:
     def __init__(self, socket: Any) -> None:
         socket.setblocking(False)
         self._socket = socket
-        self._readable, self._writable = system.select.poll(), system.select.poll()
-        self._readable.register(socket.fileno(), system.select.POLLIN)
-        self._writable.register(socket.fileno(), system.select.POLLOUT)
+        self._readable = system.readiness(socket.fileno())
+        self._writable = system.readiness(socket.fileno(), writing=True)
         self._unsent = GREETING
         self._received = bytearray()
         self.is_whole = True
@@ -429,11 +428,11 @@ class Channel:
         self.has_received = True
         return part
 
-    def _poll(self, poll: Any) -> None:
-        """Wait until the connection is ready for the events of `poll`. The last try is at the deadline or later."""
+    def _poll(self, is_ready: Callable[[float], Any]) -> None:
+        """Wait until `is_ready` (`system.readiness`) returns true. The last try is at the deadline or later."""
         while True:
             pause = self._deadline.pause(self._ends)
-            if poll.poll(math.ceil(pause * 1000)):
+            if is_ready(math.ceil(pause * 1000)):
                 return
             if pause <= 0 and self._ends <= system.time.monotonic():
                 raise Unanswered

@@ -233,7 +233,10 @@ class CtrlC:
         assert main is not None
         until(lambda: self._has_begun)
         self._has_begun = False
-        signal.pthread_kill(main, signal.SIGINT)
+        if hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(main, signal.SIGINT)
+        else:  # Windows: a store notices Ctrl-C within `system.SLEEP_MAX_S`
+            signal.raise_signal(signal.SIGINT)
 
     def ends(self, call: Callable[[], object]) -> bool:
         """Make `call`, during which Ctrl-C is pressed; return whether the Ctrl-C ended the call.
