@@ -222,7 +222,7 @@ def come_at_once(calls: Sequence[Callable[[], Any]], error: type[Exception]) -> 
     return sum(thread.join() for thread in [start_thread(come, call) for call in calls])
 
 
-def test_one_of_many_that_come_at_once_creates_and_one_joins(start: Start) -> None:
+def test_group_is_created_and_joined_once_by_many_at_one_moment(start: Start) -> None:
     coordinators = [start("m") for _ in range(4)]
     for number in range(20):
         group = b"%d" % number
