@@ -192,6 +192,7 @@ def kill_everywhere(how: str, segment_bytes: int, stride: int, directory: Path) 
     tests = Path(__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-m", "with_packages.optuna_kills", how, str(segment_bytes), str(stride), str(directory)],
+        cwd=directory,  # where no other fscoord is
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(fscoord.__file__).parent.parent), str(tests)])},
         capture_output=True,
         text=True,
@@ -672,11 +673,11 @@ def test_entries_that_are_too_long_are_refused_before_anything_is_written(
 
 
 def test_benchmark_of_the_storages_runs(memory: Path) -> None:
-    root = Path(__file__).parents[2]
+    (memory / "benchmarks").symlink_to(Path(__file__).parents[2] / "benchmarks")
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--only", "optuna", "--quick", "--directory", str(memory)],
-        cwd=root,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(fscoord.__file__).parent.parent), str(root)])},
+        cwd=memory,
+        env=os.environ | {"PYTHONPATH": str(Path(fscoord.__file__).parent.parent)},
         capture_output=True,
         text=True,
         timeout=200,
@@ -685,9 +686,12 @@ def test_benchmark_of_the_storages_runs(memory: Path) -> None:
     assert "Optuna: open a study of 20 trials" in done.stdout
 
 
-def test_missing_package_is_an_error_that_names_the_extra() -> None:
+def test_missing_package_is_an_error_that_names_the_extra(tmp_path: Path) -> None:
     code = "import sys; sys.modules['optuna'] = None; import fscoord.integrations.optuna"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    environment = os.environ | {"PYTHONPATH": str(Path(fscoord.__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1
     assert "needs optuna: install the extra, pip install 'fscoord[optuna]'" in done.stderr
 
