@@ -17,7 +17,7 @@ from campaign import PARTS
 pytestmark = pytest.mark.exhaustive
 
 TESTS = Path(__file__).parent
-ELSEWHERE = {"mounts", "with_etcd", "with_torch"}
+ELSEWHERE = {"mounts", "with_etcd", "with_packages", "with_torch"}
 
 
 def test_campaign_includes_every_test_with_a_large_size() -> None:

@@ -89,7 +89,7 @@ def test_rank_and_world_size_come_from_the_environment(ranks: Ranks, monkeypatch
 def test_threads_meet_on_a_store_without_sessions() -> None:
     store = HashStore(timeout=HANG_S)
     assert len({address(info) for info in launch([store, store])}) == 1
-    with pytest.raises(UsedBeforeError, match="rank 0 came to 'static_rendezvous/-/0'"):
+    with pytest.raises(UsedBeforeError, match="rank 0 arrived at 'static_rendezvous/-/0'"):
         static_rendezvous(store, 0, 2)
 
 
@@ -128,7 +128,7 @@ def test_runs_of_one_job_do_not_see_each_other(ranks: Ranks, monkeypatch: pytest
 def test_name_that_one_process_uses_twice_is_refused(ranks: Ranks, rank: int) -> None:
     handles = [ranks.handle(), ranks.handle()]
     launch(handles)
-    with pytest.raises(UsedBeforeError, match=f"rank {rank} came to 'static_rendezvous/-/0'"):
+    with pytest.raises(UsedBeforeError, match=f"rank {rank} arrived at 'static_rendezvous/-/0'"):
         static_rendezvous(handles[rank], rank, 2)
     assert len(launch(handles, name="another")) == 2
 
@@ -150,7 +150,7 @@ def test_rank_0_that_was_dead_before_is_named_too(ranks: Ranks) -> None:
     first = ranks.handle()
     first.announce_rank(0)
     first.close()
-    with pytest.raises(RendezvousError, match=r"no new rank 0 came within 0\.05 s"):
+    with pytest.raises(RendezvousError, match=r"0\.05 s later there is no new rank 0"):
         static_rendezvous(ranks.handle(), 1, 2, restart_timeout=0.05)
 
 

@@ -153,7 +153,8 @@ class PlayedServer:
                 for waiter, awaited in list(self._waiting.items()):
                     if self._has(awaited):
                         del self._waiting[waiter]
-                        waiter.sendall(b"\0")
+                        with suppress(OSError):  # the waiter has hung up
+                            waiter.sendall(b"\0")
 
     def _has(self, names: list[bytes]) -> bool:
         return all(name in self._values or self._queues.get(name) for name in names)

@@ -498,7 +498,7 @@ def test_generation_of_another_log_is_refused(path: Path) -> None:
     (mine,), (theirs,) = names(path), names(path.with_name("other"))
     path.with_name(mine).write_bytes(path.with_name(theirs).read_bytes())
     for read_only in (True, False):
-        with pytest.raises(CorruptLogError, match="not the generation"):
+        with pytest.raises(CorruptLogError, match="not the next generation"):
             FileStore(path, read_only=read_only)
 
 

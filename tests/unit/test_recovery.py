@@ -346,7 +346,7 @@ def test_dump_of_a_bad_generation_is_an_error_and_closes_the_file(what: str, pat
     before = len(os.listdir("/proc/self/fd"))
     entries = dump(path)
     assert next(entries).generation == 0
-    with pytest.raises(CorruptLogError, match=r"not the generation|not a log of fscoord"):
+    with pytest.raises(CorruptLogError, match=r"not the next generation|not a log of fscoord"):
         list(entries)
     assert len(os.listdir("/proc/self/fd")) == before
 
