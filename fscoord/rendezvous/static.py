@@ -210,8 +210,8 @@ class _Call:
                     raise
                 if self._store.dead_ranks([0]):
                     raise RendezvousError(
-                        f"{locate_rank(self._store, 0)} is dead and published no address, and {limit:g} s later there is"
-                        f" no new rank 0, {self._for()}"
+                        f"{locate_rank(self._store, 0)} is dead and published no address, and {limit:g} s later there"
+                        f" is no new rank 0, {self._for()}"
                     ) from error
 
     def _wait(

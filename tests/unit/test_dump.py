@@ -157,7 +157,9 @@ def test_generation_that_is_not_the_expected_one_is_damage_at_its_beginning(how:
     with (
         faulty_system() as faulty,
         faulty.instead(note),
-        pytest.raises(CorruptLogError, match="not a log of fscoord" if how == "header" else "not the next generation") as caught,
+        pytest.raises(
+            CorruptLogError, match="not a log of fscoord" if how == "header" else "not the next generation"
+        ) as caught,
     ):
         list(dump(path))
     assert (caught.value.offset, caught.value.path) == (0, path)
