@@ -77,6 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in out]
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which need not be there
 def pytest_xdist_auto_num_workers() -> int:
     """For ``-n auto``: two workers for each core, because half of a test's time is spent in waits."""
     return 2 * (os.cpu_count() or 1)

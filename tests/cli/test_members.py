@@ -23,20 +23,20 @@ def test_members_are_a_table_sorted_by_rank_those_without_one_last(fscoord, path
         other.set("k", "v")
         heads, *rows = lines(fscoord("members"))
         assert heads.split() == ["RANK", "SESSION", "PROCESS", "STATE", "SINCE", "LABEL"]
-        assert re.fullmatch(rf" +0 +3  {ME}  alive  {TIME}", rows[0])
-        assert re.fullmatch(rf" +3 +2  {ME}  alive  {TIME}  a b\\n", rows[1])
-        assert re.fullmatch(rf" +- +1  {ME}  alive  {TIME}  no rank", rows[2])
+        assert re.fullmatch(rf" +0 +3  {ME} +alive  {TIME}", rows[0])
+        assert re.fullmatch(rf" +3 +2  {ME} +alive  {TIME}  a b\\n", rows[1])
+        assert re.fullmatch(rf" +- +1  {ME} +alive  {TIME}  no rank", rows[2])
         assert rows[1].index("alive") == heads.index("STATE")
 
 
 def test_session_that_has_ended_is_told_apart_from_one_that_was_found_dead(fscoord, path):
     with FileStore(path, rank=3) as store:
         FileStore(path, rank=4).close()
-        assert re.fullmatch(rf" +4 +2  {ME}  ended  {TIME}", lines(fscoord("members"))[2])
+        assert re.fullmatch(rf" +4 +2  {ME} +ended  {TIME}", lines(fscoord("members"))[2])
         assert store.dead_ranks([4]) == [4]
         found = store.members()[1].found_dead
         assert found is not None
-        row = rf" +4 +2  {ME}  dead, found {clock_text(found)}  {TIME}"
+        row = rf" +4 +2  {ME} +dead, found {clock_text(found)}  {TIME}"
         assert re.fullmatch(row, lines(fscoord("members"))[2])
 
 
