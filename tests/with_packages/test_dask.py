@@ -68,16 +68,25 @@ class Program:
 
     def end(self) -> int:
         """Wait until the program ends by itself, and return its status."""
-        out, _ = self._process.communicate(timeout=HANG_S)
-        self.lines.append(out)
-        return self._process.returncode
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        # Not by `communicate`, which would miss what `read_until` has read ahead.
+        self.lines.append(self._process.stdout.read())
+        return self._process.wait(HANG_S)
 
     def reap(self) -> None:
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        self._process.communicate()
+        self._process.wait(HANG_S)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                pass
 
 
 Run = Callable[..., Program]

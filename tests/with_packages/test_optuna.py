@@ -58,11 +58,25 @@ def opened() -> Iterator[Callable[..., FscoordJournalBackend]]:
         backend.close()
 
 
+HANG_S = 60
+
+SERVER = """
+import sys
+from fscoord import TCPStore
+with TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) as server:
+    print(server.port, flush=True)
+    sys.stdin.read()
+"""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def tcp_address() -> Iterator[str]:
-    """One server for all tests, because torch keeps some descriptors of its first one."""
-    with fscoord.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) as server:
-        yield f"tcp://127.0.0.1:{server.port}"
+    """One server for all tests, in a process of its own: it may close connections after the end of a test."""
+    command = [sys.executable, "-W", "ignore", "-c", SERVER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield f"tcp://127.0.0.1:{int(server.stdout.readline())}"
+        server.communicate("", timeout=HANG_S)
 
 
 # -- Optuna's own tests ------------------------------------------------------------------------------------------------
