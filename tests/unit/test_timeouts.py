@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import math
 import time
@@ -104,6 +105,7 @@ TEN_SECONDS = {"verify", "repair", "copy"}
 NO_LIMIT = {"watch", "campaign"}
 
 
+@functools.cache
 def timeouts() -> dict[str, inspect.Parameter]:
     found = {}
     for name, call in public_callables().items():
