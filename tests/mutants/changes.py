@@ -155,7 +155,7 @@ MUTANTS = (
         "SessionTable.set_last_time",
         "max(time_ns, self.times.get(number, 0))",
         "time_ns",
-        ("tests/unit/test_combining_parts.py", NODES),
+        ("tests/unit/test_session_table.py::test_last_time_of_a_snapshot_does_not_replace_a_later_one",),
     ),
     Mutant(
         "a batch of a durable log is written at once",

@@ -345,11 +345,15 @@ TOLD: list[tuple[str, Callable[[FileStore], Any], Any]] = [
 ]
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["in time", "late"])
 @pytest.mark.parametrize(("call", "result"), [each[1:] for each in TOLD], ids=[each[0] for each in TOLD])
 def test_author_that_is_not_told_finds_its_record_and_does_not_append_it_again(
-    call: Callable[[FileStore], Any], result: Any, path: str, monkeypatch: pytest.MonkeyPatch
+    call: Callable[[FileStore], Any], result: Any, is_late: bool, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A leader was killed between its write and the telling. Meanwhile others go on."""
+    """A leader was killed between its write and the telling. Meanwhile others go on.
+
+    A record that is late comes after the author's look without the lock, so the author finds it under the lock.
+    """
     with ExitStack() as stack:
         leader, author, third = opened(path, stack, 3)
         leader.set("old", "1")
@@ -363,6 +367,8 @@ def test_author_that_is_not_told_finds_its_record_and_does_not_append_it_again(
             until(lambda: station_of(author).requests())
             monkeypatch.setattr(Combiner, "_tell", lambda *_, **__: None)
             monkeypatch.setattr(combiner, "LOOK_S", 0.2)
+            if is_late:
+                monkeypatch.setattr(Combiner, "_is_complete", lambda *_: False)
             held.release()
             leading.join()
         third.queue_pop("full", block=False)

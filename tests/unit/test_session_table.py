@@ -30,6 +30,14 @@ def test_session_that_adds_details_keeps_its_start_time_and_its_rank() -> None:
     assert (table.ranks, table.last) == ({7: {2, 3}}, 3)
 
 
+def test_last_time_of_a_snapshot_does_not_replace_a_later_one() -> None:
+    table = SessionTable(0)
+    table.times[3] = 200
+    table.set_last_time(3, 100)
+    table.set_last_time(4, 100)
+    assert table.times == {3: 200, 4: 100}
+
+
 def test_death_time_is_that_of_the_first_death_record() -> None:
     table = SessionTable(0)
     table.add_death(3, 100)
