@@ -138,10 +138,7 @@ MUTANTS = (
         "Combiner._give_up",
         "            error.maybe_applied = True\n",
         "",
-        (
-            f"{COMBINER}::test_request_that_was_claimed_and_not_answered_may_be_applied_at_the_deadline",
-            f"{COMBINER}::test_claimed_request_may_be_applied_if_the_log_is_unreadable_at_the_deadline",
-        ),
+        (f"{COMBINER}::test_request_that_was_claimed_and_not_answered_may_be_applied_at_the_deadline",),
     ),
     Mutant(
         "an author that finds no record behind a snapshot believes that there is none",

@@ -294,19 +294,8 @@ def test_request_that_is_withdrawn_at_the_deadline_is_never_appended(path: str) 
         assert other.add("n", 1) == 1
 
 
-def test_request_that_was_claimed_and_not_answered_may_be_applied_at_the_deadline(path: str) -> None:
-    with ExitStack() as stack:
-        (store,) = opened(path, stack, 1)
-        with Seat(store) as seat, HeldLock(path):
-            store.set_timeout(0.3)
-            thread = start_thread(store.add, "n", 1)
-            seat.claim()
-            with pytest.raises(StoreTimeoutError) as caught:
-                thread.join()
-            assert caught.value.maybe_applied
-
-
-def test_claimed_request_may_be_applied_if_the_log_is_unreadable_at_the_deadline(path: str) -> None:
+@pytest.mark.parametrize("tail", [b"", b"\xff" * 100], ids=["readable", "unreadable"])
+def test_request_that_was_claimed_and_not_answered_may_be_applied_at_the_deadline(tail: bytes, path: str) -> None:
     """The author reads the log. Bytes that do not fit can be judged only under the lock, which the leader holds."""
     with ExitStack() as stack:
         (store,) = opened(path, stack, 1)
@@ -315,7 +304,7 @@ def test_claimed_request_may_be_applied_if_the_log_is_unreadable_at_the_deadline
             thread = start_thread(store.add, "n", 1)
             seat.claim()
             with open(path, "ab") as log:
-                log.write(b"\xff" * 100)
+                log.write(tail)
             with pytest.raises(StoreTimeoutError) as caught:
                 thread.join()
             assert caught.value.maybe_applied
