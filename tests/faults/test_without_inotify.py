@@ -345,15 +345,19 @@ def test_child_waits_at_a_fifo_of_its_own(path: str, no_instance: None, only_rin
         if child == 0:
             try:
                 signal.alarm(HANG_S)
-                store.set("the child is there", "1")
-                found = store.get("for the child") + type(events_of(store)).__name__.encode()
-                store.set("answer", found)
+                inherited = watcher_of(store)
+                getter = start_thread(store.get, "for the child")
+                until(lambda: watcher_of(store) is not inherited and sleeping(store))
+                source = type(events_of(store)).__name__.encode()
+                store.set("the child waits", "1")
+                store.set("answer", getter.join() + source)
             finally:
                 os._exit(0)
-        other.get("the child is there")
+        other.get("the child waits")
         other.set("for the child", "2")
-        assert other.get("answer") == b"2FifoSource"
+        answer = other.get("answer")
         os.waitpid(child, 0)
+        assert answer == b"2FifoSource"
         other.set("for the parent", "1")
         assert thread.join() == b"1"
 
