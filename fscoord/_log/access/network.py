@@ -31,6 +31,7 @@ from fscoord._log.io import safe_files
 from fscoord._log.io.cursor import CHUNK, Cursor
 from fscoord._log.io.large_values import SERVER_FORGOT
 from fscoord._log.io.opening import read_header
+from fscoord._log.io.recent_bytes import Extent, RecentBytes
 from fscoord._log.liveness.own_session import Liveness
 from fscoord._log.locking.log_lock import BASE, OFD, SOFT
 from fscoord._log.recovery import APPLYING, SERVER_STATE
@@ -66,6 +67,7 @@ class NetworkAccess:
     Attributes:
         coherence: ``"direct"`` or ``"locked"``. If the mount refuses direct reads, ``"direct"`` becomes ``"locked"``.
         piece: the most bytes that one request to the server writes.
+        recent: the last bytes that this handle has read or written, for the other processes of the host.
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, liveness: Liveness, mount: Mount, coherence: str) -> None:
@@ -76,6 +78,7 @@ class NetworkAccess:
         self._liveness = liveness
         self._mount = mount
         self._append = FileAppender(handle).write
+        self.recent = RecentBytes()
         self._stale_in_a_row = self._stale_generation = 0
         self._has_written = False  # whether this handle wrote under the lock that it holds, or held last
         handle.is_shared = handle.may_lie = True
@@ -138,7 +141,37 @@ class NetworkAccess:
 
     def _read_on(self, *, locked: bool) -> bool:
         data = system.os.read(self._handle.reader_fd, CHUNK)
-        return bool(data) and self._cursor.advance(data, locked=locked)
+        return bool(data) and self._advance(data, locked=locked)
+
+    def _advance(self, data: bytes, *, locked: bool) -> bool:
+        """Pass `data` to the cursor, and keep the bytes if they are complete records."""
+        handle = self._handle
+        start, is_at_record = handle.offset, not (handle.pending or handle.is_torn)
+        is_sealed = self._cursor.advance(data, locked=locked)
+        if is_at_record and handle.offset == start + len(data):
+            self.recent.add(handle.file_identity, start, data)
+        else:  # bytes of a record that is not complete may still change
+            self.recent.clear()
+        return is_sealed
+
+    def read_extent(self, extent: Extent) -> bool | None:
+        """Continue from `extent`, which another process of the host has read. No request is made for the bytes.
+
+        The path is not checked either: a caller that does not find there what it waits for calls `read`.
+
+        Returns:
+            What `read` returns; None if `extent` has no bytes after the handle's position.
+        """
+        handle = self._handle
+        if self.coherence != DIRECT or handle.pending or handle.is_torn or extent.file != handle.file_identity:
+            return None
+        done = handle.offset - extent.start
+        if not 0 <= done < len(extent.data):
+            return None
+        # A rank that only meets others at barriers makes no other read, and must keep its byte all the same.
+        self._liveness.check_byte(system.time.monotonic())
+        system.os.lseek(handle.reader_fd, extent.end, 0)
+        return self._advance(extent.data[done:], locked=False)
 
     def _read_under_revalidation(self) -> bool:
         """Read under a shared lock on `REVALIDATE_BYTE`.
@@ -290,6 +323,10 @@ class NetworkAccess:
             handle.recovery |= SERVER_STATE
             raise
         self._has_written = True
+        if handle.pending or handle.is_torn:  # a void, which does not begin at `offset`
+            self.recent.clear()
+        else:
+            self.recent.add(handle.file_identity, handle.offset, data)
 
     def _flush(self) -> None:
         handle = self._handle

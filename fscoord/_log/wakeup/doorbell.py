@@ -114,6 +114,11 @@ class Doorbell:
             system.os.pwrite(self.fd, armed, number)
         return armed
 
+    def is_armed(self, number: int) -> bool:
+        """Return whether a waiter has armed bucket `number`, so that a write to it rings."""
+        seen = system.os.pread(self.fd, 1, number)
+        return bool(seen) and bool(seen[0] & 1)
+
     def is_rung(self, number: int, armed: bytes) -> bool:
         """Return whether bucket `number` was written to since `arm` returned `armed`."""
         return system.os.pread(self.fd, 1, number) != armed

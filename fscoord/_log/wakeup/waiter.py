@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Sequence
 
+from fscoord._log.io.recent_bytes import Extent
 from fscoord._log.wakeup.doorbell import SIZE
 from fscoord._log.wakeup.node_poller import PollerElection
 from fscoord._log.wakeup.watcher import ChangeWatcher
@@ -124,8 +125,10 @@ class Waiter:
                 raise_if_foreign(error)
                 watcher.fall_back_to_polling(error)
 
-    def notify_node(self, buckets: Collection[int]) -> None:
+    def notify_node(self, buckets: Collection[int], extent: Callable[[], Extent | None] | None = None) -> None:
         """Ring the node's bell for `buckets`, which a look found changed. Only the poller of the node rings.
+
+        `extent` returns what the look has read, for the waiters that are rung; see `node_tail`.
 
         The poller then polls more quickly. It polls at the highest rate only if a waiter was armed for one of the
         buckets. Otherwise a thousand ranks that come to a barrier would make each host send a request every
@@ -134,7 +137,7 @@ class Waiter:
         election = self.watcher.election
         if election is not None and buckets and election.is_poller(self):
             try:
-                self._expect_news(POLL_FIRST_S if election.notify(buckets) else NEWS_POLL_S)
+                self._expect_news(POLL_FIRST_S if election.notify(buckets, extent) else NEWS_POLL_S)
             except OSError as error:
                 raise_if_foreign(error)
                 self.watcher.fall_back_to_polling(error)

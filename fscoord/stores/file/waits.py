@@ -78,6 +78,10 @@ class Condition(ABC, Generic[T]):
     arms_wait = False
     """Whether the first look changes the store, and arms the wait itself, under the log's lock; see `Arrival`."""
 
+    has_read = False
+    """Whether the records that a ring has announced were read from the node's tail, so that the next look need not read
+    from the server. Such a look finds what it waits for, as a rule. It can't show that a key does not exist."""
+
     death_watch: DeathWatch | None = None
     missing: Sequence[bytes] = ()
     span_kind = "wait"
@@ -193,7 +197,10 @@ class FileWait(Generic[T]):
         """See `Wait.look`."""
         now = system.time.monotonic()
         left = self._deadline - now
-        found = self._condition.look(left if left > 0 else 0.0, self._arm)
+        if self._was_rung and self._notifier.passes_on_changes:
+            found = self._look_in_tail(left)
+        else:
+            found = self._condition.look(left if left > 0 else 0.0, self._arm)
         self._has_looked = True
         # Not by a local variable: the traceback of a time-out keeps this frame, which would keep the waiter.
         if self._waiter is not None and (self._waiter.watcher.bell is None or self._notifier.passes_on_changes):
@@ -212,6 +219,19 @@ class FileWait(Generic[T]):
         if now >= self._due and self._condition.is_logged:
             self._make_known(now)
         return NOT_YET
+
+    def _look_in_tail(self, left: float) -> T | NotYet:
+        """Look after a ring of the node's bell, if possible without a request to the server; see `node_tail`.
+
+        This wait was not armed after the ring. So if the look does not find the answer, `sleep` returns at once, and
+        the wait arms and looks once more, on the server.
+        """
+        condition, waiter = self._condition, self._waiter
+        condition.has_read = left > 0 and waiter is not None and self._notifier.read_tail(waiter)
+        try:
+            return condition.look(left if left > 0 else 0.0, self._arm)
+        finally:
+            condition.has_read = False
 
     def _make_known(self, now: float) -> None:
         """Show the wait to other processes, once it has lasted for `timing.SHOW_S`, and log the warnings that are due.
@@ -352,7 +372,8 @@ class _Keys(_KeyCondition["list[int]"]):
 
     def look(self, timeout: float, arm: Callable[[], None]) -> list[int] | NotYet:  # noqa: ARG002 - see there
         values = self._state.values
-        self._log.refresh(timeout)
+        if not self.has_read:
+            self._log.refresh(timeout)
         if self._single in values and values is self._state.values:
             return []
         self.missing = self._log.inspect(lambda: self._state.missing(self._keys))
@@ -368,7 +389,8 @@ class _Values(_KeyCondition["list[bytes]"]):
 
     def look(self, timeout: float, arm: Callable[[], None]) -> list[bytes] | NotYet:  # noqa: ARG002 - see there
         values = self._state.values
-        self._log.refresh(timeout)
+        if not self.has_read:
+            self._log.refresh(timeout)
         if self._single is not None:
             value = values.get(self._single)
             if value.__class__ is bytes and values is self._state.values:
@@ -441,7 +463,8 @@ class Arrival(Condition["bytes | None"]):
         request, log = self._request, self._log
         if self._has_arrived:
             values = self._state.values
-            log.refresh(timeout)
+            if not self.has_read:
+                log.refresh(timeout)
             # As for the single key of `_KeyCondition`.
             if request.done in values and values is self._state.values:
                 return None
