@@ -13,6 +13,7 @@ import math
 import os
 import random
 import stat
+from collections.abc import Sequence
 from struct import Struct
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -414,6 +415,12 @@ class Os(ModuleType):
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         self._files.scheduler.step("pread", f"{fd} {offset}")
         return bytes(self._files.find(fd).inode.data[offset : offset + size])
+
+    def preadv(self, fd: int, buffers: Sequence[Any], offset: int) -> int:
+        (buffer,) = buffers
+        data = self.pread(fd, len(buffer), offset)
+        buffer[: len(data)] = data
+        return len(data)
 
     def write(self, fd: int, data: bytes) -> int:
         files = self._files

@@ -80,6 +80,19 @@ def test_wait_ends_on_any_schedule_when_its_condition_is_met(rng: random.Random,
     each(schedules("waits", rng, scale(300)), waits.run)
 
 
+def test_wait_on_one_of_two_hosts_ends_on_any_schedule(rng: random.Random, scale: Callable[[int], int]) -> None:
+    """And a waiter that is rung reads on in the tail that the process that rang has published."""
+    ran: list[waits.Waits] = each(
+        schedules("waits of hosts", rng, scale(120)), lambda seed: waits.run(seed, nodes.HOSTS)
+    )
+    if len(ran) >= 100:
+        assert sum(run.tails > 0 for run in ran) > len(ran) // 4, "hardly any tails"
+
+
+def test_barrier_of_two_hosts_is_passed_on_any_schedule(rng: random.Random, scale: Callable[[int], int]) -> None:
+    each(schedules("arrivals of hosts", rng, scale(100)), lambda seed: arrivals.run(seed, nodes.HOSTS))
+
+
 def test_barrier_is_passed_on_any_schedule_when_all_have_come(rng: random.Random, scale: Callable[[int], int]) -> None:
     """And not before; by a ring, unless an event was lost or somebody stopped. Where the last rank dies in its call,
     those who know the ranks pass: at once if it comes again, or at their time-outs if its arrival was recorded.

@@ -1,14 +1,19 @@
-"""Logical processes that wait for each other's keys and items, and how soon each wait ends by the simulated clock."""
+"""Logical processes that wait for each other's keys and items, and how soon each wait ends by the simulated clock.
+
+In some draws they are on two hosts that share the directory. There one waiter polls for its host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 from simulation.workload import LIMIT_S
-from simulation.world import PATH, World
+from simulation.world import HOST, PATH, World
 
 from fscoord import FileStore
+from fscoord._log.access.network import NetworkAccess
 
 SOON_S = 0.09
 """Less than the first slow poll takes; a simulated call takes a millionth of a second."""
@@ -18,9 +23,10 @@ POLLED_S = 0.3
 class Waits:
     """The draw of one seed: the keys that each process sets and waits for."""
 
-    def __init__(self, seed: int) -> None:
-        self.world = World(seed)
+    def __init__(self, seed: int, hosts: Sequence[str]) -> None:
+        self.world = World(seed, hosts=hosts)
         rng = self.world.rng
+        self.tails = 0
         self.watch = rng.choice(["auto", "auto", "poll"])
         self.is_meddled_with = rng.random() < 0.3
         self.keys = [f"k{number}" for number in range(rng.randrange(1, 5))]
@@ -68,26 +74,40 @@ class Waits:
         """A wait that ends before the setting call has returned is not late."""
         if not self.is_meddled_with:
             late = self.world.scheduler.now - max(self.there.get(key, self.world.scheduler.now) for key in keys)
-            assert late < (SOON_S if self.watch == "auto" else POLLED_S), (
+            is_rung = self.watch == "auto" and len(self.world.hosts) == 1
+            assert late < (SOON_S if is_rung else POLLED_S), (
                 f"{late:.3f} s after {keys} were set\n{self.world.scheduler.describe()}"
             )
 
+    def count_tails(self) -> Any:
+        """Return a patch that counts the waits that read on in the tail that another process has published."""
+        read_extent = NetworkAccess.read_extent
 
-def run(seed: int) -> Waits:
-    """Draw a world by `seed`, and let it happen."""
-    this = Waits(seed)
+        def read_and_count(access: NetworkAccess, extent: Any) -> bool | None:
+            found = read_extent(access, extent)
+            self.tails += found is not None
+            return found
+
+        return mock.patch.object(NetworkAccess, "read_extent", read_and_count)
+
+
+def run(seed: int, hosts: Sequence[str] = (HOST,)) -> Waits:
+    """Draw a world of `hosts` by `seed`, and let it happen."""
+    this = Waits(seed, hosts)
     world, rng = this.world, this.world.rng
     setters = rng.randrange(1, 3)
-    with world.installed():
+    with world.installed(), this.count_tails():
         for number in range(setters):
             keys, items = this.keys[number::setters], range(number, this.items, setters)
-            world.start(lambda keys=keys, items=items: this.set_some(keys, items), name="set")
+            world.start(
+                lambda keys=keys, items=items: this.set_some(keys, items), name="set", host=hosts[number % len(hosts)]
+            )
         for _ in range(rng.randrange(1, 5)):
             keys = rng.sample(this.keys, rng.randrange(1, len(this.keys) + 1))
             calls: list[Callable[[], None]] = [lambda keys=keys: this.wait_for(keys)]
-            world.start(*calls, name="wait")
+            world.start(*calls, name="wait", host=rng.choice(hosts))
         for _ in range(this.items):
-            world.start(this.take, name="take")
+            world.start(this.take, name="take", host=rng.choice(hosts))
         if this.is_meddled_with:
             world.plan(stops=rng.randrange(1, 4))
         world.scheduler.run()
