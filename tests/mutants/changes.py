@@ -20,7 +20,7 @@ COMBINER = "tests/unit/test_combiner.py"
 OPERATIONS = "tests/unit/test_operations.py"
 EXCHANGE = "tests/contract/test_exchange.py"
 LEFTOVERS = "tests/faults/test_leftover_keys.py"
-TAIL = "tests/unit/test_node_tail.py"
+EXTENT = "tests/unit/test_shared_extent.py"
 
 
 class Mutant(NamedTuple):
@@ -40,74 +40,74 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     Mutant(
-        "a waiter believes a torn tail",
-        "node_tail.read",
+        "a waiter believes a torn extent",
+        "shared_extent.read",
         " or crc32(found[4:end]) != checksum",
         "",
-        (f"{TAIL}::test_tail_that_is_torn_is_not_read",),
+        (f"{EXTENT}::test_extent_that_is_torn_is_not_read",),
     ),
     Mutant(
-        "a poller that has read less replaces the tail of a leader",
-        "node_tail.publish",
+        "a poller that has read less replaces the extent of a leader",
+        "shared_extent.publish",
         " and start + size >= extent.end",
         " and False",
-        (f"{TAIL}::test_tail_that_goes_further_stays",),
+        (f"{EXTENT}::test_extent_that_goes_further_stays",),
     ),
     Mutant(
-        "a waiter reads the tail of another generation",
+        "a waiter reads the extent of another generation",
         "NetworkAccess.read_extent",
-        " or extent.file != handle.file_identity",
+        " or extent.file != self._file",
         "",
-        (f"{TAIL}::test_extent_without_new_bytes_is_not_applied",),
+        (f"{EXTENT}::test_extent_without_new_bytes_is_not_applied",),
     ),
     Mutant(
-        "a waiter reads a tail that begins after its position",
+        "a waiter reads an extent that begins after its position",
         "NetworkAccess.read_extent",
         "not 0 <= done < len(extent.data)",
         "not done < len(extent.data)",
-        (f"{TAIL}::test_extent_without_new_bytes_is_not_applied",),
+        (f"{EXTENT}::test_extent_without_new_bytes_is_not_applied",),
     ),
     Mutant(
-        "a record that is not complete gets into the tail",
+        "a record that is not complete gets into the extent",
         "NetworkAccess._advance",
         "is_at_record and handle.offset == start + len(data)",
         "is_at_record",
-        (f"{TAIL}::test_handle_does_not_keep_a_record_that_is_not_complete",),
+        (f"{EXTENT}::test_handle_does_not_keep_a_record_that_is_not_complete",),
     ),
     Mutant(
-        "a void gets into the tail, at the offset of the torn record",
+        "a void gets into the extent, at the offset of the torn record",
         "NetworkAccess.write",
         "if handle.pending or handle.is_torn:",
         "if False:",
-        (f"{TAIL}::test_handle_does_not_keep_a_void_at_the_offset_of_the_torn_record",),
+        (f"{EXTENT}::test_handle_does_not_keep_a_void_at_the_offset_of_the_torn_record",),
     ),
     Mutant(
         "a rank that only meets others at barriers does not keep its byte",
         "NetworkAccess.read_extent",
         "        self._liveness.check_byte(system.time.monotonic())\n",
         "",
-        (f"{TAIL}::test_handle_that_only_reads_extents_keeps_its_byte",),
+        (f"{EXTENT}::test_handle_that_only_reads_extents_keeps_its_byte",),
     ),
     Mutant(
-        "a look before a sleep takes the tail for the whole log",
-        "FileWait._look_in_tail",
+        "a look before a sleep takes the extent for the whole log",
+        "FileWait._look_in_extent",
         "            condition.has_read = False\n",
         "            pass\n",
-        (f"{TAIL}::test_waiter_that_does_not_find_its_key_in_the_tail_reads_on_the_server",),
+        (f"{EXTENT}::test_waiter_that_does_not_find_its_key_in_the_extent_reads_on_the_server",),
     ),
     Mutant(
-        "a writer rings before the tail is there",
+        "a writer rings before the extent is there",
         "ChangeNotifier.notify",
         "                    self._publish(bell, names)\n",
         "",
-        (f"{TAIL}::test_waiter_that_is_rung_reads_in_the_tail_and_not_on_the_server",),
+        (f"{EXTENT}::test_waiter_that_is_rung_reads_in_the_extent_and_not_on_the_server",),
     ),
     Mutant(
         "the poller rings for what it has read, and does not publish it",
         "PollerElection.notify",
-        "        if found is not None:\n            node_tail.publish(self._bell, found)\n",
+        "        if found is not None:\n            shared_extent.publish(self._bell, found)\n",
         "",
-        (f"{TAIL}::test_poller_publishes_what_it_has_read_of_another_host",),
+        (f"{EXTENT}::test_poller_publishes_what_it_has_read_of_another_host",),
     ),
     Mutant(
         "an error of the removal, after the write, fails the call of a leader",

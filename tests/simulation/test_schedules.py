@@ -81,12 +81,12 @@ def test_wait_ends_on_any_schedule_when_its_condition_is_met(rng: random.Random,
 
 
 def test_wait_on_one_of_two_hosts_ends_on_any_schedule(rng: random.Random, scale: Callable[[int], int]) -> None:
-    """And a waiter that is rung reads on in the tail that the process that rang has published."""
+    """And a waiter that is rung reads on in the extent that the process that rang has published."""
     ran: list[waits.Waits] = each(
         schedules("waits of hosts", rng, scale(120)), lambda seed: waits.run(seed, nodes.HOSTS)
     )
     if len(ran) >= 100:
-        assert sum(run.tails > 0 for run in ran) > len(ran) // 4, "hardly any tails"
+        assert sum(run.extents > 0 for run in ran) > len(ran) // 4, "hardly any extents"
 
 
 def test_barrier_of_two_hosts_is_passed_on_any_schedule(rng: random.Random, scale: Callable[[int], int]) -> None:

@@ -26,7 +26,7 @@ class Waits:
     def __init__(self, seed: int, hosts: Sequence[str]) -> None:
         self.world = World(seed, hosts=hosts)
         rng = self.world.rng
-        self.tails = 0
+        self.extents = 0
         self.watch = rng.choice(["auto", "auto", "poll"])
         self.is_meddled_with = rng.random() < 0.3
         self.keys = [f"k{number}" for number in range(rng.randrange(1, 5))]
@@ -79,13 +79,13 @@ class Waits:
                 f"{late:.3f} s after {keys} were set\n{self.world.scheduler.describe()}"
             )
 
-    def count_tails(self) -> Any:
-        """Return a patch that counts the waits that read on in the tail that another process has published."""
+    def count_extents(self) -> Any:
+        """Return a patch that counts the waits that read on in the extent that another process has published."""
         read_extent = NetworkAccess.read_extent
 
         def read_and_count(access: NetworkAccess, extent: Any) -> bool | None:
             found = read_extent(access, extent)
-            self.tails += found is not None
+            self.extents += found is not None
             return found
 
         return mock.patch.object(NetworkAccess, "read_extent", read_and_count)
@@ -96,7 +96,7 @@ def run(seed: int, hosts: Sequence[str] = (HOST,)) -> Waits:
     this = Waits(seed, hosts)
     world, rng = this.world, this.world.rng
     setters = rng.randrange(1, 3)
-    with world.installed(), this.count_tails():
+    with world.installed(), this.count_extents():
         for number in range(setters):
             keys, items = this.keys[number::setters], range(number, this.items, setters)
             world.start(

@@ -31,7 +31,7 @@ from fscoord._log.io import safe_files
 from fscoord._log.io.cursor import CHUNK, Cursor
 from fscoord._log.io.large_values import SERVER_FORGOT
 from fscoord._log.io.opening import read_header
-from fscoord._log.io.recent_bytes import Extent, RecentBytes
+from fscoord._log.io.recent_bytes import Extent, FileId, RecentBytes
 from fscoord._log.liveness.own_session import Liveness
 from fscoord._log.locking.log_lock import BASE, OFD, SOFT
 from fscoord._log.recovery import APPLYING, SERVER_STATE
@@ -94,6 +94,11 @@ class NetworkAccess:
         # lock still needs O_RDWR, because a shared lock needs a descriptor that is open for reading.
         handle.write_flags = system.os.O_APPEND | (system.os.O_WRONLY if is_direct else system.os.O_RDWR)
 
+    @property
+    def _file(self) -> FileId:
+        """The file in use."""
+        return *self._handle.file_identity, self._handle.header.generation
+
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def open(self, call: Callable[[], None]) -> None:
@@ -149,7 +154,7 @@ class NetworkAccess:
         start, is_at_record = handle.offset, not (handle.pending or handle.is_torn)
         is_sealed = self._cursor.advance(data, locked=locked)
         if is_at_record and handle.offset == start + len(data):
-            self.recent.add(handle.file_identity, start, data)
+            self.recent.add(self._file, start, data)
         else:  # bytes of a record that is not complete may still change
             self.recent.clear()
         return is_sealed
@@ -163,7 +168,7 @@ class NetworkAccess:
             What `read` returns; None if `extent` has no bytes after the handle's position.
         """
         handle = self._handle
-        if self.coherence != DIRECT or handle.pending or handle.is_torn or extent.file != handle.file_identity:
+        if self.coherence != DIRECT or handle.pending or handle.is_torn or extent.file != self._file:
             return None
         done = handle.offset - extent.start
         if not 0 <= done < len(extent.data):
@@ -326,7 +331,7 @@ class NetworkAccess:
         if handle.pending or handle.is_torn:  # a void, which does not begin at `offset`
             self.recent.clear()
         else:
-            self.recent.add(handle.file_identity, handle.offset, data)
+            self.recent.add(self._file, handle.offset, data)
 
     def _flush(self) -> None:
         handle = self._handle

@@ -9,16 +9,20 @@ RECENT_MAX: Final = 1 << 15
 ranks."""
 
 
+FileId = tuple[int, int, int]
+"""One file of a log: its device, its inode number, and its generation, because a later file may get the same inode."""
+
+
 class Extent(NamedTuple):
     """Bytes of one file. All of them are complete records that count.
 
     Attributes:
-        file: the device and the inode number of the file.
+        file: the file.
         start: the offset of the first byte.
         data: the bytes.
     """
 
-    file: tuple[int, int]
+    file: FileId
     start: int
     data: bytes
 
@@ -32,7 +36,7 @@ class RecentBytes:
     """The last bytes of one handle. The mutex of the log guards them."""
 
     def __init__(self) -> None:
-        self._file = (0, 0)
+        self._file: FileId = (0, 0, 0)
         self._start = self._end = 0
         self._pieces: list[bytes] = []
 
@@ -40,7 +44,7 @@ class RecentBytes:
         """Forget all bytes."""
         self._pieces, self._start = [], self._end
 
-    def add(self, file: tuple[int, int], start: int, data: bytes) -> None:
+    def add(self, file: FileId, start: int, data: bytes) -> None:
         """Add `data`, which complete records of `file` have at the offset `start`.
 
         If `data` does not follow the bytes so far, these are dropped.

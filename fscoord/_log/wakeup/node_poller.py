@@ -27,7 +27,7 @@ from fscoord._log.access.mount import find_mount
 from fscoord._log.io import safe_files
 from fscoord._log.io.recent_bytes import Extent
 from fscoord._log.locking.process_mutex import LogKey
-from fscoord._log.wakeup import node_tail
+from fscoord._log.wakeup import shared_extent
 from fscoord._log.wakeup.doorbell import SIZE, Doorbell
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
@@ -381,14 +381,14 @@ class PollerElection:
 
         Args:
             buckets: the buckets.
-            extent: returns what the caller has read last. It becomes the tail of the node before the ring.
+            extent: returns what the caller has read last. It becomes the shared extent of the node before the ring.
         """
         fd = self._bell.fd
         counters = system.os.pread(fd, SIZE, 0)
         armed = [number for number in buckets if number < len(counters) and counters[number] & 1]
         found = extent() if armed and extent is not None else None
         if found is not None:
-            node_tail.publish(self._bell, found)
+            shared_extent.publish(self._bell, found)
         for number in armed:
             system.os.pwrite(fd, bytes([(counters[number] + 1) & 0xFF]), number)
         if armed:

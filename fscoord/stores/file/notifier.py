@@ -12,7 +12,7 @@ from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
 from fscoord._log.opened import WatchedLog
 from fscoord._log.recovery import CLOSED
-from fscoord._log.wakeup import node_tail
+from fscoord._log.wakeup import shared_extent
 from fscoord._log.wakeup.doorbell import LAST_BUCKET, Doorbell, session_end_bucket
 from fscoord._log.wakeup.node_poller import NodeProbes, node_bell_path
 from fscoord._log.wakeup.waiter import Waiter
@@ -102,11 +102,11 @@ class ChangeNotifier:
                 self._bell = None
 
     def _publish(self, bell: Doorbell, names: list[bytes]) -> None:
-        """Make what this handle has read and written the tail of the node, if a waiter will be rung."""
+        """Make what this handle has read and written the shared extent of the node, if a waiter will be rung."""
         if isinstance(self._log, WatchedLog) and any(bell.is_armed(crc32(name) & LAST_BUCKET) for name in names):
             extent = self._log.recent_extent()
             if extent is not None:
-                node_tail.publish(bell, extent)
+                shared_extent.publish(bell, extent)
 
     # -- for one wait ----------------------------------------------------------------------------------------------
 
@@ -139,14 +139,14 @@ class ChangeNotifier:
         ends = list(map(session_end_bucket, sessions)) if sessions else ()
         return Waiter(watcher, longest_sleep, ends, is_check_due)
 
-    def read_tail(self, waiter: Waiter) -> bool:
-        """Read on, after a ring of the node's bell, in the tail of the log that the process that rang has published.
+    def read_shared_extent(self, waiter: Waiter) -> bool:
+        """Read on, after a ring of the node's bell, in the extent that the process that rang has published.
 
         Return whether the handle has read on. Unlike a look, this method makes no request for the records, and so it
         can't show that a key does not exist.
         """
         bell = waiter.watcher.bell
-        extent = None if bell is None else node_tail.read(bell)
+        extent = None if bell is None else shared_extent.read(bell)
         return extent is not None and isinstance(self._log, WatchedLog) and self._log.read_extent(extent)
 
     def after_look(self, waiter: Waiter) -> None:

@@ -79,8 +79,8 @@ class Condition(ABC, Generic[T]):
     """Whether the first look changes the store, and arms the wait itself, under the log's lock; see `Arrival`."""
 
     has_read = False
-    """Whether the records that a ring has announced were read from the node's tail, so that the next look need not read
-    from the server. Such a look finds what it waits for, as a rule. It can't show that a key does not exist."""
+    """Whether the wait has just read on in the shared extent of its node, so that the look need not read from the
+    server. Such a look usually finds the key. It can't show that a key does not exist."""
 
     death_watch: DeathWatch | None = None
     missing: Sequence[bytes] = ()
@@ -198,7 +198,7 @@ class FileWait(Generic[T]):
         now = system.time.monotonic()
         left = self._deadline - now
         if self._was_rung and self._notifier.passes_on_changes:
-            found = self._look_in_tail(left)
+            found = self._look_in_extent(left)
         else:
             found = self._condition.look(left if left > 0 else 0.0, self._arm)
         self._has_looked = True
@@ -220,14 +220,14 @@ class FileWait(Generic[T]):
             self._make_known(now)
         return NOT_YET
 
-    def _look_in_tail(self, left: float) -> T | NotYet:
-        """Look after a ring of the node's bell, if possible without a request to the server; see `node_tail`.
+    def _look_in_extent(self, left: float) -> T | NotYet:
+        """Look after a ring of the node's bell, if possible without a request to the server; see `shared_extent`.
 
         This wait was not armed after the ring. So if the look does not find the answer, `sleep` returns at once, and
         the wait arms and looks once more, on the server.
         """
         condition, waiter = self._condition, self._waiter
-        condition.has_read = left > 0 and waiter is not None and self._notifier.read_tail(waiter)
+        condition.has_read = left > 0 and waiter is not None and self._notifier.read_shared_extent(waiter)
         try:
             return condition.look(left if left > 0 else 0.0, self._arm)
         finally:

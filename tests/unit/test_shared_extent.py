@@ -1,4 +1,4 @@
-"""The tail of a log in the bell of a node: what is kept and published, and what a waiter that is rung makes of it."""
+"""The shared extent of a node: the bytes that are kept and published, and how a waiter that is rung uses them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fscoord._log.access.network import NetworkAccess
 from fscoord._log.format import record
 from fscoord._log.format.control_records import encode_death
 from fscoord._log.io.cursor import Cursor
-from fscoord._log.io.recent_bytes import RECENT_MAX, Extent, RecentBytes
+from fscoord._log.io.recent_bytes import RECENT_MAX, Extent, FileId, RecentBytes
 from fscoord._log.liveness.own_session import Liveness
-from fscoord._log.wakeup import node_poller, node_tail, waiter
+from fscoord._log.wakeup import node_poller, shared_extent, waiter
 from fscoord._log.wakeup.doorbell import Doorbell, bucket
 from fscoord._log.wakeup.node_poller import node_bell_path
 
-FILE = (3, 4)
+FILE = (3, 4, 0)
 
 
 # The bytes that a handle keeps
@@ -44,8 +44,8 @@ def test_recent_bytes_without_a_gap_are_one_extent() -> None:
     assert found.end == 105
 
 
-@pytest.mark.parametrize(("file", "start"), [(FILE, 103), (FILE, 101), ((3, 5), 102)])
-def test_recent_bytes_after_a_gap_replace_those_before_it(file: tuple[int, int], start: int) -> None:
+@pytest.mark.parametrize(("file", "start"), [(FILE, 103), (FILE, 101), ((3, 4, 1), 102)])
+def test_recent_bytes_after_a_gap_replace_those_before_it(file: FileId, start: int) -> None:
     recent = RecentBytes()
     recent.add(FILE, 100, b"ab")
     recent.add(file, start, b"x")
@@ -74,7 +74,7 @@ def test_recent_bytes_have_a_limit() -> None:
     assert recent.extent() is None
 
 
-# The tail in a bell
+# The extent in a bell
 
 
 @pytest.fixture
@@ -84,45 +84,45 @@ def bell(tmp_path: Path) -> Iterator[Doorbell]:
     made.close()
 
 
-def test_tail_is_read_as_it_was_published(bell: Doorbell) -> None:
-    assert node_tail.read(bell) is None
-    for extent in (Extent(FILE, 1 << 40, b"abc"), Extent(FILE, 1 << 41, b"x" * RECENT_MAX), Extent((3, 9), 7, b"y")):
-        node_tail.publish(bell, extent)
-        assert node_tail.read(bell) == extent
+def test_extent_is_read_as_it_was_published(bell: Doorbell) -> None:
+    assert shared_extent.read(bell) is None
+    for extent in (Extent(FILE, 1 << 40, b"abc"), Extent(FILE, 1 << 41, b"x" * RECENT_MAX), Extent((3, 9, 0), 7, b"y")):
+        shared_extent.publish(bell, extent)
+        assert shared_extent.read(bell) == extent
     bell.arm(bucket(b"k"))
-    assert node_tail.read(bell) == extent, "the bytes of the buckets lie elsewhere"
+    assert shared_extent.read(bell) == extent, "the bytes of the buckets lie elsewhere"
 
 
-def test_tail_that_goes_further_stays(bell: Doorbell) -> None:
+def test_extent_that_goes_further_stays(bell: Doorbell) -> None:
     """A poller may publish later what a leader has read and continued."""
-    node_tail.publish(bell, Extent(FILE, 100, b"abcd"))
+    shared_extent.publish(bell, Extent(FILE, 100, b"abcd"))
     for extent in (Extent(FILE, 100, b"abc"), Extent(FILE, 90, b"x" * 14)):
-        node_tail.publish(bell, extent)
-        assert node_tail.read(bell) == Extent(FILE, 100, b"abcd")
-    node_tail.publish(bell, Extent((3, 9), 0, b"y"))
-    assert node_tail.read(bell) == Extent((3, 9), 0, b"y")
+        shared_extent.publish(bell, extent)
+        assert shared_extent.read(bell) == Extent(FILE, 100, b"abcd")
+    shared_extent.publish(bell, Extent((3, 9, 0), 0, b"y"))
+    assert shared_extent.read(bell) == Extent((3, 9, 0), 0, b"y")
 
 
-def test_tail_that_is_torn_is_not_read(bell: Doorbell) -> None:
+def test_extent_that_is_torn_is_not_read(bell: Doorbell) -> None:
     """The publisher may die, or two publish at once: then the bytes of one lie among those of the other."""
-    node_tail.publish(bell, Extent(FILE, 0, b"a" * 1000))
+    shared_extent.publish(bell, Extent(FILE, 0, b"a" * 1000))
     end = os.fstat(bell.fd).st_size
-    for place in range(node_tail.TAIL_OFFSET, end):
+    for place in range(shared_extent.EXTENT_OFFSET, end):
         old = os.pread(bell.fd, 1, place)
         os.pwrite(bell.fd, bytes([old[0] ^ 0x55]), place)
-        assert node_tail.read(bell) is None
+        assert shared_extent.read(bell) is None
         os.pwrite(bell.fd, old, place)
-    assert node_tail.read(bell) == Extent(FILE, 0, b"a" * 1000)
-    for size in range(node_tail.TAIL_OFFSET, end, 7):
+    assert shared_extent.read(bell) == Extent(FILE, 0, b"a" * 1000)
+    for size in range(shared_extent.EXTENT_OFFSET, end, 7):
         os.ftruncate(bell.fd, size)
-        assert node_tail.read(bell) is None
+        assert shared_extent.read(bell) is None
         os.ftruncate(bell.fd, end)
-        assert node_tail.read(bell) is None
+        assert shared_extent.read(bell) is None
 
 
-def test_tail_of_a_bell_that_fails_is_not_read(bell: Doorbell) -> None:
+def test_extent_of_a_bell_that_fails_is_not_read(bell: Doorbell) -> None:
     bell.close()
-    assert node_tail.read(bell) is None
+    assert shared_extent.read(bell) is None
 
 
 # What a handle on a mount that hosts share makes of it
@@ -151,7 +151,7 @@ def extent_of(store: FileStore) -> Extent:
 
 
 def write_from_afar(store: FileStore, key: str, value: bytes = b"v") -> None:
-    """Write as another host does, without a ring and without a tail for this host."""
+    """Write as another host does, without a ring and without an extent for this host."""
     log_of(store).update(record.SET, key.encode(), value, None, HANG_S)
 
 
@@ -252,7 +252,7 @@ def election_of(store: FileStore) -> Any:
     return watched.election
 
 
-def test_waiter_that_is_rung_reads_in_the_tail_and_not_on_the_server(
+def test_waiter_that_is_rung_reads_in_the_extent_and_not_on_the_server(
     path: str, poller: FileStore, reads: list[int]
 ) -> None:
     with ExitStack() as stack:
@@ -273,22 +273,22 @@ def is_armed_in(store: FileStore) -> bool:
     return any(each._wakes_at is not None for each in list(notifier_of(store)._waiters))
 
 
-def test_waiter_that_does_not_find_its_key_in_the_tail_reads_on_the_server(
+def test_waiter_that_does_not_find_its_key_in_the_extent_reads_on_the_server(
     path: str, poller: FileStore, reads: list[int]
 ) -> None:
-    """No ring comes for a record of another host. So the look in the tail may not be the last one before a sleep."""
+    """No ring comes for a record of another host. So the look in the extent may not be the last one before a sleep."""
     with ExitStack() as stack:
         writer, store, afar = (stack.enter_context(FileStore(path, timeout=HANG_S)) for _ in range(3))
         with start_thread(store.get, "k") as thread:
             until(lambda: is_armed_in(store))
             twin = next(name for name in map(str, range(10**6)) if bucket(name.encode()) == bucket(b"k"))
-            write_from_afar(writer, twin)  # the tail will end here
+            write_from_afar(writer, twin)  # the extent will end here
             extent = log_of(writer).recent_extent()
             write_from_afar(afar, "k")
             reads.clear()
             assert extent is not None
             bell = Doorbell(node_bell_path(log_of(store).handle.root.key), 0o600)
-            node_tail.publish(bell, extent)
+            shared_extent.publish(bell, extent)
             bell.ring(bucket(b"k"))
             assert thread.join() == b"v"
             assert id(access_of(store)) in reads
@@ -301,13 +301,14 @@ def test_extent_without_new_bytes_is_not_applied(path: str) -> None:
         two.get("a")
         end = log_of(two).handle.offset
         one.set("b", "1")
-        known, file = extent_of(one), log_of(one).handle.file_identity
+        known = extent_of(one)
+        file, other_file = known.file, (*known.file[:2], known.file[2] + 1)
         data = Path(path).read_bytes()
         refused = [
             Extent(file, end - 5, data[end - 5 : end]),
             Extent(file, end - 5, data[end - 5 : end - 1]),
             Extent(file, end + 1, data[end + 1 :]),
-            Extent((file[0], file[1] + 1), known.start, known.data),
+            Extent(other_file, known.start, known.data),
         ]
         for extent in refused:
             assert not log_of(two).read_extent(extent)
@@ -321,10 +322,9 @@ def test_extent_with_a_seal_leads_into_the_next_generation(path: str) -> None:
     with FileStore(path) as one, FileStore(path) as two:
         one.set("a", "1")
         two.get("a")
-        old = Path(path)
+        old, file, start = Path(path), extent_of(one).file, log_of(two).handle.offset
         one.compact()
-        start = log_of(two).handle.offset
-        extent = Extent(log_of(two).handle.file_identity, start, old.read_bytes()[start:])
+        extent = Extent(file, start, old.read_bytes()[start:])
         assert log_of(two).read_extent(extent)
         assert log_of(two).handle.header.generation == 1
         assert two.get("a") == b"1"
@@ -360,19 +360,21 @@ def test_closed_handle_reads_no_extent(path: str) -> None:
         assert not log_of(two).read_extent(extent_of(one))
 
 
-def test_leader_publishes_no_tail_if_no_waiter_is_armed(path: str, poller: FileStore) -> None:
+def test_leader_publishes_no_extent_if_no_waiter_is_armed(path: str, poller: FileStore) -> None:
     with FileStore(path, timeout=HANG_S) as writer:
         writer.set("nobody waits", "1")
         bell = Doorbell(node_bell_path(log_of(writer).handle.root.key), 0o600)
-        found = node_tail.read(bell)
+        found = shared_extent.read(bell)
         assert found is None or found.end < log_of(writer).handle.offset
         bell.close()
 
 
 def test_poller_publishes_what_it_has_read_of_another_host(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     published: list[Extent] = []
-    publish = node_tail.publish
-    monkeypatch.setattr(node_tail, "publish", lambda bell, extent: (published.append(extent), publish(bell, extent))[1])
+    publish = shared_extent.publish
+    monkeypatch.setattr(
+        shared_extent, "publish", lambda bell, extent: (published.append(extent), publish(bell, extent))[1]
+    )
     with ExitStack() as stack:
         afar, one, two = (stack.enter_context(FileStore(path, timeout=HANG_S)) for _ in range(3))
         threads = [stack.enter_context(start_thread(store.get, "k")) for store in (one, two)]

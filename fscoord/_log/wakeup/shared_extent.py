@@ -1,0 +1,64 @@
+"""The shared extent of a node: bytes of a log, in the bell of the node, for the waiters that are rung.
+
+On a mount that several hosts share, each read is a request to the server. The last arrival at a barrier wakes all
+ranks of a node, and each of them would read the same records from the server. Instead the process that rings first
+copies the bytes that it has read and written last into the node's bell. A waiter that is rung continues from there.
+
+The extent may be old, torn or lost, like everything in a bell:
+
+- The checksum shows whether the extent is complete. Two processes may write at once.
+- Every byte is a byte of the file, and belongs to a complete record that counts. So a waiter that continues from an
+  extent is where it would be after a read of the server at some moment between its last read and now.
+- An extent proves that a record exists, never that it does not. A waiter that does not find its key in the extent arms
+  the bell again, and reads from the server before it sleeps (`stores.file.waits.FileWait`).
+
+The bell lies in a directory that is private to the user, so only processes of this user on this host write the extent.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+from zlib import crc32
+
+from fscoord._log.io.recent_bytes import RECENT_MAX, Extent
+from fscoord._log.wakeup.doorbell import SIZE, Doorbell
+from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
+
+EXTENT_OFFSET: Final = 4 * SIZE
+"""The offset of the extent in the bell: it comes after the two tables of `node_poller.NodeProbes`."""
+
+_HEAD = Struct("<IIQQQQ")
+"""The checksum of the rest; the number of bytes; device, inode number and generation of the file; the offset in it."""
+
+
+def publish(bell: Doorbell, extent: Extent) -> None:
+    """Make `extent` the shared extent of the node, unless the present extent goes further.
+
+    Raises:
+        OSError: the bell can't be read or written.
+    """
+    seen = system.os.pread(bell.fd, _HEAD.size, EXTENT_OFFSET)
+    if len(seen) == _HEAD.size:
+        _, size, device, inode, generation, start = _HEAD.unpack(seen)
+        if (device, inode, generation) == extent.file and start + size >= extent.end:
+            return
+    body = _HEAD.pack(0, len(extent.data), *extent.file, extent.start)[4:] + extent.data
+    system.os.pwrite(bell.fd, crc32(body).to_bytes(4, "little") + body, EXTENT_OFFSET)
+
+
+def read(bell: Doorbell) -> Extent | None:
+    """Return the shared extent of the node; None if there is none, or if it is not complete."""
+    try:
+        found = system.os.pread(bell.fd, _HEAD.size + RECENT_MAX, EXTENT_OFFSET)
+    except OSError as error:  # `fall_back_to_polling` closes a bell that fails
+        raise_if_foreign(error)
+        return None
+    if len(found) <= _HEAD.size:
+        return None
+    checksum, size, device, inode, generation, start = _HEAD.unpack_from(found)
+    end = _HEAD.size + size
+    if end > len(found) or crc32(found[4:end]) != checksum:
+        return None
+    return Extent((device, inode, generation), start, found[_HEAD.size : end])
