@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.combining import HANG_S, share
+from support.disks import fill
 from support.internals import log_of, notifier_of, watcher_of
 from support.places import start_thread, until
 
@@ -123,6 +124,16 @@ def test_extent_that_is_torn_is_not_read(bell: Doorbell) -> None:
 def test_extent_of_a_bell_that_fails_is_not_read(bell: Doorbell) -> None:
     bell.close()
     assert shared_extent.read(bell) is None
+
+
+def test_extent_for_which_the_disk_is_full_is_dropped(small_disk: Path) -> None:
+    with closing(Doorbell(str(small_disk / "bell"), 0o600)) as full:
+        fill(small_disk)
+        shared_extent.publish(full, Extent(FILE, 0, b"a" * 1000))
+        assert shared_extent.read(full) is None
+        armed = full.arm(7)
+        full.ring(7)
+        assert full.is_rung(7, armed)
 
 
 # What a handle on a mount that hosts share makes of it

@@ -36,16 +36,18 @@ _HEAD = Struct("<IIQQQQ")
 def publish(bell: Doorbell, extent: Extent) -> None:
     """Make `extent` the shared extent of the node, unless the present extent goes further.
 
-    Raises:
-        OSError: the bell can't be read or written.
+    Errors are dropped. The disk of the bell may be full, and a ring does not need the extent.
     """
-    seen = system.os.pread(bell.fd, _HEAD.size, EXTENT_OFFSET)
-    if len(seen) == _HEAD.size:
-        _, size, device, inode, generation, start = _HEAD.unpack(seen)
-        if (device, inode, generation) == extent.file and start + size >= extent.end:
-            return
-    body = _HEAD.pack(0, len(extent.data), *extent.file, extent.start)[4:] + extent.data
-    system.os.pwrite(bell.fd, crc32(body).to_bytes(4, "little") + body, EXTENT_OFFSET)
+    try:
+        seen = system.os.pread(bell.fd, _HEAD.size, EXTENT_OFFSET)
+        if len(seen) == _HEAD.size:
+            _, size, device, inode, generation, start = _HEAD.unpack(seen)
+            if (device, inode, generation) == extent.file and start + size >= extent.end:
+                return
+        body = _HEAD.pack(0, len(extent.data), *extent.file, extent.start)[4:] + extent.data
+        system.os.pwrite(bell.fd, crc32(body).to_bytes(4, "little") + body, EXTENT_OFFSET)
+    except OSError as error:
+        raise_if_foreign(error)
 
 
 def read(bell: Doorbell) -> Extent | None:
