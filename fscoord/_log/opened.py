@@ -10,8 +10,8 @@ from fscoord._log.access.mount import DIRECT, LOCAL, LOCKED, find_mount
 from fscoord._log.access.network import NetworkAccess
 from fscoord._log.format.control_records import Session
 from fscoord._log.handle import NeedsLock
+from fscoord._log.io.extent import Extent
 from fscoord._log.io.opening import LogOptions
-from fscoord._log.io.recent_bytes import Extent
 from fscoord._log.locking.log_lock import KIND_NAMES
 from fscoord._log.log import Decide, Log
 from fscoord._log.recovery import POSITION
@@ -116,8 +116,7 @@ class WatchedLog(Log):
 
     def recent_extent(self) -> Extent | None:
         """Return the bytes that this handle has read or written last, or None."""
-        access = self.access
-        return self.inspect(access.recent.extent) if isinstance(access, NetworkAccess) else None
+        return self.access.recent if isinstance(self.access, NetworkAccess) else None
 
     def take_changed_keys(self) -> Collection[int]:
         """Return the buckets (see `doorbell`) of all keys in records that were read or written since the last call."""

@@ -21,7 +21,7 @@ from fscoord._log.access.network import NetworkAccess
 from fscoord._log.format import record
 from fscoord._log.format.control_records import encode_death
 from fscoord._log.io.cursor import Cursor
-from fscoord._log.io.recent_bytes import RECENT_MAX, Extent, FileId, RecentBytes
+from fscoord._log.io.extent import EXTENT_MAX, Extent, FileId, joined
 from fscoord._log.liveness.own_session import Liveness
 from fscoord._log.wakeup import node_poller, shared_extent, waiter
 from fscoord._log.wakeup.doorbell import Doorbell, bucket
@@ -33,46 +33,26 @@ FILE = (3, 4, 0)
 # The bytes that a handle keeps
 
 
-def test_recent_bytes_without_a_gap_are_one_extent() -> None:
-    recent = RecentBytes()
-    assert recent.extent() is None
-    recent.add(FILE, 100, b"ab")
-    recent.add(FILE, 102, b"cd")
-    assert recent.extent() == Extent(FILE, 100, b"abcd")
-    recent.add(FILE, 104, b"e")
-    found = recent.extent()
-    assert found == Extent(FILE, 100, b"abcde")
-    assert found.end == 105
+def test_extents_without_a_gap_are_joined() -> None:
+    first = joined(None, Extent(FILE, 100, b"ab"))
+    assert first == Extent(FILE, 100, b"ab")
+    both = joined(first, Extent(FILE, 102, b"cd"))
+    assert both == Extent(FILE, 100, b"abcd")
+    assert both.end == 104
 
 
 @pytest.mark.parametrize(("file", "start"), [(FILE, 103), (FILE, 101), ((3, 4, 1), 102)])
-def test_recent_bytes_after_a_gap_replace_those_before_it(file: FileId, start: int) -> None:
-    recent = RecentBytes()
-    recent.add(FILE, 100, b"ab")
-    recent.add(file, start, b"x")
-    assert recent.extent() == Extent(file, start, b"x")
+def test_extent_after_a_gap_replaces_the_one_before_it(file: FileId, start: int) -> None:
+    assert joined(Extent(FILE, 100, b"ab"), Extent(file, start, b"x")) == Extent(file, start, b"x")
 
 
-def test_recent_bytes_begin_again_after_they_were_cleared() -> None:
-    recent = RecentBytes()
-    recent.add(FILE, 100, b"ab")
-    recent.clear()
-    assert recent.extent() is None
-    recent.add(FILE, 102, b"cd")
-    assert recent.extent() == Extent(FILE, 102, b"cd")
-
-
-def test_recent_bytes_have_a_limit() -> None:
-    recent = RecentBytes()
-    recent.add(FILE, 0, b"a" * (RECENT_MAX - 1))
-    recent.add(FILE, RECENT_MAX - 1, b"b")
-    found = recent.extent()
-    assert found is not None
-    assert len(found.data) == RECENT_MAX
-    recent.add(FILE, RECENT_MAX, b"c")
-    assert recent.extent() == Extent(FILE, RECENT_MAX, b"c")
-    recent.add(FILE, RECENT_MAX + 1, b"d" * (RECENT_MAX + 1))
-    assert recent.extent() is None
+def test_joined_extent_has_a_limit() -> None:
+    last = joined(Extent(FILE, 7, b"a" * (EXTENT_MAX - 1)), Extent(FILE, EXTENT_MAX + 6, b"b"))
+    assert last == Extent(FILE, 7, b"a" * (EXTENT_MAX - 1) + b"b")
+    last = joined(last, Extent(FILE, last.end, b"cd"))
+    assert last == Extent(FILE, 9, b"a" * (EXTENT_MAX - 3) + b"bcd")
+    long = b"e" * 5 + b"d" * EXTENT_MAX
+    assert joined(last, Extent(FILE, last.end, long)) == Extent(FILE, last.end + 5, b"d" * EXTENT_MAX)
 
 
 # The extent in a bell
@@ -87,7 +67,7 @@ def bell(tmp_path: Path) -> Iterator[Doorbell]:
 
 def test_extent_is_read_as_it_was_published(bell: Doorbell) -> None:
     assert shared_extent.read(bell) is None
-    for extent in (Extent(FILE, 1 << 40, b"abc"), Extent(FILE, 1 << 41, b"x" * RECENT_MAX), Extent((3, 9, 0), 7, b"y")):
+    for extent in (Extent(FILE, 1 << 40, b"abc"), Extent(FILE, 1 << 41, b"x" * EXTENT_MAX), Extent((3, 9, 0), 7, b"y")):
         shared_extent.publish(bell, extent)
         assert shared_extent.read(bell) == extent
     bell.arm(bucket(b"k"))
@@ -156,7 +136,7 @@ def access_of(store: FileStore) -> NetworkAccess:
 
 
 def extent_of(store: FileStore) -> Extent:
-    found = access_of(store).recent.extent()
+    found = access_of(store).recent
     assert found is not None
     return found
 
@@ -180,7 +160,7 @@ def test_handle_keeps_the_bytes_of_the_file_that_it_reads_and_writes(path: str, 
             )()
             data = Path(path).read_bytes()
             for each in (one, two):
-                found = access_of(each).recent.extent()
+                found = access_of(each).recent
                 if found is not None:
                     assert data[found.start : found.end] == found.data
                     assert found.end == log_of(each).handle.offset
@@ -194,7 +174,7 @@ def test_handle_does_not_keep_a_record_that_is_not_complete(path: str) -> None:
         other.get("k")
         tear(path, store)
         other.check(["k"])
-        assert access_of(other).recent.extent() is None
+        assert access_of(other).recent is None
 
 
 def tear(path: str, store: FileStore) -> None:
@@ -214,12 +194,12 @@ def test_handle_does_not_keep_a_void_at_the_offset_of_the_torn_record(
         move = Cursor.move
 
         def move_and_note(cursor: Cursor, offset: int, chain: int) -> None:
-            kept.append(access_of(store).recent.extent())
+            kept.append(access_of(store).recent)
             move(cursor, offset, chain)
 
         monkeypatch.setattr(Cursor, "move", move_and_note)
         store.set("k", "3")
-        kept.append(access_of(store).recent.extent())
+        kept.append(access_of(store).recent)
         data = Path(path).read_bytes()
         assert len(kept) > 1, "a void was written"
         assert all(data[found.start : found.end] == found.data for found in kept if found is not None)

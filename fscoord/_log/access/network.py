@@ -29,9 +29,9 @@ from fscoord._log.format.record import MalformedRecord
 from fscoord._log.handle import HandleState, NeedsLock, open_root, reopen
 from fscoord._log.io import safe_files
 from fscoord._log.io.cursor import CHUNK, Cursor
+from fscoord._log.io.extent import Extent, FileId, joined
 from fscoord._log.io.large_values import SERVER_FORGOT
 from fscoord._log.io.opening import read_header
-from fscoord._log.io.recent_bytes import Extent, FileId, RecentBytes
 from fscoord._log.liveness.own_session import Liveness
 from fscoord._log.locking.log_lock import BASE, OFD, SOFT
 from fscoord._log.recovery import APPLYING, SERVER_STATE
@@ -67,7 +67,7 @@ class NetworkAccess:
     Attributes:
         coherence: ``"direct"`` or ``"locked"``. If the mount refuses direct reads, ``"direct"`` becomes ``"locked"``.
         piece: the most bytes that one request to the server writes.
-        recent: the last bytes that this handle has read or written, for the other processes of the host.
+        recent: the last bytes that this handle has read or written, for the other processes of the host; None: none.
     """
 
     def __init__(self, handle: HandleState, cursor: Cursor, liveness: Liveness, mount: Mount, coherence: str) -> None:
@@ -78,7 +78,7 @@ class NetworkAccess:
         self._liveness = liveness
         self._mount = mount
         self._append = FileAppender(handle).write
-        self.recent = RecentBytes()
+        self.recent: Extent | None = None
         self._stale_in_a_row = self._stale_generation = 0
         self._has_written = False  # whether this handle wrote under the lock that it holds, or held last
         handle.is_shared = handle.may_lie = True
@@ -154,9 +154,9 @@ class NetworkAccess:
         start, is_at_record = handle.offset, not (handle.pending or handle.is_torn)
         is_sealed = self._cursor.advance(data, locked=locked)
         if is_at_record and handle.offset == start + len(data):
-            self.recent.add(self._file, start, data)
+            self.recent = joined(self.recent, Extent(self._file, start, data))
         else:  # bytes of a record that is not complete may still change
-            self.recent.clear()
+            self.recent = None
         return is_sealed
 
     def read_extent(self, extent: Extent) -> bool | None:
@@ -329,9 +329,9 @@ class NetworkAccess:
             raise
         self._has_written = True
         if handle.pending or handle.is_torn:  # a void, which does not begin at `offset`
-            self.recent.clear()
+            self.recent = None
         else:
-            self.recent.add(self._file, handle.offset, data)
+            self.recent = joined(self.recent, Extent(self._file, handle.offset, data))
 
     def _flush(self) -> None:
         handle = self._handle

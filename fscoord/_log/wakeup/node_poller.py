@@ -25,7 +25,7 @@ from zlib import crc32
 
 from fscoord._log.access.mount import find_mount
 from fscoord._log.io import safe_files
-from fscoord._log.io.recent_bytes import Extent
+from fscoord._log.io.extent import Extent
 from fscoord._log.locking.process_mutex import LogKey
 from fscoord._log.wakeup import shared_extent
 from fscoord._log.wakeup.doorbell import SIZE, Doorbell

@@ -21,7 +21,7 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
-from fscoord._log.io.recent_bytes import RECENT_MAX, Extent
+from fscoord._log.io.extent import EXTENT_MAX, Extent
 from fscoord._log.wakeup.doorbell import SIZE, Doorbell
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
@@ -53,7 +53,7 @@ def publish(bell: Doorbell, extent: Extent) -> None:
 def read(bell: Doorbell) -> Extent | None:
     """Return the shared extent of the node; None if there is none, or if it is not complete."""
     try:
-        found = system.os.pread(bell.fd, _HEAD.size + RECENT_MAX, EXTENT_OFFSET)
+        found = system.os.pread(bell.fd, _HEAD.size + EXTENT_MAX, EXTENT_OFFSET)
     except OSError as error:  # `fall_back_to_polling` closes a bell that fails
         raise_if_foreign(error)
         return None

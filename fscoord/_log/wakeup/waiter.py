@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Sequence
 
-from fscoord._log.io.recent_bytes import Extent
+from fscoord._log.io.extent import Extent
 from fscoord._log.wakeup.doorbell import SIZE
 from fscoord._log.wakeup.node_poller import PollerElection
 from fscoord._log.wakeup.watcher import ChangeWatcher
