@@ -437,15 +437,15 @@ MUTANTS = (
     Mutant(
         "the poller is not quickened by news that nobody waits for",
         "Waiter.notify_node",
-        "                self._expect_news(POLL_FIRST_S if election.notify(buckets) else NEWS_POLL_S)\n",
-        "                if election.notify(buckets):\n                    self._expect_news(POLL_FIRST_S)\n",
+        "                self._expect_news(POLL_FIRST_S if election.notify(buckets, extent) else NEWS_POLL_S)\n",
+        "                if election.notify(buckets, extent):\n                    self._expect_news(POLL_FIRST_S)\n",
         (f"{WAITER}::test_poller_polls_quickly_after_news_without_a_waiter_and_then_slows_down",),
     ),
     Mutant(
         "the poller polls every millisecond while there is news that nobody waits for",
         "Waiter.notify_node",
-        "                self._expect_news(POLL_FIRST_S if election.notify(buckets) else NEWS_POLL_S)\n",
-        "                election.notify(buckets)\n                self._expect_news(POLL_FIRST_S)\n",
+        "                self._expect_news(POLL_FIRST_S if election.notify(buckets, extent) else NEWS_POLL_S)\n",
+        "                election.notify(buckets, extent)\n                self._expect_news(POLL_FIRST_S)\n",
         (f"{WAITER}::test_poller_polls_quickly_after_news_without_a_waiter_and_then_slows_down",),
     ),
     Mutant(

@@ -6,12 +6,16 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 
 import pytest
+from support.interrupts import At, interrupt
 
+from fscoord._runtime import system
 from fscoord._runtime.signals import Terminated, defer_signals, raise_on_termination, resend_lost_signals
 
 HANG_S = 60
@@ -193,3 +197,15 @@ def test_import_of_the_library_installs_no_signal_handler_or_hook():
         "assert [signal.getsignal(n) for n in range(1, 32)] == handlers\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_S)
+
+
+def test_interrupted_read_of_a_file_of_proc_leaves_no_open_file() -> None:
+    for number in count(1):
+        at = At(number, interrupt)
+        with warnings.catch_warnings(record=True) as seen, suppress(KeyboardInterrupt), at:
+            warnings.simplefilter("always")
+            system.start_time()
+        assert not seen, f"{at.where}: {seen[0].message}"
+        if not at.reached:
+            break
+    assert number > 2

@@ -163,7 +163,7 @@ class Election:
     def ack_hurry(self) -> None:
         self.hurried = False
 
-    def notify(self, buckets: object) -> bool:
+    def notify(self, buckets: object, extent: object = None) -> bool:
         self._may_fail()
         self.notified.append(buckets)
         return self._marked
