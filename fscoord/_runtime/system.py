@@ -135,7 +135,7 @@ def _proc_text(path: str) -> str:
     # Not opened as text: that may import a codec; see rule 5 in `interrupts`.
     opening = functools.partial(files.extend, map(open, (path,), ("rb",)))
     reading = functools.partial(found.extend, map(operator.methodcaller("read"), files))
-    closing = functools.partial(list, map(operator.methodcaller("close"), files))
+    closing: functools.partial[Any] = functools.partial(list, map(operator.methodcaller("close"), files))
     try:
         # In one chain: an interruption between two of them would leave an open file to the collector, which warns.
         in_one_chain(opening, reading, closing)
