@@ -12,7 +12,7 @@ import click
 from fscoord._arguments import key_bytes, key_text, to_seconds
 from fscoord._runtime import system
 from fscoord._waiting.timing import Backoff
-from fscoord.cli.completion import complete_key
+from fscoord.cli.completion import complete_key, complete_key_or_queue
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import (
     as_json,
@@ -45,6 +45,9 @@ __all__ = ["add", "append", "cas", "delete", "get", "keys", "set_", "wait", "wat
 log = logging.getLogger(__name__)
 
 key_argument = click.argument("key", type=raw, shell_complete=complete_key)
+keys_argument = click.argument(
+    "names", metavar="KEY...", type=raw, nargs=-1, required=True, shell_complete=complete_key_or_queue
+)
 
 
 @click.command()
@@ -168,7 +171,7 @@ def append(store: Store, key: bytes, value: bytes) -> None:
 
 
 @click.command()
-@click.argument("names", metavar="KEY...", type=raw, nargs=-1, required=True, shell_complete=complete_key)
+@keys_argument
 @with_store
 def delete(store: Store, names: tuple[bytes, ...]) -> int:
     """Remove each KEY with its value and its queue.
@@ -185,7 +188,7 @@ def delete(store: Store, names: tuple[bytes, ...]) -> int:
 
 
 @click.command()
-@click.argument("names", metavar="KEY...", type=raw, nargs=-1, required=True, shell_complete=complete_key)
+@keys_argument
 @with_store
 def wait(store: Store, names: tuple[bytes, ...]) -> None:
     """Wait until each KEY has a value or a queue that is not empty.

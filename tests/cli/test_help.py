@@ -111,10 +111,18 @@ def filled(path):
         with Lock(store, "backup"), Election(store, "front"), Membership(store, "workers"):
             pass
         Queue(store, "shards").put("x")
+        for queue in ("work", "spent", "gone", "bad\nqueue"):
+            store.queue_push(queue, "x")
+        store.queue_pop("spent")
+        store.delete_key("gone")
         once(store, "dataset", lambda: b"x")
         with pytest.raises(StoreTimeoutError):
             barrier(store, 2, "loaded", 0, rank=0)
     return path
+
+
+SHARDS = ["bell", "item/80000000-0000000000000000", "number"]
+"""The keys of the queue "shards" of items."""
 
 
 @pytest.mark.parametrize(
@@ -129,6 +137,13 @@ def filled(path):
         (["group", ""], ["workers"]),
         (["items", ""], ["shards"]),
         (["take-item", "sh"], ["shards"]),
+        (["put-item", ""], ["shards"]),
+        (["take-item", "--failed", ""], ["shards"]),
+        (["push", ""], ["spent", "work"]),
+        (["pop", "w"], ["work"]),
+        (["len", ""], ["spent", "work"]),
+        (["delete", "phase", "s"], [*(f"shards/{key}" for key in SHARDS), "spent"]),
+        (["wait", "sp"], ["spent"]),
         (["once", ""], ["dataset"]),
         (["barrier", "-n", "2", ""], ["loaded"]),
         (["get", "bad"], []),
@@ -137,6 +152,16 @@ def filled(path):
 )
 def test_keys_and_names_of_the_store_are_completed(process, filled, words, offers):
     assert completed(process, *words) == [f"plain,{offer}" for offer in offers]
+
+
+def test_queues_are_completed_after_a_compaction(process, path):
+    with FileStore(path) as store:
+        for queue in ("work", "spent"):
+            store.queue_push(queue, "x")
+        store.queue_pop("spent")
+        store.compact()
+        store.queue_push("later", "x")
+    assert completed(process, "pop", "") == ["plain,later", "plain,work"]
 
 
 def test_completion_reads_the_store_of_the_command_line(process, filled, tmp_path):
@@ -149,6 +174,7 @@ def test_store_that_cannot_be_read_offers_nothing_says_nothing_and_is_not_made(p
     (tmp_path / "text").write_text("hello")
     address = f"{tmp_path}/{store}" if store in ("none", "text") else store
     assert completed(process, "get", "k", store=address) == []
+    assert completed(process, "pop", "k", store=address) == []
     assert [file.name for file in tmp_path.iterdir()] == ["text"]
 
 
