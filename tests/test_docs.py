@@ -42,6 +42,7 @@ SHOWN = {
     "{eval-rst}",
     "{glossary}",
     "{graphviz}",
+    "{image}",
     "{include}",
     "{toctree}",
 }
