@@ -50,7 +50,7 @@ def push(store: Store, queue: bytes, value: bytes) -> None:
 
 @click.command()
 @queue_argument
-@click.option("--no-wait", is_flag=True, help="Do not wait: exit with 1 if the queue is empty.")
+@click.option("-n", "--no-wait", is_flag=True, help="Do not wait: exit with 1 if the queue is empty.")
 @as_json
 @with_store
 def pop(store: Store, queue: bytes, no_wait: bool, as_json: bool) -> None:

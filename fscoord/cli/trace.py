@@ -27,7 +27,7 @@ NUMBERS: Final = {
 _directory = click.argument("directory", metavar="DIR", type=DirectoryPath(file_okay=False))
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, subcommand_metavar="VERB [ARGUMENTS]...")
 @click.pass_context
 def trace(ctx: click.Context) -> int:
     """Show where the processes of a job waited for each other.

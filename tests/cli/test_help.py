@@ -58,6 +58,19 @@ def test_verb_is_summed_up_in_one_whole_sentence(fscoord, verb):
     assert not line.endswith("...")
 
 
+def test_help_of_members_has_a_line_for_each_state(fscoord):
+    text = fscoord("members", "--help").out.decode()
+    assert re.findall(r"^ {6}(\S.*?)  +\S", text, re.MULTILINE) == ["alive", "ended", "dead, found TIME", "unknown"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_option_that_takes_a_time_says_its_unit_and_its_default(fscoord, verb):
+    text = fscoord(verb, "--help").out.decode().partition("\nOptions:\n")[2]
+    options = re.split(r"^  (?=-)", text, flags=re.MULTILINE)[1:]
+    timed = [option for option in options if re.match(r"(-\w, )?--(timeout|wait|grace|interval|slow|ttl)\b", option)]
+    assert all("SECONDS" in option and "[default:" in " ".join(option.split()) for option in timed)
+
+
 def test_command_without_a_verb_is_a_usage_error_that_shows_the_help(fscoord):
     done = fscoord()
     assert (done.code, done.out) == (64, b"")
