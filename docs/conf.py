@@ -161,6 +161,14 @@ def measure_columns(_app: Sphinx, page: nodes.document) -> None:
                 cell["classes"].append("wide" if longest > 50 else "medium" if longest > 12 else "narrow")
 
 
+def keep_together(_app: Sphinx, page: nodes.document) -> None:
+    """Mark short code in sentences and tables, which no line may break: the dashes of an option belong to its name."""
+    for literal in page.findall(nodes.literal):
+        text = literal.astext()
+        if len(text) <= (24 if text.startswith("-") else 16):
+            literal["classes"].append("short")
+
+
 def record_demonstration(app: Sphinx, failure: Exception | None) -> None:
     """Put a recording of this version's demonstration in place of the one in the repository, which the README shows."""
     shown = Path(app.outdir, app.builder.imagedir, "demo.svg")
@@ -174,6 +182,7 @@ def setup(app: Sphinx) -> None:
     """Connect the functions above."""
     app.connect("source-read", install_from_index)
     app.connect("doctree-read", measure_columns)
+    app.connect("doctree-read", keep_together)
     app.connect("build-finished", record_demonstration)
     app.connect("autodoc-process-docstring", show_the_contract, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", keep_colons, priority=600)  # after napoleon
