@@ -122,13 +122,23 @@ def install_from_index(_app: Sphinx, _name: str, source: list[str]) -> None:
 def show_the_contract(
     _app: Sphinx, _what: str, _name: str, _member: object, _options: object, lines: list[str]
 ) -> None:
-    """Replace "See `Store.get`." at the beginning of a docstring by the docstring of `Store.get`."""
-    reference = re.match(r"See `Store\.(\w+)`\.\s*", lines[0]) if lines else None
-    if reference is not None:
-        own = [lines[0][reference.end() :], *lines[1:]]
-        lines[:] = (inspect.getdoc(getattr(fscoord.Store, reference[1])) or "").splitlines()
-        if any(own):
-            lines += ["", *own]
+    """Replace "See `Store.get`." at the beginning of a docstring by the docstring of `Store.get`.
+
+    Before "See `~fscoord.Store.get`.", which `fscoord.aio` has, put only its first sentence: the names in the rest are
+    those of another module.
+    """
+    reference = re.match(r"See `(~fscoord\.)?Store\.(\w+)`\.\s*", lines[0]) if lines else None
+    if reference is None:
+        return
+    contract = (inspect.getdoc(getattr(fscoord.Store, reference[2])) or "").splitlines()
+    if reference[1]:
+        sentence = re.match(r".*?\.(?=\s|$)", " ".join(contract).strip())
+        lines[0] = f"{sentence[0] if sentence else ''} {lines[0]}".strip()
+        return
+    own = [lines[0][reference.end() :], *lines[1:]]
+    lines[:] = contract
+    if any(own):
+        lines += ["", *own]
 
 
 def keep_colons(_app: Sphinx, what: str, _name: str, _member: object, _options: object, lines: list[str]) -> None:
@@ -151,6 +161,14 @@ def measure_columns(_app: Sphinx, page: nodes.document) -> None:
                 cell["classes"].append("wide" if longest > 50 else "medium" if longest > 12 else "narrow")
 
 
+def keep_together(_app: Sphinx, page: nodes.document) -> None:
+    """Mark short code in sentences and tables, which no line may break: the dashes of an option belong to its name."""
+    for literal in page.findall(nodes.literal):
+        text = literal.astext()
+        if len(text) <= (24 if text.startswith("-") else 16):
+            literal["classes"].append("short")
+
+
 def record_demonstration(app: Sphinx, failure: Exception | None) -> None:
     """Put a recording of this version's demonstration in place of the one in the repository, which the README shows."""
     shown = Path(app.outdir, app.builder.imagedir, "demo.svg")
@@ -164,6 +182,7 @@ def setup(app: Sphinx) -> None:
     """Connect the functions above."""
     app.connect("source-read", install_from_index)
     app.connect("doctree-read", measure_columns)
+    app.connect("doctree-read", keep_together)
     app.connect("build-finished", record_demonstration)
     app.connect("autodoc-process-docstring", show_the_contract, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", keep_colons, priority=600)  # after napoleon

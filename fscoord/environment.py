@@ -93,7 +93,7 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """Return `rank` and `world_size`. An argument that is None is replaced by its value in the environment.
+    """Return `rank` and `world_size`, with the value in the environment in place of an argument that is None.
 
     Raises:
         ValueError: an argument is None and the environment has no value for it. The message lists the values that the

@@ -178,7 +178,7 @@ class CorruptLogError(StoreError):
 
 
 class QueueEmptyError(StoreError):
-    """`Store.queue_pop` with ``block=False`` on an empty queue."""
+    """`Store.queue_pop` with ``block=False`` was called on an empty queue."""
 
 
 class LimitExceededError(StoreError, ValueError):

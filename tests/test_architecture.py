@@ -1,4 +1,4 @@
-"""The page on the architecture is a map: every path and name on it exists, and it has every part of the log."""
+"""The pages on the architecture are a map: every path and name on them exists, and they have every part of the log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.once
 PACKAGE = Path(fscoord.__file__).parent
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
-PAGE = DOCS / "architecture.md"
+PAGES = [DOCS / "architecture.md", *sorted((DOCS / "architecture").glob("*.md"))]
 NOT_CODE = re.compile(r"^```.*?^```$|\{\w+\}`[^`]+`", re.MULTILINE | re.DOTALL)  # drawings, and roles of Sphinx
 SPAN = re.compile(r"`([^`]+)`")
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -102,12 +102,15 @@ def is_there(span: str) -> bool:
 
 
 def spans() -> list[str]:
-    return sorted(set(SPAN.findall(NOT_CODE.sub("", PAGE.read_text(encoding="utf-8")))))
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    return sorted(set(SPAN.findall(NOT_CODE.sub("", text))))
 
 
 @pytest.mark.parametrize("span", spans())
 def test_architecture_names_only_paths_and_names_that_are_there(span: str) -> None:
-    assert is_there(span), f"docs/architecture.md says `{span}`: there is no such path, and no such name in the package"
+    assert is_there(span), (
+        f"a page on the architecture says `{span}`: there is no such path, and no such name in the package"
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,15 +121,15 @@ def test_architecture_check_finds_a_name_that_is_not_there(span: str) -> None:
 
 
 def test_architecture_knows_every_module_of_the_log() -> None:
-    page = set(spans())
+    named = set(spans())
     modules = [path.relative_to(PACKAGE).as_posix() for path in sorted((PACKAGE / "_log").rglob("*.py"))]
     folders = {module.rpartition("/")[0] + "/" for module in modules} - {"_log/"}
     unknown = [
         module
         for module in modules
         if not module.endswith("__init__.py")
-        and module not in page
-        and not any(module.startswith(folder) for folder in folders & page)
+        and module not in named
+        and not any(module.startswith(folder) for folder in folders & named)
     ]
     assert unknown == [], "docs/architecture.md says to which part of the log each module belongs"
 
@@ -138,7 +141,7 @@ def drawings_on(page: Path) -> list[Path]:
 
 def test_drawings_are_each_shown_on_one_page() -> None:
     shown = [drawing for page in DOCS.rglob("*.md") for drawing in drawings_on(page)]
-    assert len(drawings_on(PAGE)) >= 5
+    assert sum(len(drawings_on(page)) for page in PAGES) >= 5
     assert sorted(shown) == sorted(path.resolve() for path in (DOCS / "drawings").iterdir())
 
 

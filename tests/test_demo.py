@@ -312,6 +312,14 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_command_reports_one_file_and_one_word_in_the_singular(tmp_path):
+    only = tmp_path / "only"
+    only.mkdir()
+    (only / "text").write_text("word", encoding="utf-8")
+    done = command("-n", "1", "--input", only)
+    assert f"1 word (1 different one) in 1 file below {only}" in done.stdout
+
+
 def test_command_reports_the_work_of_each_process_and_the_time_of_each_barrier(texts):
     done = command("-n", "2", "--input", texts)
     assert (done.returncode, done.stderr) == (0, "")

@@ -42,6 +42,7 @@ SHOWN = {
     "{eval-rst}",
     "{glossary}",
     "{graphviz}",
+    "{image}",
     "{include}",
     "{toctree}",
 }
@@ -81,6 +82,18 @@ def test_how_to_pages_are_all_in_their_index() -> None:
     index = (REPOSITORY / "docs" / "how-to.md").read_text(encoding="utf-8")
     missing = [page.name for page in (REPOSITORY / "docs" / "how-to").iterdir() if f"(how-to/{page.name})" not in index]
     assert missing == [], "docs/how-to.md has no line for these"
+
+
+@pytest.mark.parametrize(
+    "name", ["architecture", "architecture/operations", "architecture/recovery", "campaigns", "format"]
+)
+def test_list_at_the_top_of_a_long_page_has_its_sections_in_their_order(name: str) -> None:
+    text = (REPOSITORY / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    top, _, rest = text.partition("\n## ")
+    sections = re.findall(r"^## (.+)$", "## " + rest, re.MULTILINE)
+    assert len(sections) >= 4
+    listed = re.findall(r"^(?:-|\d+\.) \[[^]]+\]\(#([\w-]+)\)", top, re.MULTILINE)
+    assert listed == [re.sub(r"[^\w -]", "", section).lower().replace(" ", "-") for section in sections]
 
 
 def test_recipes_are_all_in_a_how_to() -> None:

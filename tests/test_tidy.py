@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 from support.sources import MODULES, imported, module_of, tree
@@ -630,6 +631,19 @@ def test_reference_has_no_name_twice() -> None:
     things = [(name.startswith("fscoord.aio."), name.rpartition(".")[2]) for name in names]
     assert len(things) > 50
     assert sorted(set(things)) == sorted(things)
+
+
+def test_first_paragraphs_of_the_reference_are_whole_sentences() -> None:
+    """A table shows the first sentence of each. It cuts a paragraph that ends in a block of code."""
+    here = [name for name in reference() if not name.startswith("fscoord.integrations.")]  # which need other packages
+    things = [(name, resolve_name(name)) for name in here]
+    first = {
+        name: " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
+        for name, thing in things
+        if callable(thing)
+    }
+    assert len(first) > 100
+    assert {name: text for name, text in first.items() if not text.endswith(".") or "::" in text} == {}
 
 
 def test_page_on_the_tests_lists_every_folder_of_them() -> None:

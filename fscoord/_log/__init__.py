@@ -21,5 +21,5 @@ The parts, from the bottom up. No part imports one that comes later (``LAYERS`` 
 - `log`: one transaction, or one read, from lock to unlock. It imports every part, and no part imports it.
 - `opened`: choose the access for a mount. `inspect`: read logs that may be damaged, without a handle.
 
-docs/architecture.md follows each kind of operation through these parts. docs/format.md specifies the bytes.
+docs/architecture/operations.md follows each kind of operation through these parts. docs/format.md specifies the bytes.
 """

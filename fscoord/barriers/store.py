@@ -199,7 +199,7 @@ class StoreBarrier(Barrier):
 
 @register_barrier
 class FileStoreBarrier(StoreBarrier):
-    """A `StoreBarrier` on a `~fscoord.FileStore`, which the constructor opens and `close` closes.
+    """A `StoreBarrier` on a `~fscoord.FileStore`: the constructor opens the store, and `close` closes it.
 
     Args:
         path: the store's path, not interpreted as an address.

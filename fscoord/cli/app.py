@@ -46,6 +46,7 @@ class _Verbs(click.Group):
 @click.group(
     cls=_Verbs,
     invoke_without_command=True,
+    subcommand_metavar="VERB [ARGUMENTS]...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH},
 )
 @click.version_option(fscoord.__version__, "-V", "--version", message="%(prog)s %(version)s")

@@ -11,24 +11,36 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
+from fscoord import inspect
+from fscoord._arguments import key_text
 from fscoord._runtime import system
 from fscoord.cli.options import file_path, store_url
 from fscoord.stores.url import open_store
 
-__all__ = ["Completer", "complete_key", "complete_name"]
+__all__ = ["Completer", "complete_key", "complete_key_or_queue", "complete_name", "complete_queue"]
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 LIMIT_S: Final = 1.0
-"""The timeout of the store that is read."""
+"""The timeout of the store that is read, and how long a log is searched for queues, in seconds."""
 SIZE_MAX: Final = 64 << 20
-"""The size in bytes of a log above which keys are not completed: reading it takes longer than a user waits for Tab."""
+"""The size in bytes of a log above which nothing is completed: reading it takes longer than a user waits for Tab."""
 OFFERS_MAX: Final = 1000
 
 
 def complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the keys of the store."""
     return _offers(_keys(ctx, incomplete))
+
+
+def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the queues of values, as "fscoord push" makes them."""
+    return _offers(_queues(ctx, incomplete))
+
+
+def complete_key_or_queue(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the keys of the store and the queues of values, for a verb that takes both."""
+    return _offers([*_keys(ctx, incomplete), *_queues(ctx, incomplete)])
 
 
 def complete_name(*marks: str) -> Completer:
@@ -51,9 +63,36 @@ def _keys(ctx: click.Context, prefix: str) -> list[str]:
         url = store_url(ctx)
         path = file_path(url)
         options: dict[str, Any] = {} if path is None else {"read_only": True}
-        if path is not None and system.os.path.getsize(path) > SIZE_MAX:
+        if path is not None and _is_long(path):
             return []
         with open_store(url, timeout=LIMIT_S, **options) as store:
             return [key for key in store.list_keys(prefix) if key.startswith(prefix)]
     except Exception:  # noqa: BLE001 - no store, a damaged one, one that does not answer: there is nothing to offer
         return []
+
+
+def _queues(ctx: click.Context, prefix: str) -> list[str]:
+    """Return the queues in the log of a file store, with those that are empty now. No other store lists its queues."""
+    found: set[str] = set()
+    end = system.time.monotonic() + LIMIT_S
+    try:
+        path = file_path(store_url(ctx))
+        if path is None or _is_long(path):
+            return []
+        generation = 0
+        for entry in inspect.dump(path):
+            if entry.generation != generation:  # it begins with all values that are left of the generations before it
+                found, generation = set(), entry.generation
+            if entry.kind == "queue_push":
+                found.add(key_text(entry.key))
+            elif entry.kind == "delete":
+                found.discard(key_text(entry.key))
+            if system.time.monotonic() > end:
+                return []
+    except Exception:  # noqa: BLE001 - as above
+        return []
+    return [name for name in found if name.startswith(prefix)]
+
+
+def _is_long(path: str) -> bool:
+    return system.os.path.getsize(path) > SIZE_MAX

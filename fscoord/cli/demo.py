@@ -10,7 +10,7 @@ import click
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, time_limit, verbose
-from fscoord.cli.output import new_console, new_table, plain, write_json
+from fscoord.cli.output import counted, new_console, new_table, plain, write_json
 from fscoord.cli.trace import write_page
 from fscoord.demo.launcher import PROCESSES_MAX, run
 
@@ -53,7 +53,7 @@ NUMBERS = {"files", "words"}
     "--trace",
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="Record a trace in DIR, and write the page DIR/report.html.",
+    help="Record a trace in DIR, and write the page DIR/report.html. The page also shows earlier runs that DIR has.",
 )
 @as_json
 @verbose
@@ -126,8 +126,8 @@ class _Display:
 def _print(report: dict[str, Any]) -> None:
     console = new_console()
     console.print(
-        f"{report['words']} words ({report['distinct_words']} different ones) in {report['files']} files"
-        f" below {plain(report['input'])}, in {report['seconds']:.2f} s",
+        f"{counted(report['words'], 'word')} ({counted(report['distinct_words'], 'different one')}) in"
+        f" {counted(report['files'], 'file')} below {plain(report['input'])}, in {report['seconds']:.2f} s",
         soft_wrap=True,
     )
     most = ", ".join(f"{word} {count}" for word, count in report["top"])

@@ -25,7 +25,7 @@ MARKS = {"ok": "ok", "bad": "BAD", "unknown": "?", "info": "-"}
 
 
 @click.command()
-@click.argument("path", type=DirectoryPath(file_okay=False))
+@click.argument("path", metavar="DIR", type=DirectoryPath(file_okay=False))
 @click.option(
     "--lock",
     type=click.Choice(["ofd", "flock", "soft"]),
@@ -72,7 +72,7 @@ def doctor(
 ) -> int:
     """Test whether a directory's file system is fit for a store.
 
-    Tries in the directory PATH what a store needs: locks of each kind, appends, fresh reads, a killed holder, a real
+    Tries in the directory DIR what a store needs: locks of each kind, appends, fresh reads, a killed holder, a real
     store. It first tests between two processes of this host. If you start it on two hosts at once, it also tests
     between the hosts. The instances find each other through the directory. Instances of different users can do so if
     one group of them all may write to the directory. One instance prints the report.

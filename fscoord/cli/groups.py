@@ -38,10 +38,10 @@ def members(store: Store, as_json: bool) -> None:
     state, the time (UTC) at which it registered, and its label. The state is one of these:
 
     \b
-        alive              the process runs and has the store open
-        ended              the process has ended or closed the store, and no death is recorded dead, found TIME
-        another process recorded the death at TIME (UTC); the process may have died earlier unknown            this host
-        can't tell: the session is of another host
+        alive             the process runs and has the store open
+        ended             the process has ended or closed the store, and no death is recorded
+        dead, found TIME  another process recorded the death at TIME (UTC); it may have happened earlier
+        unknown           this host can't tell: the session is of another host
 
     Changes nothing.
 

@@ -256,6 +256,7 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any
     metavar="TERM",
     type=click.IntRange(min=0),
     default=0,
+    show_default=True,
     help="Wait for a leader of a later term than this term.",
 )
 @as_json

@@ -9,7 +9,17 @@ import click
 from fscoord import inspect
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import DAMAGED, FALSE
-from fscoord.cli.options import as_json, common, complete_file, file_path, store_option, store_url, time_limit, verbose
+from fscoord.cli.options import (
+    as_json,
+    common,
+    complete_file,
+    file_path,
+    json_option,
+    store_option,
+    store_url,
+    time_limit,
+    verbose,
+)
 from fscoord.cli.output import Progress, field, plain, printable, show, write, write_json
 from fscoord.cli.records import RecordWords
 from fscoord.stores.file import FileStore
@@ -28,7 +38,7 @@ _JSON_NAMES = {"skipped": "dropped", "skipped_bytes": "dropped_bytes"}
 
 @click.command()
 @click.option("--full", is_flag=True, help=f"Print whole values instead of their first {SHORT} bytes.")
-@as_json
+@json_option("Print each record as one line of JSON.")
 @store_option
 @verbose
 @click.pass_context
@@ -100,7 +110,7 @@ def _beginning(value: bytes) -> bytes:
     return value[:end]
 
 
-LOCK_LIMIT_S = 10.0
+LOCK_LIMIT_S = 10
 
 lock_option = click.option(
     "--timeout",
@@ -198,7 +208,7 @@ class _NewFile(click.Path):
 @click.option("--salvage", is_flag=True, help="Also copy the sound records after the damage.")
 @click.option("--yes", is_flag=True, help="Write the copy. Without it only report what would be left out.")
 @lock_option
-@as_json
+@json_option("Print each record that is left out as one line of JSON, and the report as the last line.")
 @store_option
 @verbose
 @click.pass_context

@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -29,6 +29,7 @@ __all__ = [
     "content",
     "file_path",
     "given_timeout",
+    "json_option",
     "limit_text",
     "raw",
     "store_option",
@@ -38,12 +39,14 @@ __all__ = [
     "with_existing_store",
     "with_store",
     "with_store_to_read",
+    "with_store_to_watch",
 ]
 
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 INPUT_POLL_S = 0.5
 """The longest sleep in one system call while standard input has no data, in seconds."""
@@ -123,14 +126,21 @@ store_option = click.option(
     help=f"The store: a path or an address. [default: ${ENVIRONMENT_VARIABLE}]",
 )
 
-timeout_option = click.option(
-    "--timeout",
-    type=time_limit,
-    metavar="SECONDS",
-    expose_value=False,
-    callback=_remember(_TIMEOUT),
-    help="How long to wait. 0 tries once; inf has no limit. [default: 300, or the timeout in the address]",
-)
+
+def timeout_option(default: str) -> Callable[[F], F]:
+    """Return the option --timeout, whose help text names this default."""
+    return click.option(
+        "--timeout",
+        type=time_limit,
+        metavar="SECONDS",
+        expose_value=False,
+        callback=_remember(_TIMEOUT),
+        help=f"How long to wait. 0 tries once; inf has no limit. [default: {default}]",
+    )
+
+
+OF_THE_STORE: Final = "300, or the timeout in the address"
+WITHOUT_LIMIT: Final = "inf"
 
 verbose = click.option(
     "-v",
@@ -141,7 +151,13 @@ verbose = click.option(
     help="Log to standard error. -vv logs more, also tracebacks.",
 )
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+
+def json_option(text: str) -> Callable[[F], F]:
+    """Return the option --json with this help text."""
+    return click.option("--json", "as_json", is_flag=True, help=text)
+
+
+as_json = json_option("Print one line of JSON.")
 
 
 def store_url(ctx: click.Context) -> str:
@@ -190,7 +206,7 @@ def common(function: Callable[P, R]) -> Callable[P, R]:
 
     If an option is given twice, the option after the verb counts.
     """
-    return store_option(timeout_option(verbose(function)))
+    return store_option(timeout_option(OF_THE_STORE)(verbose(function)))
 
 
 def with_store(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
@@ -217,8 +233,17 @@ def with_store_to_read(function: Callable[Concatenate[Store, P], R]) -> Callable
     return _with_store(function, looks_only=True)
 
 
-def _with_store(function: Callable[Concatenate[Store, P], R], *, looks_only: bool) -> Callable[P, R]:
-    @common
+def with_store_to_watch(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
+    """Do as `with_store_to_read`, for a verb that waits without limit unless --timeout is given."""
+    return _with_store(function, looks_only=True, default_timeout=WITHOUT_LIMIT)
+
+
+def _with_store(
+    function: Callable[Concatenate[Store, P], R], *, looks_only: bool, default_timeout: str = OF_THE_STORE
+) -> Callable[P, R]:
+    @store_option
+    @timeout_option(default_timeout)
+    @verbose
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with _open(click.get_current_context(), looks_only=looks_only) as store:

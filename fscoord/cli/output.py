@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Progress",
+    "counted",
     "detach_stdout",
     "field",
     "flush",
@@ -128,6 +129,12 @@ def detach_stdout() -> None:
 def is_terminal() -> bool:
     """Return whether standard output is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
+
+
+def counted(number: int, what: str) -> str:
+    """Return `number` and the noun `what`, which is in the plural unless the number is 1."""
+    ending = "" if number == 1 else "es" if what.endswith("s") else "s"
+    return f"{number} {what}{ending}"
 
 
 def field(name: str, data: bytes) -> dict[str, str]:

@@ -28,7 +28,7 @@ CLEAR: Final = b"\x1b[H\x1b[2J"
 slow_option = click.option(
     "--slow",
     type=time_limit,
-    default=SLOW_S,
+    default=f"{SLOW_S:g}",
     metavar="SECONDS",
     show_default=True,
     help="Report a living participant as a finding if others have waited for it for longer than this time.",

@@ -11,7 +11,7 @@ import click
 from fscoord._arguments import key_text
 from fscoord._runtime import system
 from fscoord._runtime.signals import raise_on_termination
-from fscoord.cli.completion import complete_name
+from fscoord.cli.completion import complete_name, complete_queue
 from fscoord.cli.locks import STATES, lives_of
 from fscoord.cli.options import as_json, content, limit_text, raw, with_existing_store, with_store, with_store_to_read
 from fscoord.cli.output import field, show, table_lines, telling_if_slow, write_json, write_value
@@ -25,8 +25,9 @@ __all__ = ["items", "length", "pop", "push", "put_item", "take_item"]
 
 log = logging.getLogger(__name__)
 
-queue_argument = click.argument("queue", type=raw)
-items_argument = click.argument("queue", type=raw, shell_complete=complete_name("/number"))
+queue_argument = click.argument("queue", type=raw, shell_complete=complete_queue)
+complete_queue_of_items = complete_name("/number")
+items_argument = click.argument("queue", type=raw, shell_complete=complete_queue_of_items)
 
 
 @click.command()
@@ -49,7 +50,7 @@ def push(store: Store, queue: bytes, value: bytes) -> None:
 
 @click.command()
 @queue_argument
-@click.option("--no-wait", is_flag=True, help="Do not wait: exit with 1 if the queue is empty.")
+@click.option("-n", "--no-wait", is_flag=True, help="Do not wait: exit with 1 if the queue is empty.")
 @as_json
 @with_store
 def pop(store: Store, queue: bytes, no_wait: bool, as_json: bool) -> None:
@@ -127,7 +128,13 @@ def put_item(store: Store, queue: bytes, values: tuple[bytes, ...], priority: in
 @click.command("take-item", context_settings=VERBATIM)
 @click.option("-n", "--no-wait", is_flag=True, help="Do not wait: exit with 1 if the queue has no item.")
 @click.option("--each", is_flag=True, help="Take one item after another, until none comes or COMMAND fails.")
-@click.option("--failed", metavar="OTHER", type=raw, help="Put an item whose COMMAND fails into the queue OTHER.")
+@click.option(
+    "--failed",
+    metavar="OTHER",
+    type=raw,
+    shell_complete=complete_queue_of_items,
+    help="Put an item whose COMMAND fails into the queue OTHER.",
+)
 @click.option("--stdin", "by_stdin", is_flag=True, help="Pass the item to COMMAND on standard input.")
 @items_argument
 @command_options

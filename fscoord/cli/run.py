@@ -142,7 +142,8 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda na
     "--rdzv-endpoint",
     metavar="PATH",
     default="",
-    help="Where the nodes meet: a path that all of them can reach, or HOST:PORT.",
+    help="Where the nodes meet: a path that all of them can reach, or HOST:PORT. [default: a temporary"
+    " file, for one node]",
 )
 @click.option(
     "--rdzv-id",
@@ -187,10 +188,20 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda na
     help="The time that workers have from SIGTERM to SIGKILL.",
 )
 @click.option(
-    "-r", "--redirects", metavar="STREAMS", callback=_streams, default="0", help="The streams that go to files only."
+    "-r",
+    "--redirects",
+    metavar="STREAMS",
+    callback=_streams,
+    default="0",
+    help="The streams that go to files only. [default: none]",
 )
 @click.option(
-    "-t", "--tee", metavar="STREAMS", callback=_streams, default="0", help="The streams that go to files as well."
+    "-t",
+    "--tee",
+    metavar="STREAMS",
+    callback=_streams,
+    default="0",
+    help="The streams that go to files as well. [default: none]",
 )
 @click.option(
     "--local-ranks-filter",

@@ -108,7 +108,7 @@ def wait_options(function: Callable[P, R]) -> Callable[P, R]:
             "--ttl",
             metavar="SECONDS",
             type=time_limit,
-            help="Let another process acquire it if this one has not renewed its hold for this long, because it was"
+            help="Let another process take over if this one has not renewed its hold for this long, because it was"
             " stopped or cut off. [default: never]",
         ),
         click.option(

@@ -80,7 +80,13 @@ class Keys:
     show_default=True,
     help="The time between two screens.",
 )
-@click.option("-n", "--count", metavar="NUMBER", type=click.IntRange(min=1), help="End after this many screens.")
+@click.option(
+    "-n",
+    "--count",
+    metavar="NUMBER",
+    type=click.IntRange(min=1),
+    help="End after this many screens. [default: no limit]",
+)
 @click.option("--sort", type=click.Choice(ORDERS), default=ORDERS[0], show_default=True, help="The order of the rows.")
 @slow_option
 @store_option

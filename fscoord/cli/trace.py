@@ -12,7 +12,7 @@ import click
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import USAGE
 from fscoord.cli.options import DirectoryPath, as_json, verbose
-from fscoord.cli.output import new_console, new_table, plain, write_json
+from fscoord.cli.output import counted, new_console, new_table, plain, write_json
 
 __all__ = ["trace", "write_page"]
 
@@ -27,7 +27,7 @@ NUMBERS: Final = {
 _directory = click.argument("directory", metavar="DIR", type=DirectoryPath(file_okay=False))
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, subcommand_metavar="VERB [ARGUMENTS]...")
 @click.pass_context
 def trace(ctx: click.Context) -> int:
     """Show where the processes of a job waited for each other.
@@ -171,7 +171,8 @@ def _print(found: dict[str, Any]) -> None:
     hosts = {process["host"] for process in processes}
     spans = sum(process["spans"] for process in processes)
     console.print(
-        f"{spans} spans of {len(processes)} processes on {len(hosts)} hosts, in {plain(found['directory'])}",
+        f"{counted(spans, 'span')} of {counted(len(processes), 'process')} on {counted(len(hosts), 'host')}, in"
+        f" {plain(found['directory'])}",
         soft_wrap=True,
     )
     for process in processes:

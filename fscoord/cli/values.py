@@ -12,17 +12,19 @@ import click
 from fscoord._arguments import key_bytes, key_text, to_seconds
 from fscoord._runtime import system
 from fscoord._waiting.timing import Backoff
-from fscoord.cli.completion import complete_key
+from fscoord.cli.completion import complete_key, complete_key_or_queue
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import (
     as_json,
     content,
     given_timeout,
+    json_option,
     limit_text,
     raw,
     time_limit,
     with_store,
     with_store_to_read,
+    with_store_to_watch,
 )
 from fscoord.cli.output import (
     field,
@@ -45,6 +47,9 @@ __all__ = ["add", "append", "cas", "delete", "get", "keys", "set_", "wait", "wat
 log = logging.getLogger(__name__)
 
 key_argument = click.argument("key", type=raw, shell_complete=complete_key)
+keys_argument = click.argument(
+    "names", metavar="KEY...", type=raw, nargs=-1, required=True, shell_complete=complete_key_or_queue
+)
 
 
 @click.command()
@@ -74,7 +79,12 @@ def get(store: Store, key: bytes, fenced: bool, as_json: bool) -> None:
 @click.command("set")
 @key_argument
 @click.argument("value", type=raw)
-@click.option("--token", metavar="NUMBER", type=click.IntRange(min=1), help="A fencing token, such as $FSCOORD_TOKEN.")
+@click.option(
+    "--token",
+    metavar="NUMBER",
+    type=click.IntRange(min=1),
+    help="Write under this fencing token, such as $FSCOORD_TOKEN.",
+)
 @with_store
 def set_(store: Store, key: bytes, value: bytes, token: int | None) -> None:
     """Set the value of KEY to VALUE.
@@ -168,7 +178,7 @@ def append(store: Store, key: bytes, value: bytes) -> None:
 
 
 @click.command()
-@click.argument("names", metavar="KEY...", type=raw, nargs=-1, required=True, shell_complete=complete_key)
+@keys_argument
 @with_store
 def delete(store: Store, names: tuple[bytes, ...]) -> int:
     """Remove each KEY with its value and its queue.
@@ -185,7 +195,7 @@ def delete(store: Store, names: tuple[bytes, ...]) -> int:
 
 
 @click.command()
-@click.argument("names", metavar="KEY...", type=raw, nargs=-1, required=True, shell_complete=complete_key)
+@keys_argument
 @with_store
 def wait(store: Store, names: tuple[bytes, ...]) -> None:
     """Wait until each KEY has a value or a queue that is not empty.
@@ -239,7 +249,9 @@ Values = dict[bytes, bytes]
 @click.command()
 @click.argument("prefix", type=raw, default="", shell_complete=complete_key)
 @click.option("-a", "--all", "is_all", is_flag=True, help="First print the present keys and values.")
-@click.option("--count", metavar="NUMBER", type=click.IntRange(min=1), help="End after this many changes.")
+@click.option(
+    "--count", metavar="NUMBER", type=click.IntRange(min=1), help="End after this many changes. [default: no limit]"
+)
 @click.option(
     "--interval",
     metavar="SECONDS",
@@ -248,8 +260,8 @@ Values = dict[bytes, bytes]
     show_default=True,
     help="The least time between two reads.",
 )
-@as_json
-@with_store_to_read
+@json_option("Print each change as one line of JSON.")
+@with_store_to_watch
 def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval: float, as_json: bool) -> None:
     """Print each change of the keys that begin with PREFIX.
 
@@ -258,8 +270,8 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
     times between two reads, only the last change is printed. Queues are not shown. Each read reads all of these values,
     so use this for small values.
 
-    Without --timeout it waits without limit. With --timeout it ends after that time, with exit code 0, or
-    with 75 if there were fewer changes than --count. On a terminal it first says what it waits for.
+    With --timeout it ends after that time, with exit code 0, or with 75 if there were fewer changes than --count. On a
+    terminal it first says what it waits for.
 
     \b
     Examples:

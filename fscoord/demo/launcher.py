@@ -46,7 +46,7 @@ def run(
         trace: the directory in which the processes record their traces; None: the setting of the environment.
 
     Returns:
-        The report, which ``docs/cli.md`` describes.
+        The report, which ``docs/cli/demo.md`` describes.
 
     Raises:
         ValueError: an argument is invalid.

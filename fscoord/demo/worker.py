@@ -275,7 +275,7 @@ Document = dict[str, Any]
 def assemble(
     store: Store, files: list[str], everybody: list[Document], living: list[int], waits: list[dict[str, float]]
 ) -> Document:
-    """Return the report, which ``docs/cli.md`` describes.
+    """Return the report, which ``docs/cli/demo.md`` describes.
 
     Args:
         store: the store through which the processes have met.

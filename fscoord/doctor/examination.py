@@ -67,7 +67,7 @@ def examine(
         effort: for how many seconds each figure is measured.
 
     Returns:
-        The report, as ``docs/cli.md`` describes it.
+        The report, as ``docs/cli/doctor.md`` describes it.
 
     Raises:
         OSError: there is no such directory, or nothing can be written there.

@@ -67,7 +67,7 @@ LONE_ADD_ROUND_TRIPS: Final = 5
 
 
 def predict(job: Job, round_trip_s: float) -> dict[str, Any]:
-    """Return the costs and times of `job` on a server that is `round_trip_s` away, as ``docs/cli.md`` describes them.
+    """Return the costs and times of `job` on a server that is `round_trip_s` away; ``docs/cli/doctor.md`` has them.
 
     A time is the time of the messages plus the processor time of the ranks that write for their nodes, one node after
     the other. A slow server makes it longer, because the server sends the records of all ranks to each rank.

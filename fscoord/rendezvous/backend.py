@@ -103,7 +103,7 @@ class C10dRendezvousBackend(RendezvousBackend):
 
     @property
     def name(self) -> str:
-        """``c10d``."""
+        """The name of the backend: ``c10d``."""
         return "c10d"
 
     def get_state(self) -> tuple[bytes, Token] | None:

@@ -46,7 +46,7 @@ class NodeState(str, Enum):
 
 @dataclass
 class RdzvEvent:
-    """One event. The fields are torch's.
+    """One event of a rendezvous. The fields are torch's.
 
     Attributes:
         name: the function that recorded the event, ``module.function`` by default.

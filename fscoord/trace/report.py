@@ -27,7 +27,7 @@ Document = dict[str, Any]
 
 
 def make_report(trace: Trace) -> Document:
-    """Return the report on `trace`, as ``docs/cli.md`` describes it. All times are in seconds."""
+    """Return the report on `trace`, as ``docs/trace.md`` describes it. All times are in seconds."""
     waits = outer_waits(trace)
     holds = Holds(trace)
     return {

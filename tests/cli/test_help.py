@@ -58,6 +58,19 @@ def test_verb_is_summed_up_in_one_whole_sentence(fscoord, verb):
     assert not line.endswith("...")
 
 
+def test_help_of_members_has_a_line_for_each_state(fscoord):
+    text = fscoord("members", "--help").out.decode()
+    assert re.findall(r"^ {6}(\S.*?)  +\S", text, re.MULTILINE) == ["alive", "ended", "dead, found TIME", "unknown"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_option_that_takes_a_time_says_its_unit_and_its_default(fscoord, verb):
+    text = fscoord(verb, "--help").out.decode().partition("\nOptions:\n")[2]
+    options = re.split(r"^  (?=-)", text, flags=re.MULTILINE)[1:]
+    timed = [option for option in options if re.match(r"(-\w, )?--(timeout|wait|grace|interval|slow|ttl)\b", option)]
+    assert all("SECONDS" in option and "[default:" in " ".join(option.split()) for option in timed)
+
+
 def test_command_without_a_verb_is_a_usage_error_that_shows_the_help(fscoord):
     done = fscoord()
     assert (done.code, done.out) == (64, b"")
@@ -111,10 +124,18 @@ def filled(path):
         with Lock(store, "backup"), Election(store, "front"), Membership(store, "workers"):
             pass
         Queue(store, "shards").put("x")
+        for queue in ("work", "spent", "gone", "bad\nqueue"):
+            store.queue_push(queue, "x")
+        store.queue_pop("spent")
+        store.delete_key("gone")
         once(store, "dataset", lambda: b"x")
         with pytest.raises(StoreTimeoutError):
             barrier(store, 2, "loaded", 0, rank=0)
     return path
+
+
+SHARDS = ["bell", "item/80000000-0000000000000000", "number"]
+"""The keys of the queue "shards" of items."""
 
 
 @pytest.mark.parametrize(
@@ -129,6 +150,13 @@ def filled(path):
         (["group", ""], ["workers"]),
         (["items", ""], ["shards"]),
         (["take-item", "sh"], ["shards"]),
+        (["put-item", ""], ["shards"]),
+        (["take-item", "--failed", ""], ["shards"]),
+        (["push", ""], ["spent", "work"]),
+        (["pop", "w"], ["work"]),
+        (["len", ""], ["spent", "work"]),
+        (["delete", "phase", "s"], [*(f"shards/{key}" for key in SHARDS), "spent"]),
+        (["wait", "sp"], ["spent"]),
         (["once", ""], ["dataset"]),
         (["barrier", "-n", "2", ""], ["loaded"]),
         (["get", "bad"], []),
@@ -137,6 +165,16 @@ def filled(path):
 )
 def test_keys_and_names_of_the_store_are_completed(process, filled, words, offers):
     assert completed(process, *words) == [f"plain,{offer}" for offer in offers]
+
+
+def test_queues_are_completed_after_a_compaction(process, path):
+    with FileStore(path) as store:
+        for queue in ("work", "spent"):
+            store.queue_push(queue, "x")
+        store.queue_pop("spent")
+        store.compact()
+        store.queue_push("later", "x")
+    assert completed(process, "pop", "") == ["plain,later", "plain,work"]
 
 
 def test_completion_reads_the_store_of_the_command_line(process, filled, tmp_path):
@@ -149,6 +187,7 @@ def test_store_that_cannot_be_read_offers_nothing_says_nothing_and_is_not_made(p
     (tmp_path / "text").write_text("hello")
     address = f"{tmp_path}/{store}" if store in ("none", "text") else store
     assert completed(process, "get", "k", store=address) == []
+    assert completed(process, "pop", "k", store=address) == []
     assert [file.name for file in tmp_path.iterdir()] == ["text"]
 
 

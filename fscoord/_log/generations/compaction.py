@@ -2,7 +2,7 @@
 
 The new generation is a file of its own. It is written, synced and locked before any record names it. Then one record,
 the seal, ends the old generation and names the new one. Only the seal commits. Nothing is renamed, and after a crash
-nothing has to be repaired: see `Compactor._commit`, and `docs/architecture.md` for the whole table.
+nothing has to be repaired: see `Compactor._commit`, and `docs/architecture/operations.md` for the whole table.
 """
 
 from __future__ import annotations

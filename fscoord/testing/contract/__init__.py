@@ -19,7 +19,9 @@ __all__ = ["StoreContract"]
 
 
 class StoreContract(Values, Several, Handles, Refusals, Waiting, Threads, Members, Interrupts):
-    """The contract of `~fscoord.Store` as a class of tests. A subclass makes the store, and pytest runs the tests::
+    """The contract of `~fscoord.Store`, as a class of tests for pytest.
+
+    A subclass makes the store, and pytest runs the tests::
 
         class TestMine(StoreContract):
             def make_store(self, tmp_path):
