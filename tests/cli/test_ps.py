@@ -23,6 +23,7 @@ from fscoord import FileStore, HashStore, barrier
 from fscoord._waiting import timing
 from fscoord.recipes import Lock, Queue
 from fscoord.status import status
+from fscoord.stores.file import observer
 
 HANG_S = 60
 WORKER = """
@@ -158,7 +159,8 @@ def test_store_whose_log_is_locked_by_a_stopped_process_is_shown(fscoord, worker
     assert fscoord("ps").code == 0
 
 
-def test_holder_of_the_log_that_has_not_written_is_named(fscoord, path):
+def test_holder_of_the_log_that_has_not_written_is_named(fscoord, path, monkeypatch):
+    monkeypatch.setattr(observer, "HOLDER_S", HANG_S)
     with FileStore(path, read_only=False) as store:
         code = (
             "import fcntl, struct, sys; f = open(sys.argv[1], 'r+b')\n"
