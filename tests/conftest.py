@@ -47,10 +47,29 @@ hypothesis.settings.register_profile("fscoord", deadline=None, print_blob=True, 
 hypothesis.settings.load_profile("fscoord")
 
 
-# Ctrl-C
+# The session: its bytecode, its signals
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    _keep_bytecode(config)
+    _let_keys_end_programs()
+
+
+def _keep_bytecode(config: pytest.Config) -> None:
+    """Keep bytecode for the session where the environment forbids to write it beside the source.
+
+    Tests start thousands of interpreters. Each would compile the package again, which takes three times as long as the
+    rest of its start. The workers of pytest-xdist start later, and inherit the directory.
+    """
+    if sys.dont_write_bytecode:
+        directory = tempfile.mkdtemp(prefix="fscoord-bytecode-")
+        config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))  # a lost child may still write there
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = directory
+        sys.dont_write_bytecode = False
+
+
+def _let_keys_end_programs() -> None:
     """Let the keys that end programs, and SIGHUP, end what they should, here and in what tests start: shells start what
     is to run in the background without the former, and nohup(1) without the latter.
     """
