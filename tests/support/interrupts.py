@@ -7,6 +7,7 @@ signals.
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections.abc import Callable
@@ -41,7 +42,8 @@ class At:
         self._numbers = [number, *later]
         self._left = number
         self._act = act
-        self._inside = first_inside, inside
+        self._parts = [PACKAGE + first_inside, *[PACKAGE + inside] * len(later)]
+        self._counts = _counting(self._parts[0])
         self.places: list[str] = []
         self._hook = self._event  # kept: CPython only borrows what it calls
 
@@ -54,9 +56,8 @@ class At:
         return self.places[0] if self.places else ""
 
     def _event(self, frame: FrameType, event: str, function: Any) -> None:
-        if len(self.places) == len(self._numbers) or event not in ("call", "c_return"):
-            return
-        if not frame.f_code.co_filename.startswith(PACKAGE + self._inside[self.reached]):
+        # Some hundred calls of this come before each point, and most of them end here.
+        if (event != "call" and event != "c_return") or not self._counts[frame.f_code.co_filename]:
             return
         self._left -= 1
         if self._left == 0:  # what `act` calls is not profiled
@@ -64,6 +65,7 @@ class At:
             self.places.append(f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{frame.f_lineno} {what}")
             if len(self.places) < len(self._numbers):
                 self._left = self._numbers[len(self.places)]
+                self._counts = _counting(self._parts[len(self.places)])
                 self._go_on_after_an_error_of(frame)
             self._act()
 
@@ -93,6 +95,20 @@ class At:
         sys.setprofile(None)
         sys.settrace(None)
         gc.enable()
+
+
+class _Counting(dict[str, bool]):
+    """Whether points in a file count."""
+
+    def __init__(self, part: str) -> None:
+        self._part = part
+
+    def __missing__(self, file: str) -> bool:
+        counts = self[file] = file.startswith(self._part)
+        return counts
+
+
+_counting = functools.cache(_Counting)
 
 
 def interrupt() -> None:
