@@ -5,19 +5,19 @@ from __future__ import annotations
 import ast
 import errno
 import fcntl
+import functools
 import keyword
 import os
 import re
 from pathlib import Path
 
 import pytest
+from support.sources import MODULES, PACKAGE, tree
 
-import fscoord
 from fscoord._log.format import record
 
 pytestmark = pytest.mark.once
 
-PACKAGE = Path(fscoord.__file__).parent
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
 PAGES = [DOCS / "architecture.md", *sorted((DOCS / "architecture").glob("*.md"))]
@@ -34,17 +34,16 @@ class Names:
         self.defined: set[str] = set()
         self.members: dict[str, set[str]] = {}
         self.texts: set[str] = set()
-        for path in sorted(PACKAGE.rglob("*.py")):
+        for name, path in MODULES.items():
             self.defined |= set(path.relative_to(PACKAGE).with_suffix("").parts) - {"__init__"}
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            self.add(tree)
-            for node in ast.walk(tree):
+            self.add(tree(name))
+            for node in ast.walk(tree(name)):
                 if isinstance(node, ast.ClassDef):
                     self.members.setdefault(node.name, set()).update(bound(node))
 
-    def add(self, tree: ast.Module) -> None:
-        self.defined |= bound(tree)
-        for node in ast.walk(tree):
+    def add(self, module: ast.Module) -> None:
+        self.defined |= bound(module)
+        for node in ast.walk(module):
             if isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)):
                 value = node.value
                 self.texts.add(value.decode("latin-1") if isinstance(value, bytes) else value)
@@ -58,10 +57,10 @@ class Names:
         return member in self.members.get(owner.rpartition(".")[2], ())
 
 
-def bound(tree: ast.AST) -> set[str]:
-    """Every name that is defined in `tree`; the variables of a function are its own affair."""
+def bound(defining: ast.AST) -> set[str]:
+    """Every name that is defined in `defining`; the variables of a function are its own affair."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(defining):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             found.add(node.name)
         elif isinstance(node, ast.arg):
@@ -75,7 +74,10 @@ def bound(tree: ast.AST) -> set[str]:
     return found
 
 
-NAMES = Names()
+@functools.cache
+def names() -> Names:
+    """Return the names of the package; each worker of pytest-xdist imports this module, and few need them."""
+    return Names()
 
 
 def is_there(span: str) -> bool:
@@ -87,18 +89,18 @@ def is_there(span: str) -> bool:
     if "/" in span and not span.startswith("/") and (span.endswith("/") or "." in span):
         return any((base / span).exists() for base in (REPOSITORY, PACKAGE))
     if span.startswith(("/", ".")) and len(span) > 1:
-        return any(text.endswith(span) for text in NAMES.texts) or span == "/tmp"
+        return any(text.endswith(span) for text in names().texts) or span == "/tmp"
     if len(span) == 1:
         return ord(span) in record.NAMES or span == "."  # the point in the name of a generation
     if span.endswith(".py"):
         return (PACKAGE / span).exists()
     option = re.fullmatch(r'(\w+)="(\w+)"', span)
     if option is not None:
-        return NAMES.has(option[1]) and option[2] in NAMES.texts
+        return names().has(option[1]) and option[2] in names().texts
     known = (
         keyword.iskeyword(span) or span in OF_THE_SYSTEM or any(hasattr(module, span) for module in (os, fcntl, errno))
     )
-    return known or NAMES.has(span) or span in NAMES.texts
+    return known or names().has(span) or span in names().texts
 
 
 def spans() -> list[str]:
