@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from soaking.verdict import MANY, SINGLE, Left, judge_journals, judge_keys, judge_observer, key_patterns
+from support.places import until
 
 import fscoord
 
@@ -64,10 +65,19 @@ def test_ctrl_c_ends_the_soak_and_every_process_of_it(tmp_path: Path, seed: int)
             said, _ = soak.communicate()
         assert soak.returncode == 1, said
         assert "ended early" in said
-        while os.read(reader, 4096):  # b"" when nobody has it open; else it would block, which raises
-            pass
+        until(lambda: is_abandoned(reader))  # a child that was killed last may need a moment to end
     finally:
         os.close(reader)
+
+
+def is_abandoned(reader: int) -> bool:
+    """Return whether no process has the FIFO open for writing any more."""
+    try:
+        while os.read(reader, 4096):
+            pass
+    except BlockingIOError:
+        return False
+    return True
 
 
 GOOD = [
