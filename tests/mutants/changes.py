@@ -40,6 +40,13 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     Mutant(
+        "an interrupted candidate keeps a descriptor, and stays out of all later elections",
+        "PollerElection._acquire",
+        "                    safe_files.close_owned(fd, self._requested)\n",
+        "                    pass\n",
+        ("tests/unit/test_node_poller.py::test_interrupted_candidate_can_still_become_the_poller",),
+    ),
+    Mutant(
         "a waiter believes a torn extent",
         "shared_extent.read",
         " or crc32(found[4:end]) != checksum",

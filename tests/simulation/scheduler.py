@@ -370,11 +370,13 @@ class Threading:
 class _Starter:
     def __init__(self, scheduler: Scheduler, target: Callable[[], object]) -> None:
         self._scheduler, self._target = scheduler, target
+        self.ident: int | None = None
 
     def start(self) -> None:
         scheduler = self._scheduler
         if scheduler.process.is_dead:
             raise Killed
+        self.ident = 1
         scheduler.spawn(scheduler.process, self._target, "helper")
 
 

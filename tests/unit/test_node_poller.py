@@ -7,12 +7,13 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.faulty import FaultyOs, faulty_os
+from support.interrupts import At, interrupt
 
 from fscoord._log.wakeup import node_poller
 from fscoord._log.wakeup.doorbell import Doorbell
@@ -289,3 +290,31 @@ def test_new_waiter_hurries_a_slow_poller(pace: int, is_hurried: bool, start: Ca
     assert not two.election.is_hurried(two.waiter)
     one.election.ack_hurry()
     assert not one.election.is_hurried(one.waiter)
+
+
+@pytest.mark.parametrize("is_contended", [False, True])
+def test_interrupted_candidate_can_still_become_the_poller(memory: Path, *, is_contended: bool) -> None:
+    """And it has no descriptor that no thread uses, nor the lock without a poller."""
+    reached, number = True, 0
+    while reached:
+        number += 1
+        with closing(Process(str(memory / "bell"))) as one, closing(Process(str(memory / "bell"))) as two:
+            for process in (one, two):
+                process.election.add(process.waiter)
+            if is_contended:
+                assert one.election.try_elect(one.waiter)
+            at = At(number, interrupt, first_inside="_log/wakeup/node_poller.py")
+            with suppress(KeyboardInterrupt), at:
+                two.election.try_elect(two.waiter)
+            reached = at.reached
+            if is_contended:
+                two.election.try_elect(two.waiter)
+                assert len(two.election._requested) == 1, at.where
+                one.election.remove(one.waiter)
+                assert two.called.wait(HANG_S), at.where
+            assert two.election.try_elect(two.waiter), at.where
+            assert len(two.election._held) == 1, at.where
+            assert not two.election._requested, at.where
+    assert number > 5
+    for thread in in_line():
+        thread.join(HANG_S)

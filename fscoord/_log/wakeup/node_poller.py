@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 from zlib import crc32
 
@@ -247,7 +248,8 @@ class PollerElection:
         self._poller: Any = None  # the waiter of this process that polls; `self` once no waiter may poll
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._hurries = 0
-        weakref.finalize(self, system.close_all, system.os.close, self._held).atexit = False
+        for owned_fds in (self._held, self._requested):
+            weakref.finalize(self, system.close_all, system.os.close, owned_fds).atexit = False
         _elections.add(self)
 
     # -- the election --------------------------------------------------------------------------------------------------
@@ -308,17 +310,29 @@ class PollerElection:
         with self._guard:
             if self._poller is not None or (self._requested and not self._held):
                 return False
-            if not self._held:
-                fd = safe_files.open_descriptor(self._bell.path, system.os.O_RDWR, owned_fds=self._requested)
-                if not self._try_lock(fd):
-                    self._request_lock(fd)
-                    return False
-                self._held.add(fd)
-                self._requested.clear()
+            if not self._held and not self._acquire():
+                return False
             self._poller = waiter
         self._hurries = self._byte(HURRY_BYTE)
         self.notify(range(SIZE))  # the previous poller may have died between a poll and its ring
         return True
+
+    def _acquire(self) -> bool:
+        """Take the poller's lock and return True. If another process has it, let a thread wait for it."""
+        threads: list[Any] = []
+        try:
+            fd = safe_files.open_descriptor(self._bell.path, system.os.O_RDWR, owned_fds=self._requested)
+            if self._try_lock(fd):
+                system.in_one_chain(partial(self._held.add, fd), partial(self._requested.clear))
+                return True
+            self._request_lock(fd, threads)
+        except BaseException:
+            # An interruption. A descriptor without a thread would keep this process from all later elections.
+            if not threads or threads[0].ident is None:
+                for fd in list(self._requested):
+                    safe_files.close_owned(fd, self._requested)
+            raise
+        return False
 
     def _try_lock(self, fd: int) -> bool:
         try:
@@ -328,18 +342,27 @@ class PollerElection:
             return False
         return True
 
-    def _request_lock(self, fd: int) -> None:
-        """Start a thread that blocks for the poller's lock.
+    def _request_lock(self, fd: int, threads: list[Any]) -> None:
+        """Start a thread that blocks for the poller's lock, and add the thread to `threads` before it starts.
 
         The kernel grants the lock when the present poller leaves or dies.
         """
+        arguments: dict[str, Any] = {
+            "target": self._wait_for_lock,
+            "args": (fd,),
+            "name": "fscoord-poller",
+            "daemon": True,
+        }
+        threads.append(system.threading.Thread(**arguments))
         try:
-            system.start_thread("fscoord-poller", self._wait_for_lock, fd)
+            threads[0].start()
         except RuntimeError as error:  # no thread is left; waiters then poll when the heartbeat stops
             safe_files.close_owned(fd, self._requested)
             raise_if_foreign(error)
 
     def _wait_for_lock(self, fd: int) -> None:
+        if fd not in self._requested:  # the thread that has started this one was interrupted, and has closed it
+            return
         try:
             self._lock(fd, system.fcntl.F_OFD_SETLKW, system.fcntl.F_WRLCK)
         except OSError:
