@@ -249,9 +249,9 @@ CHECKS: dict[str, Callable[[Figure, Row], bool]] = {
 
 @cache
 def record_bytes(run: Run) -> float:
-    """Return the number of bytes that each rank of a barrier reads for each other rank."""
+    """Return the number of bytes that each node reads for each rank of a barrier."""
     rows = [row for row in run.of("barrier") if not shown(row)]
-    found = [row["bytes_read"] / (ranks(row) * (ranks(row) - 1)) for row in rows]
+    found = [row["bytes_read"] / (row["nodes"] * ranks(row)) for row in rows]
     return float(f"{statistics.median(found):.3g}")
 
 

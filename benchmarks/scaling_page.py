@@ -239,7 +239,7 @@ def adding_s(job: Job, round_trip_s: float, run: Run) -> float:
 def server_s(job: Job, run: Run) -> tuple[float, float]:
     """Return the time that the assumed server needs for the requests and the bytes of a barrier."""
     requests = barrier_requests(job, run, NEAR_S)
-    return requests / SERVER_PER_S, record_bytes(run) * job.ranks * (job.ranks - 1) / SERVER_BYTES_PER_S
+    return requests / SERVER_PER_S, record_bytes(run) * job.nodes * job.ranks / SERVER_BYTES_PER_S
 
 
 def jobs(run: Run) -> str:
@@ -254,7 +254,7 @@ def jobs(run: Run) -> str:
                 f"{job.nodes:,}",
                 str(job.ranks_per_node),
                 amount(barrier_requests(job, run, NEAR_S)),
-                amount(record_bytes(run) * job.ranks * (job.ranks - 1)) + "B",
+                amount(record_bytes(run) * job.nodes * job.ranks) + "B",
                 " / ".join(duration(network_s(job, rtt, run)) for rtt in (NEAR_S, FAR_S)),
                 duration(leader_s(run) * job.ranks),
                 f"{duration(requests)} + {duration(sent)}",

@@ -47,9 +47,9 @@ class Terms(NamedTuple):
 
 
 # Fitted by benchmarks/scaling_page.py: a test compares these lines with benchmarks/results/scaling.json.
-BARRIER_REQUESTS: Final = Terms(base=2.35, node=2.93, pair=3.27, rank=3.12, shown=4.07)
-BARRIER_ROUND_TRIPS: Final = Terms(node=6.42)
-BARRIER_LABORATORY_S: Final = Terms(pair=0.00306, rank=0.00387)
+BARRIER_REQUESTS: Final = Terms(node=4.83, pair=3.45, rank=2.08)
+BARRIER_ROUND_TRIPS: Final = Terms(node=5.19)
+BARRIER_LABORATORY_S: Final = Terms(rank=0.0073)
 ADDS_REQUESTS: Final = Terms(node=6.66, pair=2, rank=0.117)
 ADDS_ROUND_TRIPS: Final = Terms(base=2.34, node=5.68)
 ADDS_LABORATORY_S: Final = Terms(pair=0.000323, rank=0.00224)
@@ -59,7 +59,7 @@ RENDEZVOUS_ROUND_TRIPS: Final = Terms(node=18.8, pair=5.62)
 RENDEZVOUS_LABORATORY_S: Final = Terms(node=0.118)
 AGENTS_REQUESTS_PER_S: Final = Terms(node=1.36)
 LEADER_S: Final = 7.1e-05
-RECORD_BYTES: Final = 55.8
+RECORD_BYTES: Final = 55.2
 
 LONE_ADD_REQUESTS: Final = 5
 LONE_ADD_ROUND_TRIPS: Final = 5
@@ -70,7 +70,7 @@ def predict(job: Job, round_trip_s: float) -> dict[str, Any]:
     """Return the costs and times of `job` on a server that is `round_trip_s` away; ``docs/cli/doctor.md`` has them.
 
     A time is the time of the messages plus the processor time of the ranks that write for their nodes, one node after
-    the other. A slow server makes it longer, because the server sends the records of all ranks to each rank.
+    the other. A slow server makes it longer, because the server sends the records of all ranks to each node.
     """
     agents = Job(job.nodes, 1)
     leaders_s = LEADER_S * job.ranks  # one node after the other has the lock
@@ -82,7 +82,7 @@ def predict(job: Job, round_trip_s: float) -> dict[str, Any]:
         "round_trip_s": round_trip_s,
         "barrier_s": barrier_s,
         "barrier_requests": round(BARRIER_REQUESTS.of(job, job.ranks if barrier_s > SHOW_S else 0)),
-        "barrier_bytes": round(RECORD_BYTES * job.ranks * (job.ranks - 1)),
+        "barrier_bytes": round(RECORD_BYTES * job.nodes * job.ranks),
         "lone_add_s": LONE_ADD_ROUND_TRIPS * round_trip_s,
         "adds_per_s": job.ranks / adding_s,
         "add_requests": ADDS_REQUESTS.of(job) / job.ranks,
