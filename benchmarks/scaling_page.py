@@ -37,7 +37,7 @@ from benchmarks.scaling_fit import (
 )
 from benchmarks.stores import ETCD, OURS, TORCH_FILE
 from fscoord._waiting.timing import SHOW_S
-from fscoord.doctor.prediction import Job
+from fscoord.doctor.prediction import Job, readers
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "scaling.md"
@@ -226,7 +226,8 @@ def barrier_requests(job: Job, run: Run, round_trip_s: float) -> float:
     If the barrier takes long, they include the requests by which ranks show their waits.
     """
     is_long = network_s(job, round_trip_s, run) + leader_s(run) * job.ranks > SHOW_S
-    return model(run)["BARRIER_REQUESTS"].of(job, job.ranks if is_long else 0)
+    found = model(run)["BARRIER_REQUESTS"].of(job, job.ranks if is_long else 0)
+    return found + readers(job, record_bytes(run)) - job.nodes
 
 
 def adding_s(job: Job, round_trip_s: float, run: Run) -> float:
@@ -239,7 +240,7 @@ def adding_s(job: Job, round_trip_s: float, run: Run) -> float:
 def server_s(job: Job, run: Run) -> tuple[float, float]:
     """Return the time that the assumed server needs for the requests and the bytes of a barrier."""
     requests = barrier_requests(job, run, NEAR_S)
-    return requests / SERVER_PER_S, record_bytes(run) * job.nodes * job.ranks / SERVER_BYTES_PER_S
+    return requests / SERVER_PER_S, record_bytes(run) * readers(job, record_bytes(run)) * job.ranks / SERVER_BYTES_PER_S
 
 
 def jobs(run: Run) -> str:
@@ -254,7 +255,7 @@ def jobs(run: Run) -> str:
                 f"{job.nodes:,}",
                 str(job.ranks_per_node),
                 amount(barrier_requests(job, run, NEAR_S)),
-                amount(record_bytes(run) * job.nodes * job.ranks) + "B",
+                amount(record_bytes(run) * readers(job, record_bytes(run)) * job.ranks) + "B",
                 " / ".join(duration(network_s(job, rtt, run)) for rtt in (NEAR_S, FAR_S)),
                 duration(leader_s(run) * job.ranks),
                 f"{duration(requests)} + {duration(sent)}",

@@ -369,6 +369,7 @@ LAYERS = [
             "_log.locking.log_lock",
             "_log.access.mount",
             "_log.io.safe_files",
+            "_log.io.extent",  # how much the processes of a node share, which saves requests that the doctor predicts
             "_runtime.*",
             "_waiting.timing",  # after what time a wait is shown, which costs requests that the doctor predicts
             "stores.file",

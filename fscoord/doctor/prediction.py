@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from fscoord._log.io.extent import EXTENT_MAX
 from fscoord._waiting.timing import SHOW_S
 from fscoord.doctor.verdict import HOSTS
 
-__all__ = ["Job", "Terms", "predict", "round_trip_of"]
+__all__ = ["Job", "Terms", "predict", "readers", "round_trip_of"]
 
 
 class Job(NamedTuple):
@@ -47,19 +48,28 @@ class Terms(NamedTuple):
 
 
 # Fitted by benchmarks/scaling_page.py: a test compares these lines with benchmarks/results/scaling.json.
-BARRIER_REQUESTS: Final = Terms(node=4.83, pair=3.45, rank=2.08)
-BARRIER_ROUND_TRIPS: Final = Terms(node=5.19)
-BARRIER_LABORATORY_S: Final = Terms(rank=0.0073)
-ADDS_REQUESTS: Final = Terms(node=6.66, pair=2, rank=0.117)
-ADDS_ROUND_TRIPS: Final = Terms(base=2.34, node=5.68)
-ADDS_LABORATORY_S: Final = Terms(pair=0.000323, rank=0.00224)
+def readers(job: Job, record_bytes: float) -> int:
+    """Return how many processes read the arrivals at a barrier of `job` from the server, each of `record_bytes` bytes.
+
+    One process of each node reads for all, if the arrivals fit into the extent that the processes of a node share.
+    Otherwise each rank reads.
+    """
+    return job.nodes if job.ranks * record_bytes <= EXTENT_MAX else job.ranks
+
+
+BARRIER_REQUESTS: Final = Terms(node=4.93, pair=3.47, rank=2.01)
+BARRIER_ROUND_TRIPS: Final = Terms(node=5.2)
+BARRIER_LABORATORY_S: Final = Terms(rank=0.00717)
+ADDS_REQUESTS: Final = Terms(node=6.67, pair=2.09, rank=0.0602)
+ADDS_ROUND_TRIPS: Final = Terms(base=2.56, node=5.66)
+ADDS_LABORATORY_S: Final = Terms(pair=0.000568, rank=0.00185)
 WAITING_REQUESTS_PER_S: Final = Terms(node=6.28, rank=0.0122)
 RENDEZVOUS_REQUESTS: Final = Terms(node=82.1, pair=8.51)
 RENDEZVOUS_ROUND_TRIPS: Final = Terms(node=18.8, pair=5.62)
 RENDEZVOUS_LABORATORY_S: Final = Terms(node=0.118)
 AGENTS_REQUESTS_PER_S: Final = Terms(node=1.36)
 LEADER_S: Final = 7.1e-05
-RECORD_BYTES: Final = 55.2
+RECORD_BYTES: Final = 55.3
 
 LONE_ADD_REQUESTS: Final = 5
 LONE_ADD_ROUND_TRIPS: Final = 5
@@ -70,10 +80,12 @@ def predict(job: Job, round_trip_s: float) -> dict[str, Any]:
     """Return the costs and times of `job` on a server that is `round_trip_s` away; ``docs/cli/doctor.md`` has them.
 
     A time is the time of the messages plus the processor time of the ranks that write for their nodes, one node after
-    the other. A slow server makes it longer, because the server sends the records of all ranks to each node.
+    the other. A slow server makes it longer, because the server sends the records of all ranks to each node, or to
+    each rank (`readers`).
     """
     agents = Job(job.nodes, 1)
     leaders_s = LEADER_S * job.ranks  # one node after the other has the lock
+    reading = readers(job, RECORD_BYTES)
     barrier_s = BARRIER_ROUND_TRIPS.of(job) * round_trip_s + leaders_s
     adding_s = ADDS_ROUND_TRIPS.of(job) * round_trip_s + leaders_s
     return {
@@ -81,8 +93,10 @@ def predict(job: Job, round_trip_s: float) -> dict[str, Any]:
         "ranks_per_node": job.ranks_per_node,
         "round_trip_s": round_trip_s,
         "barrier_s": barrier_s,
-        "barrier_requests": round(BARRIER_REQUESTS.of(job, job.ranks if barrier_s > SHOW_S else 0)),
-        "barrier_bytes": round(RECORD_BYTES * job.nodes * job.ranks),
+        "barrier_requests": round(
+            BARRIER_REQUESTS.of(job, job.ranks if barrier_s > SHOW_S else 0) + reading - job.nodes
+        ),
+        "barrier_bytes": round(RECORD_BYTES * reading * job.ranks),
         "lone_add_s": LONE_ADD_ROUND_TRIPS * round_trip_s,
         "adds_per_s": job.ranks / adding_s,
         "add_requests": ADDS_REQUESTS.of(job) / job.ranks,

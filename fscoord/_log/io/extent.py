@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-EXTENT_MAX: Final = 1 << 15
-"""The most bytes that are kept. It is less than one read (`cursor.CHUNK`). 32 KiB hold the arrivals of some 400
+EXTENT_MAX: Final = 60 << 10
+"""The most bytes that are kept. It is less than one read (`cursor.CHUNK`). They hold the arrivals of some 1,100
 ranks."""
 
 FileId = tuple[int, int, int]
