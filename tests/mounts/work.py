@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
 
 from histories.worker import make_calls
 from support.internals import log_of
@@ -261,9 +262,14 @@ def try_named_lock(store: Store, limit: float) -> bool:
 
 
 def meet(worker: Worker, path: str, least: int, most: int) -> None:
-    """Take part in the rendezvous at `path`, and report each round, until killed."""
+    """Take part in the rendezvous at `path`, and report each round, until killed.
+
+    Its store has the options of the worker's other stores, but the time limit of a rendezvous.
+    """
     wishes = {"keep_alive_interval": "1", "keep_alive_max_attempt": "30", "last_call_timeout": "1"}
-    with create_handler(RendezvousParameters("c10d", path, "job", least, most, **wishes)) as handler:
+    options = {name: value for name, value in worker.options.items() if name != "timeout"}
+    endpoint = f"file:{quote(path)}?{urlencode(options, quote_via=quote)}"
+    with create_handler(RendezvousParameters("c10d", endpoint, "job", least, most, **wishes)) as handler:
         while True:
             info = handler.next_rendezvous()
             worker.report({"round": handler._returned, "rank": info.rank, "world": info.world_size})
