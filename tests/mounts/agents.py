@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import quote, urlencode
 
 import fscoord
 from fscoord.stores.file import FileStore
@@ -58,6 +59,11 @@ class Worker:
     def __init__(self, options: dict[str, Any]) -> None:
         self.stores: dict[str, FileStore] = {}
         self.options = options
+
+    def address(self, path: str) -> str:
+        """Return the address of the store at `path`, with the options of all stores but the time limit."""
+        options = {name: value for name, value in self.options.items() if name != "timeout"}
+        return f"file:{quote(path)}?{urlencode(options, quote_via=quote)}"
 
     def report(self, event: Any) -> None:
         """Send `event` at once: it arrives even if this process is killed in the next instant."""
