@@ -391,13 +391,18 @@ class Agent:
 
     def next_event(self, limit: float = LIMIT_S) -> Any:
         """Return the next event that the agent reports."""
-        until = time.monotonic() + limit
-        while not self.events:
+        if not self.events:
+            self.look_for_event(limit)
+        return self.events.popleft()
+
+    def look_for_event(self, limit: float = LIMIT_S) -> None:
+        """Return when the agent has reported one more event."""
+        until, count = time.monotonic() + limit, len(self.events)
+        while len(self.events) == count:
             assert self.status is None, f"the agent died, wait status {self.status}"
             left = until - time.monotonic()
             assert left > 0, f"no event within {limit:g} s"
             self.host.look(left)
-        return self.events.popleft()
 
     def kill(self) -> None:
         """Kill the agent and its forked children with SIGKILL; return when all of them have ended."""
