@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import quote, urlencode
 
 import fscoord
 from fscoord.stores.file import FileStore
@@ -58,6 +59,11 @@ class Worker:
     def __init__(self, options: dict[str, Any]) -> None:
         self.stores: dict[str, FileStore] = {}
         self.options = options
+
+    def address(self, path: str) -> str:
+        """Return the address of the store at `path`, with the options of all stores but the time limit."""
+        options = {name: value for name, value in self.options.items() if name != "timeout"}
+        return f"file:{quote(path)}?{urlencode(options, quote_via=quote)}"
 
     def report(self, event: Any) -> None:
         """Send `event` at once: it arrives even if this process is killed in the next instant."""
@@ -385,13 +391,18 @@ class Agent:
 
     def next_event(self, limit: float = LIMIT_S) -> Any:
         """Return the next event that the agent reports."""
-        until = time.monotonic() + limit
-        while not self.events:
+        if not self.events:
+            self.look_for_event(limit)
+        return self.events.popleft()
+
+    def look_for_event(self, limit: float = LIMIT_S) -> None:
+        """Return when the agent has reported one more event."""
+        until, count = time.monotonic() + limit, len(self.events)
+        while len(self.events) == count:
             assert self.status is None, f"the agent died, wait status {self.status}"
             left = until - time.monotonic()
             assert left > 0, f"no event within {limit:g} s"
             self.host.look(left)
-        return self.events.popleft()
 
     def kill(self) -> None:
         """Kill the agent and its forked children with SIGKILL; return when all of them have ended."""

@@ -2,27 +2,76 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
-from typing import TYPE_CHECKING
+import types
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from mounts.trouble import read_past_cache
 from support.internals import log_of
 
+from fscoord._runtime import system
 from fscoord.store import Store
 
 if TYPE_CHECKING:
-    from mounts.agents import Worker
+    from mounts.agents import Agent, Worker
 
 THREADS = 12
 LENGTHS = 2_000, 16_000
 """The least and the most bytes of a value. A value of 16 KiB would be written by its author alone."""
 
 
+class TellingOs(types.ModuleType):
+    """`os`, but each sync of data is reported: before it the size of the write that it sends, and after it "sent".
+
+    A log on a mount that hosts share is synced after each write, and no other log is.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__("os")
+        self._worker = worker
+        self._sizes: dict[int, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def write(self, fd: int, data: bytes) -> int:
+        self._sizes[fd] = os.write(fd, data)
+        return self._sizes[fd]
+
+    def fdatasync(self, fd: int) -> None:
+        self._worker.report(self._sizes.pop(fd, 0))
+        os.fdatasync(fd)
+        self._worker.report("sent")
+
+
+def sizes(events: Iterable[Any]) -> list[int]:
+    """Return the size of each write whose sync is reported in `events`."""
+    return [event for event in events if isinstance(event, int)]
+
+
+def await_writing(writer: Agent, threads: int) -> None:
+    """Return when so many threads have set a value, and a sync has just begun, if syncs are reported at all."""
+    while writer.events.count("writing") < threads:
+        writer.look_for_event()
+    before = len(sizes(writer.events))
+    while before and len(sizes(writer.events)) == before:
+        writer.look_for_event()
+
+
+def unsent(events: Iterable[Any]) -> int | None:
+    """Return the size of the write whose sync had begun and not ended at the last of `events`."""
+    syncs = [event for event in events if event != "writing"]
+    return syncs[-1] if syncs and syncs[-1] != "sent" else None
+
+
 def write(worker: Worker, seed: int, count: int) -> None:
-    """Let threads set `count` long values each, in batches of 6 to 48 pages. Report when the first are done."""
+    """Let threads set `count` long values each, in batches of 6 to 48 pages. Report the first of each, and syncs."""
     store = worker.stores["store"]
     store.set("registered", "1")
+    system.os = TellingOs(worker)
 
     def set_values(number: int) -> None:
         draw = random.Random(f"{seed} {number}")

@@ -9,12 +9,13 @@ from collections.abc import Callable
 import pytest
 from mounts.agents import Agent
 from mounts.conftest import Sides
+from mounts.long_batches import await_writing, sizes, unsent
 
 from fscoord.errors import StoreTimeoutError
 
 MANY = 1_000_000
-LONG_WRITE_S = 0.1
-"""Longer than most writes of many pages take, in seconds."""
+LONG_WRITE_S = 0.05
+"""As long as a sync of many pages takes where a round trip takes 25 ms, in seconds."""
 
 SHARES = [0.0, 0.5, 1.0]
 """How much of its record a holder has written when it is stopped."""
@@ -142,21 +143,25 @@ def test_write_that_was_acknowledged_to_a_killed_writer_stays_done(
 
 
 def test_leader_that_is_killed_in_a_long_write_changes_no_byte_that_was_read(
-    sides: Sides, rng: random.Random, scale: Callable[[int], int]
+    sides: Sides, rng: random.Random, scale: Callable[[int], int], record_property: Callable[[str, object], None]
 ) -> None:
     """A thread that is killed while it sends many pages may leave some that arrive later. Others append meanwhile."""
     path = sides.full(sides.a)
     watcher = sides.a.fork().open(sides.path(), compact_bytes=None)
     total = watcher.do("with_worker", "mounts.long_batches.add_and_compare", path)
+    sent, cut = [], []
     for turn in range(scale(5)):
         writer = sides.b.fork().open(sides.path(), compact_bytes=None)
         writer.begin("with_worker", "mounts.long_batches.write", turn, MANY)
-        for _ in range(rng.randrange(1, 13)):
-            assert writer.next_event() == "writing"
-        time.sleep(rng.random() * LONG_WRITE_S)  # anywhere within some writes
+        await_writing(writer, rng.randrange(1, 13))
+        time.sleep(rng.random() ** 2 * LONG_WRITE_S)  # mostly within the sync that has begun, else behind it
         writer.kill()
+        sent += sizes(writer.events)
+        cut.append(unsent(writer.events))
         total += 1
         assert watcher.do("with_worker", "mounts.long_batches.add_and_compare", path) == total
     fresh = sides.b.fork().open(sides.path())
     assert fresh.add("n", 0) == watcher.do("with_worker", "mounts.long_batches.add_and_compare", path) - 1
     assert watcher.do("mounts.trouble.how_it_ends", path) == "whole"
+    record_property("writes that were synced", len(sent))
+    record_property("bytes of each write in whose sync a leader was killed", [size for size in cut if size is not None])

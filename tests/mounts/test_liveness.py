@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from mounts.agents import Agent
+from mounts.agents import Agent, Pending
 from mounts.conftest import Sides
 
 from fscoord.store import Member
@@ -72,14 +72,14 @@ def test_lock_passes_from_a_dead_holder_to_the_other_host(sides: Sides) -> None:
     assert others[0].get("passed") == b"2"
 
 
-def agreed(crew: list[Agent], size: int, limit: float = 300) -> Any:
+def agreed(crew: dict[Agent, Pending], size: int, limit: float = 300) -> Any:
     """Return the round that each of `crew` told of last, once that is one round of `size` with all ranks."""
     until = time.monotonic() + limit
     last: dict[int, dict[str, Any]] = {}
     while True:
-        for i, agent in enumerate(crew):
+        for i, (agent, pending) in enumerate(crew.items()):
             agent.host.look(0.05)
-            assert agent.status is None, f"agent {i} of the rendezvous ended"
+            assert not pending.is_done(), f"agent {i} of the rendezvous ended: {pending.error()!r}"
             while agent.events:
                 last[i] = agent.events.popleft()
         rounds = {told["round"] for told in last.values()}
@@ -90,13 +90,16 @@ def agreed(crew: list[Agent], size: int, limit: float = 300) -> Any:
 
 
 def test_rendezvous_on_both_hosts_goes_on_after_a_death_and_admits_newcomers(sides: Sides) -> None:
-    crew = sides.agents(4)
-    for agent in crew:
-        agent.begin("with_worker", "mounts.work.meet", sides.full(agent.host, "rendezvous"), 2, 4)
+    def begin(agent: Agent) -> Pending:
+        return agent.begin("with_worker", "mounts.work.meet", sides.full(agent.host, "rendezvous"), 2, 4)
+
+    crew = {agent: begin(agent) for agent in sides.agents(4)}
     first = agreed(crew, 4)
-    crew.pop(0).kill()
+    victim = next(iter(crew))
+    del crew[victim]
+    victim.kill()
     second = agreed(crew, 3)
     assert second > first
-    crew.append(sides.a.fork())
-    crew[-1].begin("with_worker", "mounts.work.meet", sides.full(sides.a, "rendezvous"), 2, 4)
+    newcomer = sides.a.fork()
+    crew[newcomer] = begin(newcomer)
     assert agreed(crew, 4) > second

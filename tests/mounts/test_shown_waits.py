@@ -13,7 +13,7 @@ HANG_S = 60
 def await_shown(watcher: Agent, path: str, expected: list[tuple[int, str, list[str]]]) -> None:
     """Return when exactly these waits are shown, each with the rank of its session."""
     deadline = time.monotonic() + HANG_S
-    while (shown := watcher.do("mounts.work.shown_waits", path)) != expected:
+    while (shown := watcher.do("with_worker", "mounts.work.shown_waits", path)) != expected:
         assert time.monotonic() < deadline, shown
 
 

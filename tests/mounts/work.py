@@ -149,9 +149,9 @@ def meet_often(store: Store, rank: int, size: int, rounds: int, pause: float = 0
 # Who lives
 
 
-def shown_waits(path: str) -> list[tuple[int | None, str, list[str]]]:
+def shown_waits(worker: Worker, path: str) -> list[tuple[int | None, str, list[str]]]:
     """Return what is shown to a process that only looks at the store `path`: rank, kind and keys of each wait."""
-    found = status(path)
+    found = status(worker.address(path))
     return [
         (each.rank, each.waiting.kind, list(each.waiting.keys))
         for each in found.picture.participants
@@ -263,7 +263,7 @@ def try_named_lock(store: Store, limit: float) -> bool:
 def meet(worker: Worker, path: str, least: int, most: int) -> None:
     """Take part in the rendezvous at `path`, and report each round, until killed."""
     wishes = {"keep_alive_interval": "1", "keep_alive_max_attempt": "30", "last_call_timeout": "1"}
-    with create_handler(RendezvousParameters("c10d", path, "job", least, most, **wishes)) as handler:
+    with create_handler(RendezvousParameters("c10d", worker.address(path), "job", least, most, **wishes)) as handler:
         while True:
             info = handler.next_rendezvous()
             worker.report({"round": handler._returned, "rank": info.rank, "world": info.world_size})
