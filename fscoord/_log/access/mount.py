@@ -114,8 +114,8 @@ class Mount(NamedTuple):
             return Objection(
                 "GlusterFS by default returns data that is up to a second old, even under the lock, and the options of"
                 " its volume can't be seen from here",
-                "turn the volume's performance.* options off, mount it with direct-io-mode=enable, run"
-                ' "fscoord doctor" on two hosts at once, and pass coherence="locked"',
+                "turn the volume's performance.* options off, set its client.event-threads to 16, mount it with"
+                ' direct-io-mode=enable, run "fscoord doctor" on two hosts at once, and pass coherence="locked"',
             )
         return None
 
