@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,10 +53,16 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[str]:
-    """The examined directory; empty again at the end of every test."""
+    """The examined directory; empty again at the end of every test.
+
+    The agent of an instance that was killed removes the mailbox, perhaps only after the other instances have ended.
+    """
     made = tmp_path / "x"
     made.mkdir()
     yield str(made)
+    deadline = time.monotonic() + PATIENCE_S
+    while os.listdir(made) and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert os.listdir(made) == []
 
 
