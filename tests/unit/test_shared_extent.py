@@ -23,7 +23,7 @@ from fscoord._log.format.control_records import encode_death
 from fscoord._log.io.cursor import Cursor
 from fscoord._log.io.extent import EXTENT_MAX, Extent, FileId, joined
 from fscoord._log.liveness.own_session import Liveness
-from fscoord._log.wakeup import node_poller, shared_extent, waiter
+from fscoord._log.wakeup import shared_extent, waiter
 from fscoord._log.wakeup.doorbell import Doorbell, bucket
 from fscoord._log.wakeup.node_poller import node_bell_path
 
@@ -375,4 +375,3 @@ def test_poller_publishes_what_it_has_read_of_another_host(path: str, monkeypatc
             assert thread.join() == b"v"
         end = log_of(afar).handle.offset
     assert any(extent.end == end for extent in published)
-    assert node_poller.FALLBACK.endswith("node")
