@@ -13,7 +13,6 @@ thread that hands a lock over (`locking.kernel_wait`) takes the two locks in the
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -150,7 +149,7 @@ class Log:
         self.machine: StateMachine = self.outcomes or self.changed_keys or machine
         self.handle = handle = HandleState(path, options, self.machine, self.table)
         handle.zeros = torn_tail.Zeros(is_sparse=self.mount.reports_holes and not system.is_fake_fs())
-        weakref.finalize(self, system.close_all, system.os.close, handle.owned_fds).atexit = False
+        system.close_when_collected(self, handle.owned_fds)
         # The parts refer to `handle` and to parts made before them, never to this object. So there is no reference
         # cycle: a handle that is dropped is freed at once, and its finalizer closes the descriptors.
         self.cursor = Cursor(handle, None if self.changed_keys is None else self.changed_keys.mark_all)

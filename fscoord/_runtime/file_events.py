@@ -14,7 +14,6 @@ entered there under a name whose package was never imported. So `inotify_c` is i
 
 from __future__ import annotations
 
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -75,9 +74,8 @@ class PollableSource(ABC):
     def __init__(self) -> None:
         if not hasattr(system.os, "eventfd"):
             raise OSError(system.errno.ENOSYS, "this Python has no eventfd(2)")
-        self._descriptors = descriptors = system.Descriptors()
-        self._close = weakref.finalize(self, system.close_all, system.os.close, descriptors)
-        self._close.atexit = False
+        self._descriptors = system.Descriptors()
+        system.close_when_collected(self, self._descriptors)
         self.is_closed = False
         self.processes: dict[int, int] = {}
         self._epolls: dict[str, Any] = {}
@@ -187,7 +185,7 @@ class PollableSource(ABC):
     def close(self) -> None:
         """Close all descriptors."""
         self.is_closed = True
-        self._close()
+        system.close_all(system.os.close, self._descriptors)
         self.after_fork()
 
     def after_fork(self) -> None:

@@ -13,6 +13,7 @@ import _thread
 import contextlib
 import errno
 import functools
+import itertools
 import mmap
 import operator
 import os
@@ -23,13 +24,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import IO, Any, Final, ParamSpec, TypeVar
 
 from fscoord._runtime.escaping import escape_word
 from fscoord._runtime.forks import after_fork_in_child, fork_marker, process_epoch, recover_from_fork, reset_in_child
-from fscoord._runtime.interrupts import import_uninterrupted, in_one_chain
+from fscoord._runtime.interrupts import import_uninterrupted, in_one_chain, raise_if_foreign
 from fscoord.errors import StoreUnavailableError
 
 try:
@@ -167,6 +168,7 @@ class Descriptors(set[int]):
         _descriptors[id(self)] = self
 
 
+_close = os.close
 _descriptors: weakref.WeakValueDictionary[int, Descriptors] = weakref.WeakValueDictionary()
 loose = Descriptors()
 """The descriptors without an owner. All threads add to this set and remove from it at any time."""
@@ -269,14 +271,43 @@ def close_quietly(*descriptors: int) -> None:
 
 
 def close_all(close: Callable[[int], None], descriptors: set[int]) -> None:
-    """Close `descriptors` with `close`, a function of the `os` that opened them; empty the set and ignore errors."""
-    while descriptors:
+    """Close `descriptors` with `close`, a function of the `os` that opened them; empty the set and ignore errors.
+
+    If a signal handler raises, the set has the descriptors that are still open, and a second call closes them.
+    """
+    for fd in list(descriptors):
+        forget = functools.partial(descriptors.remove, fd), functools.partial(loose.discard, fd)
         try:
-            descriptor = descriptors.pop()
-            loose.discard(descriptor)
-            close(descriptor)
-        except (OSError, KeyError):  # KeyError: another thread has removed the last descriptor
-            pass
+            in_one_chain(*forget, functools.partial(close, fd))
+        except KeyError as error:
+            if error.args != (fd,):  # another thread has not removed it; a signal handler raised
+                raise
+        except OSError as error:
+            raise_if_foreign(error)
+
+
+_closers: dict[int, weakref.ref[Any]] = {}
+"""For each `Descriptors` of a living owner, by id, the weak reference to that owner. Its callback closes them."""
+
+
+def close_when_collected(owner: object, descriptors: Descriptors) -> None:
+    """Close `descriptors` as soon as `owner` is collected.
+
+    `weakref.finalize` is written in Python. A signal handler may run in it after it has removed its own record, and
+    Python drops what a handler raises there: the descriptors would stay open for ever. So the callback consists of C
+    functions only (rule 1 in `interrupts`): `next` looks in vain for a true result among the results of the calls.
+    """
+    if descriptors.close is not _close:  # the `os` of a test, whose functions may be written in Python
+        weakref.finalize(owner, close_all, descriptors.close, descriptors).atexit = False
+        return
+    removed = map(set.pop, itertools.takewhile(len, itertools.repeat(descriptors)))
+    first, again = itertools.tee(removed)
+    calls: Iterator[Any] = itertools.chain(
+        map(loose.difference_update, itertools.repeat(descriptors, 1)),
+        map(os.closerange, first, map((1).__add__, again)),  # unlike os.close it ignores errors
+        map(_closers.pop, (id(descriptors),)),
+    )
+    _closers[id(descriptors)] = weakref.ref(owner, functools.partial(next, filter(None, calls)))
 
 
 SLEEP_MAX_S: Final = 1.0

@@ -6,12 +6,21 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.third_party import ThirdPartyStore
 
+from fscoord import HashStore, Store
+from fscoord.errors import QueueEmptyError
+from fscoord.store import Key
 from fscoord.testing import StoreContract
+from fscoord.testing.contract.place import HANG_S, ContractTests, Place
+from fscoord.testing.contract.waiting import Interrupts
 
 
 class TestSomebodyElsesStore(StoreContract):
@@ -191,3 +200,48 @@ def test_store_that_breaks_the_contract_fails_the_suite(tmp_path: Path) -> None:
     found = re.findall(r"^(?:FAILED|ERROR) test_wrong.py::Test(\w+)", done.stdout, re.MULTILINE)
     assert sorted(set(found)) == sorted(FOUND_BY), done.stdout + done.stderr
     assert done.returncode == 1, done.stdout + done.stderr
+
+
+class ServerThatPopsLate(HashStore):
+    """A pop that Ctrl-C ends is executed later all the same, as by a server that has the request already."""
+
+    def queue_pop(self, key: Key, block: bool = True) -> bytes:
+        if key == "q" and block:
+            try:
+                self._await_turn()
+            except KeyboardInterrupt:
+                late = threading.Timer(0.01, self._pop_quietly)
+                late.daemon = True
+                late.start()
+                raise
+        return super().queue_pop(key, block)
+
+    def _await_turn(self) -> None:
+        """Sleep for so long that the late pop comes first, and in the main thread until Ctrl-C."""
+        if threading.current_thread() is threading.main_thread():
+            while not self.queue_len("never"):
+                time.sleep(0.001)
+        while not self.queue_len("q"):
+            time.sleep(0.1)
+
+    def _pop_quietly(self) -> None:
+        with suppress(QueueEmptyError):
+            self.queue_pop("q", block=False)
+
+
+class TestServerThatPopsLate(ContractTests):
+    """The contract allows it."""
+
+    ctrl_c = Interrupts.ctrl_c
+    test_value_reaches_another_pop = Interrupts.test_value_pushed_while_a_pop_is_interrupted_reaches_another_pop
+
+    @pytest.fixture
+    def place(self) -> Place:
+        first = ServerThatPopsLate(timeout=HANG_S)
+
+        def another(_: Store) -> Store:
+            store = ServerThatPopsLate(timeout=HANG_S)
+            store._shared = first._shared
+            return store
+
+        return Place(first, another)

@@ -50,18 +50,15 @@ def call_with(exception: type[Exception], number: int, call: Callable[[], Any]) 
         if isinstance(raised, AttributeError):
             raised.obj = None  # Python notes there whose property it came out of
     else:
-        # What is raised while an object is thrown away is dropped by Python: see `_interruptions.resend_lost_signals`.
-        assert not at.reached or "close_all" in at.where, f"nothing came out at {at.where}"
+        assert not at.reached, f"nothing came out at {at.where}"
     return at
 
 
-def open_after(at: At, before: int) -> int:
-    """Return how many descriptors are open; fail if not as many as `before`, unless a close was interrupted."""
+def require_no_leak(at: At, before: int) -> None:
+    """Fail unless as many descriptors are open as `before`."""
     if descriptors() != before:
         gc.collect()
-    now = descriptors()
-    assert now == before or "close_all" in at.where, at.where
-    return now
+    assert descriptors() == before, at.where
 
 
 def is_free(both: Pair, at: At) -> None:
@@ -121,7 +118,7 @@ def test_exception_of_a_handler_is_raised_by_a_first_wait(path: str, exception: 
     for number in itertools.count(1):
         with FileStore(path) as store, ignored_in_finalizers():
             at = call_with(exception, number, partial(wait, store))
-        open_before = open_after(at, open_before)
+        require_no_leak(at, open_before)
         if not at.reached:
             break
     assert number > 50
@@ -165,7 +162,7 @@ def test_exception_of_a_handler_is_raised_by_opening_and_closing(path: str, exce
     for number in itertools.count(1):
         with ignored_in_finalizers():
             at = call_with(exception, number, lambda: FileStore(path).close())
-        open_before = open_after(at, open_before)
+        require_no_leak(at, open_before)
         if not at.reached:
             break
     assert number > 50

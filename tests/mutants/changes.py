@@ -1339,5 +1339,21 @@ MUTANTS = (
         "",
         ("tests/unit/test_watcher.py::test_watch_during_whose_making_a_signal_handler_forks_is_stale_in_the_child",),
     ),
+    Mutant(
+        "Ctrl-C in the finalizer of an owner loses its descriptors",
+        "close_when_collected",
+        "    if descriptors.close is not _close:",
+        "    if True:",
+        (f"{EVENTS}::test_source_that_is_dropped_during_a_ctrl_c_leaves_no_descriptor",),
+    ),
+    Mutant(
+        "Ctrl-C loses a descriptor between its removal and its close",
+        "close_all",
+        "            in_one_chain(*forget, functools.partial(close, fd))",
+        """\
+            descriptors.remove(fd)
+            close(fd)""",
+        (f"{EVENTS}::test_source_whose_close_was_interrupted_is_closed_by_a_second_close",),
+    ),
 )
 """Each is what a reviewer might let pass. `tests/mutants/run.py` shows that the tests don't."""

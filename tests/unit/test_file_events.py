@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -19,6 +19,7 @@ from fscoord._runtime import file_events, system
 from fscoord._runtime.file_events import FifoSource, Inotify, PollableSource
 
 LIMIT_S = 60
+T = TypeVar("T")
 
 Make = Callable[[], PollableSource]
 
@@ -174,3 +175,67 @@ def test_source_that_is_lost_while_it_is_made_is_refused(make: Make) -> None:
             refused += 1
         assert open_files() == before
     assert refused > 5
+
+
+def interrupting_at_every_point(prepare: Callable[[], T], attempt: Callable[[T], object]) -> Iterator[T]:
+    """Give what `prepare` returns, each time after an `attempt` on it that a Ctrl-C has ended at another point.
+
+    The points are those of all Python code but this file, also of the standard library.
+    """
+    for number in itertools.count(1):
+        left = number
+
+        def look(frame: FrameType, event: str, _: object) -> None:
+            nonlocal left
+            if event not in ("call", "c_return") or frame.f_code.co_filename == __file__:
+                return
+            left -= 1
+            if left == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+        prepared = prepare()
+        sys.setprofile(look)
+        try:
+            attempt(prepared)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        is_last = left > 0
+        yield prepared
+        if is_last:
+            break
+
+
+def watching(make: Make) -> PollableSource:
+    source = make()
+    assert source.watch_process(os.getpid())
+    return source
+
+
+def test_source_that_is_dropped_during_a_ctrl_c_leaves_no_descriptor(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python drops what a signal handler raises in the finalizer of an object, and would drop the descriptors, too."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    before = open_files()
+    for _ in interrupting_at_every_point(lambda: [watching(make)], list.clear):
+        assert open_files() == before
+
+
+def test_source_whose_close_a_ctrl_c_interrupts_leaves_no_descriptor(make: Make) -> None:
+    before = open_files()
+    points = 0
+    for source in interrupting_at_every_point(lambda: [watching(make)], lambda kept: kept[0].close()):
+        source.clear()
+        assert open_files() == before
+        points += 1
+    assert points > 5
+
+
+def test_source_whose_close_was_interrupted_is_closed_by_a_second_close(make: Make) -> None:
+    before = open_files()
+    for source in interrupting_at_every_point(lambda: watching(make), lambda source: source.close()):
+        source.close()
+        assert open_files() == before

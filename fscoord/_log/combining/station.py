@@ -52,7 +52,6 @@ class Slot:
 
     Args:
         path: the path of the address.
-        owned_fds: the open descriptors of the station.
 
     Attributes:
         name: the name of the address.
@@ -60,24 +59,25 @@ class Slot:
         free: leaves the seat. It is a C function, so it may be the first call of a ``finally``; see `interrupts`.
     """
 
-    def __init__(self, path: str, owned_fds: set[int]) -> None:
+    def __init__(self, path: str) -> None:
         self.name = system.os.path.basename(path)
         self.take: Callable[[], object] = _no_descriptor
         self.free: Callable[[], object] = _nothing
         self._sockets: list[Any] = []
-        self._fd: list[int] = []
+        self._fds = system.Descriptors()
+        system.close_when_collected(self, self._fds)
         self.poll = system.select.poll()
         epoch = system.process_epoch()
-        self.close = weakref.finalize(self, _close, path, epoch, self._sockets, self._fd, owned_fds)
-        self.close.atexit = False
+        self._finalizer = weakref.finalize(self, _close, path, epoch, self._sockets)
+        self._finalizer.atexit = False
+        self._close = partial(_close, path, epoch, self._sockets)
 
-    def open(self, way: str, seat: str, network: Any, owned_fds: set[int]) -> None:
+    def open(self, way: str, seat: str, network: Any) -> None:
         """Open the sockets and the seat. `way` leads to the directory of the addresses."""
         network.datagram_sockets(self._sockets)
         self.inbox.bind(way + self.name)
         self.poll.register(self.inbox.fileno(), system.select.POLLIN)
-        fd, fcntl = safe_files.open_descriptor(seat, system.os.O_RDWR, owned_fds=owned_fds), system.fcntl
-        self._fd.append(fd)
+        fd, fcntl = safe_files.open_descriptor(seat, system.os.O_RDWR, owned_fds=self._fds), system.fcntl
         self.free = partial(fcntl.fcntl, fd, fcntl.F_OFD_SETLK, _seat_lock(fcntl.F_UNLCK))
         self.take = partial(fcntl.fcntl, fd, fcntl.F_OFD_SETLK, _seat_lock(fcntl.F_WRLCK))
 
@@ -91,21 +91,24 @@ class Slot:
         """The socket that probes other addresses and sends answers to them."""
         return self._sockets[1]
 
+    def close(self) -> None:
+        """Remove the address, and close everything. A second call repeats what a signal handler interrupted."""
+        self._close()
+        system.close_all(system.os.close, self._fds)
+        self._finalizer.detach()
+
     def after_fork(self) -> None:
-        """Close the sockets in a forked child, and forget the descriptor, whose number may belong to another file."""
+        """Close the sockets in a forked child. Another step closes the descriptor (`system.Descriptors`)."""
         self.take, self.free = _no_descriptor, _nothing
-        self._fd.clear()
         for each in self._sockets:
             each.close()
 
 
-def _close(path: str, epoch: int, sockets: list[Any], fds: list[int], owned_fds: set[int]) -> None:
-    """Close what a slot has opened, and remove its address, unless this is a forked child."""
+def _close(path: str, epoch: int, sockets: list[Any]) -> None:
+    """Close the sockets of a slot, and remove its address, unless this is a forked child."""
     safe_files.unlink_quietly(path, epoch)
     for each in sockets:
         each.close()
-    for fd in fds:
-        safe_files.close_owned(fd, owned_fds)
 
 
 def _no_descriptor() -> None:
@@ -132,8 +135,7 @@ class Station:
     def __init__(self, key: LogKey) -> None:
         self._network: Any = system.import_uninterrupted("fscoord._runtime.network")
         self._fds = system.Descriptors()
-        self._finalizer = weakref.finalize(self, system.close_all, system.os.close, self._fds)
-        self._finalizer.atexit = False
+        system.close_when_collected(self, self._fds)
         self._free_slots: list[Slot] = []
         self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
         self._swept_at = 0.0
@@ -193,9 +195,9 @@ class Station:
     def _add_slot(self, record: Callable[[Slot], None]) -> None:
         """Make a slot, and pass it to `record`, a C function."""
         name = f"{system.os.getpid():x}-{system.random_bytes(4).hex()}"
-        slot = Slot(system.os.path.join(self._addresses, name), self._fds)
+        slot = Slot(system.os.path.join(self._addresses, name))
         self._slots.add(slot)
-        slot.open(self._way, self._seat, self._network, self._fds)
+        slot.open(self._way, self._seat, self._network)
         record(slot)
 
     # -- the seat --------------------------------------------------------------------------------------------------
@@ -355,7 +357,7 @@ class Station:
             slot.close()
             self._slots.discard(slot)
         if not self._slots:
-            self._finalizer()
+            system.close_all(system.os.close, self._fds)
             if system.process_epoch() == self.epoch:
                 self._remove_directory()
 

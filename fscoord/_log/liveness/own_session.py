@@ -7,7 +7,6 @@ record.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Final
 
@@ -46,7 +45,7 @@ class Liveness:
         self._has_warned = False
         self._is_name_next = True  # whether the next check on a mount that hosts share is of the name
         self._fds = system.Descriptors()
-        weakref.finalize(self, system.close_all, system.os.close, self._fds).atexit = False
+        system.close_when_collected(self, self._fds)
 
     @property
     def is_supported(self) -> bool:

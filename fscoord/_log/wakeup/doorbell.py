@@ -31,7 +31,6 @@ closed it. Until then each waiter makes a slow poll.
 
 from __future__ import annotations
 
-import weakref
 from functools import partial
 from typing import Final
 from zlib import crc32
@@ -77,8 +76,7 @@ class Doorbell:
         self._mode, self._like = mode, like
         self._fifo = -1
         self._descriptors = descriptors = system.Descriptors()
-        self._finalizer = weakref.finalize(self, system.close_all, system.os.close, descriptors)
-        self._finalizer.atexit = False
+        system.close_when_collected(self, descriptors)
         self.fd = -1
         _bells.add(self)
         try:
@@ -93,14 +91,14 @@ class Doorbell:
         try:
             safe_files.check(path, fd, mode, read_only=False)
         except BaseException:
-            self._finalizer()
+            system.close_all(system.os.close, self._descriptors)
             raise
         self.fd = fd
 
     def close(self) -> None:
         """Close the descriptors."""
         self.fd = self._fifo = -1
-        self._finalizer()
+        system.close_all(system.os.close, self._descriptors)
 
     def after_fork(self) -> None:
         """Forget the descriptors, which the fork has closed."""

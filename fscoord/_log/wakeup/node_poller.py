@@ -249,7 +249,7 @@ class PollerElection:
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._hurries = 0
         for owned_fds in (self._held, self._requested):
-            weakref.finalize(self, system.close_all, system.os.close, owned_fds).atexit = False
+            system.close_when_collected(self, owned_fds)
         _elections.add(self)
 
     # -- the election --------------------------------------------------------------------------------------------------
