@@ -118,10 +118,12 @@ def test_poller_role_granted_to_a_process_without_waiters_is_released(start: Cal
     two.election.remove(two.waiter)
     (fd,), (thread,) = two.election._requested, in_line()
     assert thread.daemon, "or the process could not end while another has the lock"
+    before = one.election._byte(node_poller.TERM_BYTE)
     one.election.remove(one.waiter)
     thread.join(HANG_S)
     assert (two.election._held, two.election._requested) == (set(), set())
     assert not two.called.is_set()
+    assert one.election._byte(node_poller.TERM_BYTE) == before + 3, "another process may have been refused meanwhile"
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 
@@ -148,6 +150,92 @@ def test_poller_role_granted_to_a_closed_election_is_released(start: Callable[[]
     one.election.remove(one.waiter)
     thread.join(HANG_S)
     assert (two.election._held, two.election._requested) == (set(), set())
+
+
+def test_short_wait_beside_a_poller_has_no_thread_and_no_descriptor(start: Callable[[], Process]) -> None:
+    one, two = start(), start()
+    for process in (one, two):
+        process.election.add(process.waiter)
+    assert one.election.try_elect(one.waiter, may_queue=False)
+    with faulty_os() as faulty:
+        assert not two.election.is_vacant()
+        assert not two.election.try_elect(two.waiter, may_queue=False)
+    assert {name for name, _ in faulty.calls} == {"pread"}, "one look at the term byte each"
+    assert not two.election._requested
+    assert not in_line()
+    one.election.remove(one.waiter)
+    assert two.election.is_vacant()
+    assert two.election.try_elect(two.waiter, may_queue=False)
+    assert not one.election.is_vacant()
+
+
+@pytest.mark.parametrize("is_armed", [False, True])
+def test_poller_that_leaves_signals_the_bell_if_a_waiter_is_armed(start: Callable[[], Process], is_armed: bool) -> None:
+    one, two = start(), start()
+    one.election.add(one.waiter)
+    assert one.election.try_elect(one.waiter)
+    if is_armed:
+        two.bell.arm(3000)
+    with faulty_os() as faulty:
+        one.election.remove(one.waiter)
+    assert (("utime", one.bell.fd) in faulty.calls) is is_armed
+
+
+def test_vacancy_that_was_wrong_is_not_believed_again(start: Callable[[], Process]) -> None:
+    """The byte is only a hint. Each waiter of the process would try for the lock again and again."""
+    one, two = start(), start()
+    for process in (one, two):
+        process.election.add(process.waiter)
+    assert one.election.try_elect(one.waiter)
+    two.election._put(node_poller.TERM_BYTE, 6)
+    assert two.election.is_vacant()
+    assert not two.election.try_elect(two.waiter, may_queue=False)
+    assert not two.election.is_vacant()
+    assert not two.election._requested
+    one.election.remove(one.waiter)
+    assert two.election.is_vacant()
+    assert two.election.try_elect(two.waiter, may_queue=False)
+
+
+@pytest.mark.parametrize("term", [0, 1, 2, 253, 254, 255])
+def test_term_byte_differs_after_each_election_and_each_end(start: Callable[[], Process], term: int) -> None:
+    one = start()
+    one.election._put(node_poller.TERM_BYTE, term)
+    one.election.add(one.waiter)
+    assert one.election.try_elect(one.waiter)
+    during = one.election._byte(node_poller.TERM_BYTE)
+    one.election.remove(one.waiter)
+    after = one.election._byte(node_poller.TERM_BYTE)
+    assert during & 1
+    assert not after & 1
+    assert len({term, during, after}) == 3
+
+
+def test_poller_that_was_killed_is_replaced_by_a_wait_that_queues(start: Callable[[], Process]) -> None:
+    """It has left the term byte odd."""
+    one = start()
+    one.election._put(node_poller.TERM_BYTE, 7)
+    one.election.add(one.waiter)
+    assert not one.election.try_elect(one.waiter, may_queue=False)
+    assert one.election.try_elect(one.waiter)
+
+
+def test_thread_beside_the_poller_of_its_process_sees_no_vacancy(start: Callable[[], Process]) -> None:
+    one = start()
+    one.election.add(one.waiter)
+    assert one.election.try_elect(one.waiter)
+    one.election._put(node_poller.TERM_BYTE, 8)
+    assert not one.election.is_vacant()
+
+
+def test_process_that_queues_sees_no_vacancy(start: Callable[[], Process]) -> None:
+    one, two = start(), start()
+    for process in (one, two):
+        process.election.add(process.waiter)
+    assert one.election.try_elect(one.waiter)
+    assert not two.election.try_elect(two.waiter)
+    two.election._put(node_poller.TERM_BYTE, 8)
+    assert not two.election.is_vacant()
 
 
 @pytest.mark.parametrize("fails", ["thread", "lock"])

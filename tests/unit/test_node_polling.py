@@ -156,7 +156,10 @@ def test_waiter_sleeps_on_while_the_poller_beats_and_looks_when_it_stops(monkeyp
         def heartbeat_count(self) -> int:
             return self.beats_seen.pop(0)
 
-        def try_elect(self, waiting: object) -> bool:
+        def try_elect(self, waiting: object, *, may_queue: bool) -> bool:
+            return False
+
+        def is_vacant(self) -> bool:
             return False
 
     clock = Clock()
@@ -164,7 +167,7 @@ def test_waiter_sleeps_on_while_the_poller_beats_and_looks_when_it_stops(monkeyp
     watched: Any = Sleeps([1, 2, 2])
     waiting = Waiter(watched)
     monkeypatch.setattr(waiter, "OWN_POLL_S", math.inf)
-    for _ in range(3):
+    for _ in range(4):  # during the first sleep it does not queue for the poller's role yet
         assert waiting.max_sleep(math.inf) > 0
         clock.now += SLEEPS_S + 1
     assert waiting.max_sleep(math.inf) == 0, "the heartbeat has stopped"
@@ -220,6 +223,24 @@ def test_poller_that_dies_is_replaced_at_once(place: Path, workers: Callable[...
         first.kill()
         write_from_afar(afar, "two")
         assert second.stdout.readline() == "two\n"
+
+
+def test_poller_that_leaves_is_replaced_by_a_wait_that_does_not_queue_yet(
+    place: Path, workers: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiter, "QUEUE_AFTER_S", math.inf)
+    path = str(place / "log")
+    with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path, timeout=LIMIT_S) as store:
+        first = workers("one")
+        wait_until_ready(first)
+        until(lambda: bell_of(afar) and os.path.exists(bell_of(afar)) and _beats(bell_of(afar)))
+        with start_thread(store.get, "two") as thread:
+            until(lambda: post_of(store) is not None and len(post_of(store)._waiting) == 1)
+            write_from_afar(afar, "one")
+            assert first.stdout.readline() == "one\n"
+            until(lambda: post_of(store)._held)
+            write_from_afar(afar, "two")
+        assert thread.result == b"v"
 
 
 def test_waiter_beside_a_stopped_poller_polls_itself(place: Path, workers: Callable[..., Any]) -> None:

@@ -135,17 +135,22 @@ class Election:
 
     def __init__(self, *, elects: bool = True, marked: bool = True) -> None:
         self._elects, self._marked = elects, marked
-        self.hurried = False
+        self.hurried = self.vacant = False
         self.fails = False
+        self.asked: list[bool] = []
         self.notified: list[object] = []
         self.paces: list[float] = []
 
     def add(self, _: object) -> None:
         self._may_fail()
 
-    def try_elect(self, _: object) -> bool:
+    def try_elect(self, _: object, *, may_queue: bool = True) -> bool:
         self._may_fail()
+        self.asked.append(may_queue)
         return self._elects
+
+    def is_vacant(self) -> bool:
+        return self.vacant
 
     def is_poller(self, _: object) -> bool:
         return self._elects
@@ -259,7 +264,7 @@ def test_waiter_that_becomes_the_poller_is_not_rung_by_its_own_notification(
     node: Any = Node(election)
     rings = [1]
 
-    def try_elect(_: object) -> bool:
+    def try_elect(_: object, *, may_queue: bool = True) -> bool:
         node.event_count += rings.pop() if rings else 0
         return True
 
@@ -337,6 +342,7 @@ def test_waiter_beside_a_poller_looks_itself_at_intervals(monkeypatch: pytest.Mo
     monkeypatch.setattr(election, "heartbeat_count", lambda: next(beats))
     node: Any = Node(election)
     waiting = new_waiter(node)
+    clock.now += first_sleep(waiting)
     assert waiting.max_sleep(FAR) == waiter.SLOW_LAST_S
     clock.now = waiter.OWN_POLL_S + 1
     assert waiting.max_sleep(FAR) == 0
@@ -353,11 +359,52 @@ def test_waiter_whose_role_may_have_changed_asks_and_sleeps_on(monkeypatch: pyte
     election = Election(elects=False)
     node: Any = Node(election)
     waiting = new_waiter(node)
-    assert waiting.max_sleep(FAR) == waiter.SLOW_LAST_S
+    first_sleep(waiting)
     monkeypatch.setattr(election, "_elects", True)
     waiting.role_changed = True
     assert 0 < waiting.max_sleep(FAR) <= 1.25 * waiter.POLL_FIRST_S, "it is the poller now"
     assert node.sleeping == 1
+
+
+def test_waiter_queues_for_the_role_of_the_poller_after_a_while(clock: Clock) -> None:
+    """Most waits are shorter, and a thread for each would cost more than the wait."""
+    election = Election(elects=False)
+    node: Any = Node(election)
+    waiting = new_waiter(node)
+    waiting.stand_for_election()
+    seconds = first_sleep(waiting)
+    clock.now += seconds / 2
+    assert waiting.max_sleep(FAR) > 0
+    assert election.asked == [False, False]
+    clock.now += seconds
+    assert waiting.max_sleep(FAR) == waiter.SLOW_LAST_S
+    assert election.asked == [False, False, True]
+
+
+def test_waiter_that_ends_before_it_queues_looks_at_its_deadline(clock: Clock) -> None:
+    waiting = new_waiter(Node(Election(elects=False)))  # type: ignore[arg-type]
+    assert waiting.max_sleep(0.01) == 0.01
+    clock.now = 0.01
+    assert waiting.max_sleep(0.01) == 0
+
+
+def test_waiter_that_does_not_queue_yet_asks_when_the_poller_leaves(clock: Clock) -> None:
+    election = Election(elects=False)
+    node: Any = Node(election)
+    waiting = new_waiter(node)
+    first_sleep(waiting)
+    election.vacant = True
+    election._elects = True
+    node.event_count += 1
+    assert 0 < waiting.max_sleep(FAR) <= 1.25 * waiter.POLL_FIRST_S, "it is the poller now"
+    assert election.asked == [False, False]
+
+
+def first_sleep(waiting: Waiter) -> float:
+    """Return how long the first sleep of a waiter is that is not the poller."""
+    seconds = waiting.max_sleep(FAR)
+    assert 0.75 * waiter.QUEUE_AFTER_S <= seconds <= 1.25 * waiter.QUEUE_AFTER_S
+    return seconds
 
 
 def test_wait_that_ends_in_its_sleep_is_no_longer_woken() -> None:

@@ -6,9 +6,13 @@ On a mount that several hosts share, nothing reports the write of another host, 
 processes of a host would send the same request a hundred times. Instead these processes share a bell (see `doorbell`)
 in a directory of the host. One process, the poller, asks the server and rings that bell for the others.
 
-The poller is the process that holds the lock on one byte of that bell. When the poller leaves or dies, the kernel
-grants the lock to another process at once. The new poller rings all buckets, because its predecessor may have died
-after a poll and before the ring.
+The poller is the process that holds the lock on one byte of that bell. A process whose wait is longer than
+`QUEUE_AFTER_S` queues: one of its threads blocks for the lock. When the poller leaves or dies, the kernel grants the
+lock to a queued process at once. Most waits are shorter, and the thread of each took a third of a barrier's processor
+time. So a shorter wait relies on the term byte of the bell, which a poller changes when it leaves. A poller that
+dies does not change it; then no process polls for a shorter wait until that wait queues.
+
+The new poller rings all buckets, because its predecessor may have died after a poll and before the ring.
 
 The poller counts its polls in the bell. If the count stops (the poller's process may be stopped), each waiter polls by
 itself. As with every bell, all of this is a hint. A lost ring or a wrong count costs time, and never an answer, because
@@ -19,7 +23,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 from zlib import crc32
@@ -36,6 +40,10 @@ from fscoord._runtime.interrupts import raise_if_foreign
 HEARTBEAT_BYTE, INTERVAL_BYTE, HURRY_BYTE = SIZE, SIZE + 1, SIZE + 2
 """Bytes after the buckets: the number of polls, the time between two polls in milliseconds, and the number of requests
 for faster polls."""
+TERM_BYTE: Final = SIZE + 4
+"""A byte that changes when a process becomes the poller, and when it leaves. It is odd in between."""
+QUEUE_AFTER_S: Final = 0.1
+"""How long a process waits before it queues for the poller's lock, in seconds."""
 FALLBACK = "/tmp"  # noqa: S108
 """The directory that is used if XDG_RUNTIME_DIR is not set (basedir specification). The subdirectory that is made in it
 is checked."""
@@ -43,7 +51,8 @@ SLOW_INTERVAL_MS: Final = 40
 """A new waiter asks for faster polls if the time between two polls is longer."""
 POLLER_BYTE: Final = 1 << 20
 """The byte of the bell that the poller locks."""
-
+_PARITY: Final = bytes(byte & 1 for byte in range(256))
+"""A table for `bytes.translate`. The byte of an armed bucket is odd."""
 
 WANTED_TABLE: Final = 2 * SIZE
 RESULT_TABLE: Final = 3 * SIZE
@@ -248,6 +257,7 @@ class PollerElection:
         self._poller: Any = None  # the waiter of this process that polls; `self` once no waiter may poll
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._hurries = 0
+        self._refused = -1  # the term byte at the last refusal of the lock; -1 before the first
         for owned_fds in (self._held, self._requested):
             system.close_when_collected(self, owned_fds)
         _elections.add(self)
@@ -288,6 +298,14 @@ class PollerElection:
         except OSError:  # closing the descriptor unlocks it as well
             pass
         safe_files.close_owned(fd, owned_fds)
+        # After the unlock, so that a waiter that reads the byte gets the lock. A waiter that is armed after this look
+        # at the buckets reads the byte before it sleeps.
+        try:
+            self._put(TERM_BYTE, (self._byte(TERM_BYTE) | 1) + 1)
+            if 1 in system.os.pread(self._bell.fd, SIZE, 0).translate(_PARITY):
+                self._bell.signal()
+        except OSError as error:  # the bell is closed, or lost; a waiter queues later
+            raise_if_foreign(error)
 
     @staticmethod
     def _lock(fd: int, command: int, kind: int) -> None:
@@ -300,32 +318,53 @@ class PollerElection:
             self._poller = self  # so that no waiter becomes the poller
             self._resign()
 
-    def try_elect(self, waiter: Any) -> bool:
+    def try_elect(self, waiter: Any, *, may_queue: bool = True) -> bool:
         """Make `waiter` the poller if there is none. Return whether `waiter` is the poller.
 
-        If another process is the poller, a thread begins to wait for the poller's lock.
+        If another process is the poller and `may_queue` is true, a thread begins to wait for the poller's lock.
         """
         if self._poller is waiter:
             return True
         with self._guard:
             if self._poller is not None or (self._requested and not self._held):
                 return False
-            if not self._held and not self._acquire():
-                return False
+            if not self._held:
+                if not may_queue and not self.is_vacant():
+                    return False
+                if not self._acquire(may_queue=may_queue):
+                    return False
             self._poller = waiter
         self._hurries = self._byte(HURRY_BYTE)
         self.notify(range(SIZE))  # the previous poller may have died between a poll and its ring
         return True
 
-    def _acquire(self) -> bool:
-        """Take the poller's lock and return True. If another process has it, let a thread wait for it."""
+    def is_vacant(self) -> bool:
+        """Return whether the lock seems to be free, and this process neither has a poller nor queues.
+
+        The term byte may say so wrongly. It is not believed again until it changes.
+        """
+        if self._poller is not None or self._requested:
+            return False
+        term = self._byte(TERM_BYTE)
+        return not term & 1 and term != self._refused
+
+    def _acquire(self, *, may_queue: bool) -> bool:
+        """Take the poller's lock and return True. If another process has it and `may_queue` is true, queue for it."""
         threads: list[Any] = []
+        term = self._byte(TERM_BYTE)
         try:
             fd = safe_files.open_descriptor(self._bell.path, system.os.O_RDWR, owned_fds=self._requested)
             if self._try_lock(fd):
                 system.in_one_chain(partial(self._held.add, fd), partial(self._requested.clear))
+                self._begin_term()
                 return True
-            self._request_lock(fd, threads)
+            if may_queue:
+                self._request_lock(fd, threads)
+            else:
+                # The poller has not written its byte yet, or the last one wrote it late. Each of its waiters would try
+                # again and again if the byte were believed.
+                self._refused = term
+                safe_files.close_owned(fd, self._requested)
         except BaseException:
             # An interruption. A descriptor without a thread would keep this process from all later elections.
             if not threads or threads[0].ident is None:
@@ -333,6 +372,10 @@ class PollerElection:
                     safe_files.close_owned(fd, self._requested)
             raise
         return False
+
+    def _begin_term(self) -> None:
+        """Make the term byte odd, and different from what it was."""
+        self._put(TERM_BYTE, self._byte(TERM_BYTE) + 1 | 1)
 
     def _try_lock(self, fd: int) -> bool:
         try:
@@ -374,6 +417,10 @@ class PollerElection:
                 return
             self._held.add(fd)
             self._requested.discard(fd)
+            try:
+                self._begin_term()
+            except OSError as error:  # the bell is lost
+                raise_if_foreign(error)
         self._recheck()
 
     # -- messages through the bell -------------------------------------------------------------------------------------
@@ -399,7 +446,7 @@ class PollerElection:
         """Return whether `waiter` is the poller."""
         return self._poller is waiter
 
-    def notify(self, buckets: Iterable[int], extent: Callable[[], Extent | None] | None = None) -> bool:
+    def notify(self, buckets: Container[int], extent: Callable[[], Extent | None] | None = None) -> bool:
         """Ring each of `buckets` that is armed. Return whether any of them was armed.
 
         Args:
@@ -408,7 +455,7 @@ class PollerElection:
         """
         fd = self._bell.fd
         counters = system.os.pread(fd, SIZE, 0)
-        armed = [number for number in buckets if number < len(counters) and counters[number] & 1]
+        armed = [number for number in _armed_buckets(counters) if number in buckets]
         found = extent() if armed and extent is not None else None
         if found is not None:
             shared_extent.publish(self._bell, found)
@@ -429,6 +476,15 @@ class PollerElection:
         self._guard = system.threading.RLock()
         self._waiting.clear()
         self._poller = self
+
+
+def _armed_buckets(counters: bytes) -> Iterator[int]:
+    """Yield the buckets whose byte is odd. The search is one C call for each."""
+    parities = counters.translate(_PARITY)
+    bucket = parities.find(1)
+    while bucket >= 0:
+        yield bucket
+        bucket = parities.find(1, bucket + 1)
 
 
 _elections = system.reset_in_child("poller elections", PollerElection.after_fork)

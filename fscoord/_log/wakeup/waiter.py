@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from fscoord._log.io.extent import Extent
 from fscoord._log.wakeup.doorbell import SIZE
-from fscoord._log.wakeup.node_poller import PollerElection
+from fscoord._log.wakeup.node_poller import QUEUE_AFTER_S, PollerElection
 from fscoord._log.wakeup.watcher import ChangeWatcher
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
@@ -51,6 +51,7 @@ class Waiter:
     _wakes_at: float | None = None  # the end of the current sleep without a ring; None: no sleep
     _is_beside_election = False
     _is_poller = False
+    _may_queue = False  # whether the wait is long enough to queue for the poller's lock
     _pause = 0.0  # the length of the last sleep without a ring; 0.0 before the first
     _poll_pause = POLL_FIRST_S
     _quick_polls = NEWS_POLLS  # how many more polls are quick, unless there is news
@@ -98,7 +99,7 @@ class Waiter:
         election = self.watcher.election
         if election is not None:
             try:
-                self._is_poller = election.try_elect(self)
+                self._is_poller = election.try_elect(self, may_queue=False)
             except OSError as error:
                 raise_if_foreign(error)
                 self.watcher.fall_back_to_polling(error)
@@ -168,11 +169,15 @@ class Waiter:
         if bell is None:
             return self.event_count != watcher.event_count
         try:
-            return (
-                bell.is_rung(self._bucket, self._mark)
-                or (election is not None and election.is_hurried(self))
-                or any(map(bell.is_rung, self._other_buckets, self._other_marks))
-            )
+            if bell.is_rung(self._bucket, self._mark) or any(map(bell.is_rung, self._other_buckets, self._other_marks)):
+                return True
+            if election is None:
+                return False
+            if self._is_poller:
+                return election.is_hurried(self)
+            if not self._may_queue and election.is_vacant():
+                self.role_changed = True
+            return self.role_changed
         except OSError as error:
             raise_if_foreign(error)
             self.watcher.fall_back_to_polling(error)
@@ -241,7 +246,8 @@ class Waiter:
             if not self.watcher.has_events:
                 pause *= random.uniform(0.75, 1.25)  # so that many waiters do not poll at once
         else:
-            was_poller, self._is_poller = self._is_poller, election.try_elect(self)
+            was_poller = self._is_poller
+            self._is_poller = election.try_elect(self, may_queue=self._may_queue)
             if self._is_poller and not was_poller:
                 # The election has rung every key, this waiter's too. A look for that ring would be a request in vain:
                 # the waiter has just looked, and its first poll comes in a millisecond. A death still ends the sleep,
@@ -250,7 +256,10 @@ class Waiter:
                 if bell is not None:
                     self._mark = bell.arm(self._bucket)
                     self._other_marks = list(map(bell.arm, self._other_buckets))
-            pause = self._poll_pause * random.uniform(0.75, 1.25) if self._is_poller else SLOW_LAST_S
+            if self._is_poller:
+                pause = self._poll_pause * random.uniform(0.75, 1.25)
+            else:
+                pause = SLOW_LAST_S if self._may_queue else QUEUE_AFTER_S * random.uniform(0.75, 1.25)
         return min(now + pause, deadline)
 
     def _end_sleep(self) -> None:
@@ -291,6 +300,9 @@ class Waiter:
         elif not is_rung:
             # The poller is another process. As long as its heartbeat changes, it polls, and rings for each change.
             now, before = system.time.monotonic(), self._heartbeats
+            if not self._may_queue and now < deadline:
+                self._may_queue = True
+                return False
             self._heartbeats = election.heartbeat_count()
             is_alone = self._heartbeats == before
             is_due = now - self._last_own_poll > (self._own_poll_s if self._longest_sleep else OWN_POLL_S)
