@@ -395,7 +395,6 @@ def test_waiter_that_does_not_queue_yet_asks_when_the_poller_leaves(clock: Clock
     first_sleep(waiting)
     election.vacant = True
     election._elects = True
-    node.event_count += 1
     assert 0 < waiting.max_sleep(FAR) <= 1.25 * waiter.POLL_FIRST_S, "it is the poller now"
     assert election.asked == [False, False]
 
