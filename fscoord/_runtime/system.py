@@ -297,10 +297,12 @@ def close_when_collected(owner: object, descriptors: Descriptors) -> None:
     Python drops what a handler raises there: the descriptors would stay open for ever. So the callback consists of C
     functions only (rule 1 in `interrupts`): `next` looks in vain for a true result among the results of the calls.
     """
-    if descriptors.close is not _close:  # the `os` of a test, whose functions may be written in Python
-        weakref.finalize(owner, close_all, descriptors.close, descriptors).atexit = False
+    if os.close is not _close:  # the `os` of a test, whose functions may be written in Python
+        weakref.finalize(owner, close_all, os.close, descriptors).atexit = False
         return
-    removed = map(set.pop, itertools.takewhile(len, itertools.repeat(descriptors)))
+    removed: Iterator[int] = map(set.pop, itertools.takewhile(len, itertools.repeat(descriptors)))
+    # Without -1, which some C functions return instead of a descriptor: os.closerange(-1, 0) closes all descriptors.
+    removed = filter((-1).__lt__, removed)
     first, again = itertools.tee(removed)
     calls: Iterator[Any] = itertools.chain(
         map(loose.difference_update, itertools.repeat(descriptors, 1)),

@@ -91,7 +91,7 @@ class WorkerGroup:
         self._file_mode = file_mode
         self._workers: list[_Worker] = []
         self._ends: queue.SimpleQueue[WorkerExit] = queue.SimpleQueue()
-        self._ended = 0
+        self._started = self._ended = 0
 
     def __enter__(self) -> WorkerGroup:
         return self
@@ -105,7 +105,7 @@ class WorkerGroup:
     @property
     def running(self) -> int:
         """The number of workers whose end `next_end` has not returned yet."""
-        return len(self._workers) - self._ended
+        return self._started - self._ended
 
     def start(self, rank: int, local_rank: int, environment: Mapping[str, str], directory: str) -> None:
         """Start a worker.
@@ -126,6 +126,7 @@ class WorkerGroup:
             path = system.os.path.join(directory, name) if is_file else None
             file = None if path is None else _create(path, self._file_mode)
             worker.follow(self._console, stream, f"[{rank}] ".encode() if is_shown else b"", file)
+        self._started += 1  # last: a thread reports the end of this worker
 
     def next_end(self, seconds: float) -> WorkerExit | None:
         """Wait for the end of a worker, and return it; None if none ends within `seconds`."""

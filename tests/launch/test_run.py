@@ -8,13 +8,17 @@ import re
 import shutil
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 from launch.conftest import is_there, wait_until_gone
 
 import fscoord
+from fscoord._runtime.signals import Terminated
 from fscoord.cli.run import _endpoint
+from fscoord.launch.worker import WorkerGroup
 from fscoord.rendezvous import RendezvousParameters, create_backend
+from fscoord.testing.contract.place import until
 
 SAY = "os.write(1, b'%d\\n' % os.getpid())\n"
 """Says the process's number in one piece: several of them share a pipe."""
@@ -279,6 +283,30 @@ time.sleep(600)
     run.process.send_signal(signal.SIGTERM)
     assert run.line() == "[0] saved"
     assert run.end()[0] == 143
+
+
+def test_signal_while_workers_are_started_gives_the_first_ones_their_grace(
+    fscoord_in_process, script, tmp_path, monkeypatch, capsys
+):
+    worker = script("""
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(open("saved", "w").close()))
+open("ready", "w").close()
+time.sleep(600)
+""")
+    start = WorkerGroup.start
+
+    def start_and_signal(self, *arguments):
+        start(self, *arguments)
+        until(Path("ready").exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(WorkerGroup, "start", start_and_signal)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Terminated) as caught:
+        fscoord_in_process("run", "--nproc-per-node", "2", worker)
+    assert caught.value.number == signal.SIGTERM
+    assert Path("saved").exists()
+    assert "SIGTERM: the workers of this node have 30 s to end" in capsys.readouterr().err
 
 
 def test_second_signal_kills_workers_that_take_their_time(launch, script):

@@ -1342,7 +1342,7 @@ MUTANTS = (
     Mutant(
         "Ctrl-C in the finalizer of an owner loses its descriptors",
         "close_when_collected",
-        "    if descriptors.close is not _close:",
+        "    if os.close is not _close:",
         "    if True:",
         (f"{EVENTS}::test_source_that_is_dropped_during_a_ctrl_c_leaves_no_descriptor",),
     ),

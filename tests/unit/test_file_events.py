@@ -224,6 +224,21 @@ def test_source_that_is_dropped_during_a_ctrl_c_leaves_no_descriptor(
         assert open_files() == before
 
 
+def test_source_without_inotify_instance_that_is_collected_closes_only_its_own() -> None:
+    """inotify_init(2) returned -1, and os.closerange(-1, 0) would close all descriptors of the process."""
+    before = open_files()
+
+    class Owner:
+        """Stands for the source."""
+
+    owner, kept = Owner(), system.Descriptors()
+    system.close_when_collected(owner, kept)
+    kept.update((-1, os.open(os.devnull, os.O_RDONLY)))
+    del owner
+    assert not kept
+    assert open_files() == before
+
+
 def test_source_whose_close_a_ctrl_c_interrupts_leaves_no_descriptor(make: Make) -> None:
     before = open_files()
     points = 0
