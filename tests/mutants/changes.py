@@ -11,6 +11,7 @@ MEETINGS = f"{SCHEDULES}::test_barrier_is_passed_on_any_schedule_when_all_have_c
 ARRIVALS = "tests/unit/test_arrivals.py"
 EVENTS = "tests/unit/test_file_events.py"
 KERNEL_WAIT = "tests/unit/test_kernel_wait.py"
+POLLER = "tests/unit/test_node_poller.py"
 WAITER = "tests/unit/test_waiter.py"
 NETWORK = "tests/unit/test_network_access.py"
 ARRIVAL_FAULTS = "tests/faults/test_arrival_faults.py"
@@ -440,6 +441,48 @@ MUTANTS = (
         "                    self._mark = bell.arm(self._bucket)\n",
         "",
         (f"{WAITER}::test_waiter_that_becomes_the_poller_is_not_rung_by_its_own_notification",),
+    ),
+    Mutant(
+        "a poller that leaves does not change the term byte",
+        "PollerElection._unlock",
+        "            self._put(TERM_BYTE, (self._byte(TERM_BYTE) | 1) + 1)\n",
+        "",
+        (f"{POLLER}::test_term_byte_differs_after_each_election_and_each_end",),
+    ),
+    Mutant(
+        "a poller that leaves wakes no waiter",
+        "PollerElection._unlock",
+        "                self._bell.signal()\n",
+        "                pass\n",
+        (f"{POLLER}::test_poller_that_leaves_signals_the_bell_if_a_waiter_is_armed",),
+    ),
+    Mutant(
+        "a vacancy that was wrong is believed again",
+        "PollerElection._acquire",
+        "                self._refused = term\n",
+        "",
+        (f"{POLLER}::test_vacancy_that_was_wrong_is_not_believed_again",),
+    ),
+    Mutant(
+        "a thread beside the poller of its process believes in a vacancy",
+        "PollerElection.is_vacant",
+        "if self._poller is not None or self._requested:",
+        "if self._requested:",
+        (f"{POLLER}::test_thread_beside_the_poller_of_its_process_sees_no_vacancy",),
+    ),
+    Mutant(
+        "a wait never queues for the poller's lock",
+        "Waiter._must_look_beside",
+        "                self._may_queue = True\n",
+        "",
+        (f"{WAITER}::test_waiter_queues_for_the_role_of_the_poller_after_a_while",),
+    ),
+    Mutant(
+        "each short wait queues for the poller's lock",
+        "Waiter.stand_for_election",
+        "may_queue=False",
+        "may_queue=True",
+        (f"{WAITER}::test_waiter_queues_for_the_role_of_the_poller_after_a_while",),
     ),
     Mutant(
         "the poller is not quickened by news that nobody waits for",
