@@ -60,6 +60,8 @@ RESULT_TABLE: Final = 3 * SIZE
 
 WANTED: Final = 8
 SEEMS_DEAD: Final = 1
+_WANTED: Final = bytes(byte if byte <= WANTED else 0 for byte in range(256))
+"""A table for `bytes.translate`, which removes bytes that no waiter writes."""
 
 PROBE_S: Final = 0.25
 """The least time between two probes of a slot by the poller, in seconds."""
@@ -199,9 +201,9 @@ class NodeProbes:
         if passed < PROBE_S:
             return False
         wanted = self._read_wanted()
-        slots = [slot for slot in range(SIZE) if wanted[slot]]
-        if not slots:
+        if wanted.count(0) == SIZE:  # the usual case, in one C call
             return False
+        slots = [slot for slot in range(SIZE) if wanted[slot]]
         self._probed_at = now
         in_turn = [slot for slot in slots if slot > self._last_slot] + [s for s in slots if s <= self._last_slot]
         chosen = in_turn[: max(1, int(PROBES_PER_S * min(passed, 1.0)))]
@@ -223,7 +225,7 @@ class NodeProbes:
     def _read_wanted(self) -> bytearray:
         """Return the table of wanted slots, without bytes that no waiter writes."""
         wanted = self._read(WANTED_TABLE)
-        return wanted if max(wanted) <= WANTED else bytearray(byte if byte <= WANTED else 0 for byte in wanted)
+        return wanted.translate(_WANTED)
 
     def _read(self, offset: int) -> bytearray:
         data = system.os.pread(self._bell.fd, SIZE, offset)
