@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from support.internals import log_of
+from support.places import wait_in_vain
 
 import fscoord
 from fscoord import FileStore
@@ -175,8 +176,7 @@ def test_side_cars_have_the_group_of_the_log(directory: Path) -> None:
     def wait() -> None:
         with opened(path) as store:
             store.set("c", "1")
-            with pytest.raises(fscoord.StoreTimeoutError):
-                store.wait(["never"], 0.01)
+            wait_in_vain(store)
 
     bob(wait)
     assert sorted(os.listdir(directory)) == ["s", "s.alive", "s.bell"]
