@@ -139,10 +139,16 @@ class Soak:
         """Let things happen until the time is over."""
         self.slots = [self.launch_worker(slot) for slot in range(self.given.workers)]
         self.observer = self.launch("observer.py", sample_s=self.sample_s)
-        due = {self.kill: self.start + 2, self.stop: self.start + 1, self.interrupt: self.start + 1}
+        while not all(each.is_ready for each in (*self.slots, self.observer)):  # on a busy machine this takes a while
+            self.hear(0.05)
+            self.look_after(replace=False)
+            if self.wrong:
+                return
+        begin = time.monotonic()
+        due = {self.kill: begin + 2, self.stop: begin + 1, self.interrupt: begin + 1}
         between = {self.kill: (1, 3), self.stop: (1, 4), self.interrupt: (0.2, 2)}
-        says = self.start + 60
-        while (now := time.monotonic()) < self.start + self.seconds:
+        says = begin + 60
+        while (now := time.monotonic()) < begin + self.seconds:
             for act in due:
                 if now >= due[act]:
                     due[act] = now + self.rng.uniform(*between[act])

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -221,11 +222,21 @@ def test_steps_are_numbered_and_their_time_is_told(process, line_with, tmp_path)
     assert last.endswith(f", step {first[1]} of {first[1]}\n")
 
 
+ENDLESS = """
+import time
+from fscoord.doctor import probes
+probes.handover = lambda *_: time.sleep(600)
+"""
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interruption_leaves_nothing_in_the_directory(process, line_with, tmp_path, number, code):
+    """A probe does not end, so that the examination is not over before it is interrupted."""
+    Path(tmp_path, "sitecustomize.py").write_text(ENDLESS)
     directory = Path(tmp_path, "x")
     directory.mkdir()
-    child = process("doctor", "-v", str(directory))
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    child = process("doctor", "-v", str(directory), env={"PYTHONPATH": path})
     line_with(child, "between processes: handover")
     assert [name for name in os.listdir(directory) if name.startswith(".fscoord-doctor")]
     child.send_signal(number)

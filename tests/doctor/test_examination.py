@@ -94,26 +94,39 @@ class Instance(threading.Thread):
 PROGRAM = """
 import sys
 from fscoord.doctor.examination import examine
-examine(sys.argv[1], expected=2, client=sys.argv[2], effort=0.1, tell=lambda words: print(words, flush=True))
+
+directory, client, last = sys.argv[1:]
+
+def tell(words):
+    print(words, flush=True)
+    if last and last in words:
+        sys.stdin.read()
+
+examine(directory, expected=2, client=client, effort=0.1, tell=tell)
 """
 
 
 @pytest.fixture
-def process(directory: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """Give `process(client)`: an instance in a process of its own, which tells on its standard output."""
+def process(directory: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Give `process(client, last="")`: an instance in a process of its own, which tells on its standard output.
+
+    It stops where it tells `last`, until it gets a signal.
+    """
     started = []
 
-    def start(client: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", PROGRAM, directory, client]
+    def start(client: str, last: str = "") -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", PROGRAM, directory, client, last]
         path = os.pathsep.join(filter(None, sys.path))
         environment = {**os.environ, "PYTHONPATH": path}
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        started.append(subprocess.Popen(command, text=True, env=environment, **pipes))
         return started[-1]
 
     yield start
     for child in started:
         child.kill()
         child.wait(PATIENCE_S)
+        child.stdin.close()
         child.stdout.close()
 
 
@@ -170,12 +183,20 @@ def test_instance_with_a_cache_of_its_own_is_another_host(one, other, elsewhere)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_partner_that_goes_away_leaves_the_remaining_checks_unknown(directory, process, number, brief, monkeypatch):
     monkeypatch.setattr(coordination, "GRACE_S", 1000.0)  # it is not the deadline that tells
+    gone, run = threading.Event(), examination.probes.run
+
+    def run_when_it_has_gone(*arguments: Any) -> Iterator[Check]:
+        assert gone.wait(PATIENCE_S)
+        return run(*arguments)
+
+    monkeypatch.setattr(examination.probes, "run", run_when_it_has_gone)
     reached = threading.Event()
     one = Instance(directory, "a", lambda words: reached.set() if words.startswith("1 here") else None)
     assert reached.wait(PATIENCE_S)
     partner = process("b")
     until(partner, "working for")
     partner.send_signal(number)
+    gone.set()
     report = one.end()
     assert HOSTS in scopes(report, UNKNOWN)
     assert any("does not answer any more" in check["says"] for check in report["checks"])
@@ -185,7 +206,7 @@ def test_partner_that_goes_away_leaves_the_remaining_checks_unknown(directory, p
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_partner_reports_that_the_presiding_instance_has_gone_and_cleans_up(directory, process, number):
-    first = process("a")
+    first = process("a", last="between processes: death")
     until(first, "1 here")
     partner = Instance(directory, "b")
     until(first, "between processes: death")

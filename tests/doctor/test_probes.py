@@ -21,6 +21,15 @@ from fscoord.doctor.probes import Pair
 from fscoord.doctor.verdict import BAD, INFO, OK, PROCESSES, UNKNOWN, Check
 
 EFFORT_S = 0.1
+HANG_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine's slowness is no lie of its file system: the limits only bound hangs."""
+    monkeypatch.setattr(agent_process, "MEET_S", HANG_S)
+    monkeypatch.setattr(probes, "RELEASE_S", HANG_S)
+    monkeypatch.setattr(probes, "ACT_S", 5 * HANG_S)  # of which a fifth is the time for an answer
 
 
 @pytest.fixture

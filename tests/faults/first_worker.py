@@ -60,8 +60,8 @@ def make_first_wait_slow(*, finds_slowly: bool = False) -> Slow:
 def fork_beside_a_first_wait(path: str, fork: str, importer: str, where: str) -> None:
     """Print how a child's first wait ends that was forked while its parent's other thread imported what that needs."""
     slow = make_first_wait_slow(finds_slowly=where == "finder")
-    store = FileStore(path)
-    wait = {"ours": lambda: store.wait(["never"], 0.2), "another": lambda: __import__(NEEDED)}[importer]
+    store, other = FileStore(path), FileStore(path)
+    wait = {"ours": lambda: store.wait(["it has ended"], HANG_S), "another": lambda: __import__(NEEDED)}[importer]
     bystanders = Gate()
     for _ in range(BYSTANDERS):
         threading.Thread(target=bystanders.wait, daemon=True).start()
@@ -76,17 +76,22 @@ def fork_beside_a_first_wait(path: str, fork: str, importer: str, where: str) ->
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     slow.gate.open()
+    other.set("it has ended", "1")
     thread.join(HANG_S)
     print(code, thread.is_alive(), NEEDED in sys.modules)
 
 
 def fork_in_a_first_wait(path: str, fork: str) -> None:
-    """Print how a first wait ends, in the child and in the parent, whose handler forks while the wait imports."""
+    """Print how a first wait ends, in the child and in the parent, whose handler forks while the wait imports.
+
+    The key that ends it comes in the handler, so that no wait is over before it imports.
+    """
     slow, forked = make_first_wait_slow(), Gate()
-    store = FileStore(path)
+    store, other = FileStore(path), FileStore(path)
     children: list[int] = []
 
     def act(_: int, __: object) -> None:
+        other.set("forked", "1")
         forked.await_all(1)
         children.append(fork_in_c() if fork == "C" else os.fork())
         if children == [0]:
@@ -105,7 +110,7 @@ def fork_in_a_first_wait(path: str, fork: str) -> None:
     signal.signal(signal.SIGUSR1, act)
     thread = threading.Thread(target=interrupt)
     thread.start()
-    said = outcome(lambda: store.wait(["never"], 0.2))
+    said = outcome(lambda: store.wait(["forked"], HANG_S))
     if children != [0]:
         thread.join(HANG_S)
     print(said, NEEDED in sys.modules, flush=True)

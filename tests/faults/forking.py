@@ -38,10 +38,10 @@ from fscoord._runtime import system
 
 LOGGING = find_spec("logging").origin or ""  # type: ignore[union-attr]
 """The source of `logging`, which is not imported here: `first_worker` needs a process that has not done so."""
-HANG_S = 20
+HANG_S = 60
 SOON_S = 0.05
 """The deadline of what a child does while it may not get the lock."""
-SLACK_S = 10
+SLACK_S = 30
 """How far past its deadline a call may end before it counts as one that has none."""
 BYSTANDERS = 3
 """Threads that do nothing. Without any, glibc gives the first thread of a child the stack, and so the identity, of the

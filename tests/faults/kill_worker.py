@@ -19,7 +19,7 @@ def content(victim: int, number: int) -> bytes:
 
 def write(path: str, lock: str, victim: int) -> None:
     """Write until killed."""
-    store = FileStore(path, lock=lock, timeout=20, compact_bytes=None)  # the test reads the log from its beginning
+    store = FileStore(path, lock=lock, timeout=60, compact_bytes=None)  # the test reads the log from its beginning
     print("ready", flush=True)
     sys.stdin.readline()
     number = 0

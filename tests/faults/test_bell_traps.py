@@ -714,17 +714,20 @@ IDLE = """
 import resource, sys
 from fscoord import FileStore
 
+def wait(limit):
+    try:
+        store.wait(["never"], limit)
+    except TimeoutError:
+        pass
+
 path, watch, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
 store = FileStore(path, watch=watch)
-try:
-    store.wait(["never"], 0.3)
-except TimeoutError:
-    pass
+limit = 0.3
+while store._notifier._watcher is None or not store._notifier._watcher.is_announced:  # it imports, opens and announces
+    wait(limit)
+    limit *= 2
 before = resource.getrusage(resource.RUSAGE_SELF)
-try:
-    store.wait(["never"], seconds)
-except TimeoutError:
-    pass
+wait(seconds)
 after = resource.getrusage(resource.RUSAGE_SELF)
 print((after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / seconds)
 """

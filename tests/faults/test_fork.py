@@ -410,6 +410,7 @@ def test_forks_at_random_while_threads_work_leave_the_children_usable(
         store.append("text", "x")
         threads = [start_thread(busy, store, f"k{number}") for number in range(2)]
         try:
+            until(lambda: store.check(["k0", "k1"]))  # no key comes between two looks of a child
             for number in range(scale(25)):
                 time.sleep(rng.random() / 500)
                 with Child(os.fork, work, store) as child:

@@ -263,7 +263,7 @@ while True:
         finally:
             process.kill()
     assert set(outcomes) <= {"whole", "refused"}
-    assert "whole" in outcomes
+    assert copy_by_file(path, path.parent / "copy at rest") == "whole"
     assert is_writable(path)
 
 

@@ -240,7 +240,8 @@ def test_death_of_a_process_ends_a_wait_at_the_fifo(
         try:
             session = int(store.get("here"))
             with start_thread(store.wait_sessions, ["never"], [session]) as thread:
-                until(lambda: sleeping(store) and events_of(store).processes)
+                # In this order: the sleep is one that began after the last look at the session.
+                until(lambda: events_of(store) is not None and events_of(store).processes and sleeping(store))
                 watch: Any = watcher_of(store)
                 assert isinstance(watch._events, FifoSource)
                 os.kill(child, signal.SIGKILL)

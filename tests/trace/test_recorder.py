@@ -77,7 +77,10 @@ def test_files_are_for_their_owner_alone(recorder: tracing.Recorder, traces: Pat
     assert [path.stat().st_mode & 0o777 for path in traces.iterdir()] == [0o600]
 
 
-def test_spans_are_written_in_batches(recorder: tracing.Recorder, traces: Path) -> None:
+def test_spans_are_written_in_batches(
+    recorder: tracing.Recorder, traces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "LONGEST_DELAY_NS", 10**12)  # nor does the machine make the batch take as long
     recorder.event("put", "first")  # the first is written at once, to make the file
     for number in range(tracing.BATCH - 1):
         recorder.event("put", f"item/{number}")
@@ -96,7 +99,10 @@ def test_span_that_ends_long_after_the_last_write_is_written_at_once(
     assert names(read(traces)) == ["first", "second", "third"]
 
 
-def test_open_span_is_written_before_a_long_sleep_and_only_then(recorder: tracing.Recorder, traces: Path) -> None:
+def test_open_span_is_written_before_a_long_sleep_and_only_then(
+    recorder: tracing.Recorder, traces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "LONG_SLEEP_S", 100.0)  # so that the wait itself is not long on a busy machine
     recorder.event("put", "first")
     span = recorder.begin("wait", "k")
     recorder.before_sleep(span, tracing.LONG_SLEEP_S)
