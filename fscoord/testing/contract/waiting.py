@@ -20,8 +20,8 @@ from fscoord.testing.contract.place import HANG_S, ContractTests, Place, start_t
 
 __all__ = ["CtrlC", "Interrupts", "Waiting"]
 
-LATE_S = 10
-"""How late a wait may end before a test calls it hung."""
+LATE_S = HANG_S
+"""How late a wait may end before a test calls it hung: a handle that disregards a shorter timeout ends it later."""
 
 
 def timed_out(call: Callable[[], Any]) -> StoreTimeoutError:
