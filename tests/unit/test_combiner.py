@@ -240,6 +240,7 @@ def test_leader_that_gets_no_lock_calls_the_next_one(
         first, second = opened(path, stack, 2)
         with HeldLock(path) as held:
             first.set_timeout(0.1)
+            second.set_timeout(NEVER_S)
             # The time-out comes when the follower has published its request, however long that takes.
             monkeypatch.setattr(
                 log_of(first).handle.lock, "wait", lambda *_, **__: until(lambda: station_of(second).requests())
