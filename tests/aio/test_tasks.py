@@ -22,7 +22,7 @@ from support.places import HANG_S, Place
 from support.third_party import ThirdPartyStore
 
 from fscoord import FileStore, HashStore, LockLostError, PrefixStore, StoreClosedError, StoreTimeoutError, aio, recipes
-from fscoord.aio import AsyncStore
+from fscoord.aio import AsyncStore, _executor
 from fscoord.aio._driver import CALL_THREADS_MAX, WAIT_THREADS_MAX
 from fscoord.store import Store
 
@@ -54,6 +54,18 @@ class Threads:
         self.most = max(self.most, len(set(threading.enumerate()) - self._before))
 
 
+@pytest.fixture
+def threads_stay(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let threads without work stay until the end of the test. One that is about to end would be counted beside the
+    one that has begun in its place.
+    """
+    monkeypatch.setattr(_executor, "IDLE_S", float(HANG_S))
+    before = set(_executor._all)
+    yield
+    for executor in set(_executor._all) - before:
+        executor.dismiss()
+
+
 async def until(condition: Callable[[], Any]) -> None:
     """Give way until `condition` holds; the time limit only bounds a hang."""
     end = asyncio.get_running_loop().time() + HANG_S
@@ -68,7 +80,7 @@ def is_asleep(asynchronous: AsyncStore, count: int) -> bool:
     return not hasattr(listener, "_waiters") or len(listener._waiters) == count
 
 
-def test_tasks_by_the_hundred_wait_on_one_handle_with_a_few_threads(store: Store) -> None:
+def test_tasks_by_the_hundred_wait_on_one_handle_with_a_few_threads(store: Store, threads_stay: None) -> None:
     threads = Threads()
 
     async def main() -> None:
@@ -85,7 +97,7 @@ def test_tasks_by_the_hundred_wait_on_one_handle_with_a_few_threads(store: Store
     assert threads.most <= CALL_THREADS_MAX
 
 
-def test_tasks_by_the_hundred_hold_a_lock_one_after_the_other(store: Store) -> None:
+def test_tasks_by_the_hundred_hold_a_lock_one_after_the_other(store: Store, threads_stay: None) -> None:
     threads = Threads()
     tokens: list[int] = []
 
@@ -156,7 +168,7 @@ def test_values_are_not_asked_for_before_they_are_there(monkeypatch: pytest.Monk
     assert asked == [True]
 
 
-def test_tasks_beyond_the_threads_wait_on_a_store_that_waits_in_its_calls() -> None:
+def test_tasks_beyond_the_threads_wait_on_a_store_that_waits_in_its_calls(threads_stay: None) -> None:
     threads = Threads()
 
     async def main() -> None:

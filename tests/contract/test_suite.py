@@ -16,8 +16,9 @@ import pytest
 from support.third_party import ThirdPartyStore
 
 from fscoord import HashStore, Store
+from fscoord._arguments import Timeout
 from fscoord.errors import QueueEmptyError
-from fscoord.store import Key
+from fscoord.store import Key, Value
 from fscoord.testing import StoreContract
 from fscoord.testing.contract.place import HANG_S, ContractTests, Place
 from fscoord.testing.contract.waiting import Interrupts
@@ -31,6 +32,10 @@ class TestSomebodyElsesStore(StoreContract):
 
 
 WRONG = """
+import threading
+
+import pytest
+
 from fscoord.testing.contract import place, waiting
 
 for module in (place, waiting):
@@ -124,14 +129,30 @@ class TestWaitsForNothing(Contract):
             return super().get(key) if self.check([key]) else b""
 
 
+class DeafToCtrlC(HashStore):
+    is_deaf = threading.Event()
+
+    def get(self, key):
+        while True:
+            try:
+                self.is_deaf.set()
+                return super().get(key)
+            except KeyboardInterrupt:
+                pass
+
+
 class TestDeafToCtrlC(Contract):
-    class wrong(HashStore):
-        def get(self, key):
-            while True:
-                try:
-                    return super().get(key)
-                except KeyboardInterrupt:
-                    pass
+    wrong = DeafToCtrlC
+
+    @pytest.fixture
+    def ctrl_c(self):
+        class LateCtrlC(waiting.CtrlC):
+            def press(self):  # no sooner than the store can hear it
+                DeafToCtrlC.is_deaf.wait()
+                super().press()
+
+        with LateCtrlC() as ctrl_c:
+            yield ctrl_c
 
 
 class TestSwallowsCtrlC(Contract):
@@ -205,34 +226,50 @@ def test_store_that_breaks_the_contract_fails_the_suite(tmp_path: Path) -> None:
 class ServerThatPopsLate(HashStore):
     """A pop that Ctrl-C ends is executed later all the same, as by a server that has the request already."""
 
+    def __init__(self, timeout: Timeout | None = None) -> None:
+        super().__init__(timeout=timeout)
+        self.late: list[Key] = []
+        """The queues of interrupted pops that take the next value."""
+
     def queue_pop(self, key: Key, block: bool = True) -> bytes:
-        if key == "q" and block:
+        if block:
             try:
-                self._await_turn()
+                self._await_turn(key)
             except KeyboardInterrupt:
-                late = threading.Timer(0.01, self._pop_quietly)
+                if not self.queue_len(key):
+                    self.late.append(key)
+                    raise
+                late = threading.Timer(0.01, self._pop_late, [key])
                 late.daemon = True
                 late.start()
                 raise
         return super().queue_pop(key, block)
 
-    def _await_turn(self) -> None:
+    def _await_turn(self, key: Key) -> None:
         """Sleep for so long that the late pop comes first, and in the main thread until Ctrl-C."""
-        if threading.current_thread() is threading.main_thread():
+        if key == "q" and threading.current_thread() is threading.main_thread():
             while not self.queue_len("never"):
                 time.sleep(0.001)
-        while not self.queue_len("q"):
+        while not self.queue_len(key):
             time.sleep(0.1)
 
-    def _pop_quietly(self) -> None:
+    def _pop_late(self, key: Key) -> None:
         with suppress(QueueEmptyError):
-            self.queue_pop("q", block=False)
+            self.queue_pop(key, block=False)
+
+    def queue_push(self, key: Key, value: Value) -> None:
+        """Push `value`, which a late pop takes at once."""
+        super().queue_push(key, value)
+        if key in self.late:
+            self.late.remove(key)
+            self.queue_pop(key, block=False)
 
 
 class TestServerThatPopsLate(ContractTests):
     """The contract allows it."""
 
     ctrl_c = Interrupts.ctrl_c
+    test_ctrl_c_ends_a_wait = Interrupts.test_ctrl_c_ends_a_wait_at_once_and_leaves_the_store_usable
     test_value_reaches_another_pop = Interrupts.test_value_pushed_while_a_pop_is_interrupted_reaches_another_pop
 
     @pytest.fixture
@@ -241,7 +278,7 @@ class TestServerThatPopsLate(ContractTests):
 
         def another(_: Store) -> Store:
             store = ServerThatPopsLate(timeout=HANG_S)
-            store._shared = first._shared
+            store._shared, store.late = first._shared, first.late
             return store
 
         return Place(first, another)

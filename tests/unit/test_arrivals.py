@@ -26,7 +26,7 @@ from fscoord import (
 )
 from fscoord._log.wakeup import waiter
 
-HANG_S = 20
+HANG_S = 120
 
 Meet = Callable[[FileStore, int], None]
 

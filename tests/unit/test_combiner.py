@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -46,7 +47,10 @@ NEVER_S = 1000.0
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A log whose leaders may be slow: a busy machine must not make followers write alone, unless a test lets it."""
     share(str(tmp_path), monkeypatch)
+    for name in ("STALLED_S", "SILENT_S"):
+        monkeypatch.setattr(combiner, name, NEVER_S)
     return str(tmp_path / "log")
 
 
@@ -76,6 +80,33 @@ def opened(path: str, stack: ExitStack, count: int) -> list[FileStore]:
     for store in stores:
         store.set("registered", "1")
     return stores
+
+
+def let_write_alone(store: FileStore, seat: Seat) -> None:
+    """Let `store` take the leader on `seat` for stopped, until it shows life: the next write waits for no answer."""
+    combiner_of(store)._stalled = seat.station.seat_state()
+
+
+class Deadlines:
+    """Lets no author end its call at the deadline of the call before a test says so, however slow the test is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._may_come = threading.Event()
+        give_up = Combiner._give_up
+
+        def wait_and_give_up(*given: Any) -> Any:
+            assert self._may_come.wait(LIMIT_S)
+            return give_up(*given)
+
+        monkeypatch.setattr(Combiner, "_give_up", wait_and_give_up)
+
+    def come(self) -> None:
+        self._may_come.set()
+
+
+@pytest.fixture
+def deadlines(monkeypatch: pytest.MonkeyPatch) -> Deadlines:
+    return Deadlines(monkeypatch)
 
 
 def records_of(path: str, kind: str) -> list[Any]:
@@ -190,7 +221,6 @@ def test_author_looks_at_the_seat_once_more_behind_the_publishing(
     """The leader may have left between the first try and the publishing, and then no leader comes."""
     with ExitStack() as stack:
         (store,) = opened(path, stack, 1)
-        store.set_timeout(5)
         publish = Station.publish
         with Seat(store) as seat:
 
@@ -203,15 +233,21 @@ def test_author_looks_at_the_seat_once_more_behind_the_publishing(
             assert seat.station.requests() == []
 
 
-def test_leader_that_gets_no_lock_calls_the_next_one(path: str, only_told: None) -> None:
+def test_leader_that_gets_no_lock_calls_the_next_one(
+    path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ExitStack() as stack:
         first, second = opened(path, stack, 2)
         with HeldLock(path) as held:
             first.set_timeout(0.1)
+            second.set_timeout(NEVER_S)
+            # The time-out comes when the follower has published its request, however long that takes.
+            monkeypatch.setattr(
+                log_of(first).handle.lock, "wait", lambda *_, **__: until(lambda: station_of(second).requests())
+            )
             leading = start_thread(first.add, "n", 1)
             until(lambda: log_of(first).handle.shared.leader)
             following = start_thread(second.add, "n", 1)
-            until(lambda: station_of(second).requests())
             with pytest.raises(StoreTimeoutError) as caught:
                 leading.join()
             assert not caught.value.maybe_applied
@@ -235,22 +271,46 @@ def test_author_leads_when_it_is_told_that_the_seat_is_free(path: str, only_told
             assert thread.join() == 1
 
 
+class ClockOfLife:
+    """The clock of followers: it stands still, and goes on by almost the patience of a follower with each sign of life.
+
+    So a follower that overlooks a sign of life loses its patience, and no delay of a thread makes it lose that.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._began, self.signs = system.time.monotonic(), 0
+        show = Station.show
+
+        def show_and_go_on(station: Station, *given: Any) -> None:
+            show(station, *given)
+            self.signs += 1
+
+        monkeypatch.setattr(Station, "show", show_and_go_on)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(system, name)
+
+    @property
+    def time(self) -> ClockOfLife:
+        return self
+
+    def monotonic(self) -> float:
+        return self._began + 0.9 * combiner.STALLED_S * min(self.signs, 20)
+
+
 def test_leader_that_waits_long_and_shows_life_keeps_its_followers(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise combining would end just where many hosts contend for the lock."""
-    monkeypatch.setattr(combiner, "STALLED_S", 0.3)
+    monkeypatch.setattr(combiner, "STALLED_S", 1.0)
     bypassed: list[Any] = []
     monkeypatch.setattr(Combiner, "_bypass", lambda *given: bypassed.append(given))
     with ExitStack() as stack:
         stores = opened(path, stack, 3)
         with HeldLock(path) as held:
+            monkeypatch.setattr(combiner, "system", clock := ClockOfLife(monkeypatch))
             threads = [start_thread(store.add, "n", 1) for store in stores]
             until(lambda: len(station_of(stores[0]).requests()) == 2)
-            state = station_of(stores[0]).seat_state()
-            changes = 0
-            while changes < 8:  # each shows life after a tenth of a second
-                until(lambda state=state: station_of(stores[0]).seat_state() != state)
-                state = station_of(stores[0]).seat_state()
-                changes += 1
+            signs = clock.signs
+            until(lambda: clock.signs >= signs + 8)
             held.release()
             assert sorted(thread.join() for thread in threads) == [1, 2, 3]
     assert bypassed == []
@@ -294,16 +354,19 @@ def test_request_that_is_withdrawn_at_the_deadline_is_never_appended(path: str) 
 
 
 @pytest.mark.parametrize("tail", [b"", b"\xff" * 100], ids=["readable", "unreadable"])
-def test_request_that_was_claimed_and_not_answered_may_be_applied_at_the_deadline(tail: bytes, path: str) -> None:
+def test_request_that_was_claimed_and_not_answered_may_be_applied_at_the_deadline(
+    tail: bytes, path: str, deadlines: Deadlines
+) -> None:
     """The author reads the log. Bytes that do not fit can be judged only under the lock, which the leader holds."""
     with ExitStack() as stack:
         (store,) = opened(path, stack, 1)
         with Seat(store) as seat, HeldLock(path):
-            store.set_timeout(0.3)
+            store.set_timeout(0.05)
             thread = start_thread(store.add, "n", 1)
             seat.claim()
             with open(path, "ab") as log:
                 log.write(tail)
+            deadlines.come()
             with pytest.raises(StoreTimeoutError) as caught:
                 thread.join()
             assert caught.value.maybe_applied
@@ -315,7 +378,8 @@ def test_claim_of_a_leader_that_left_without_a_record_ends_with_its_hold(path: s
         with Seat(store) as seat:
             thread = start_thread(store.add, "n", 1)
             seat.claim()
-            other.set("another", "1")  # alone: the seat is taken, and shows no life
+            let_write_alone(other, seat)
+            other.set("another", "1")
             seat.leave()
             assert thread.join() == 1
         assert other.add("n", 1) == 2
@@ -383,6 +447,7 @@ def test_long_result_that_is_not_told_outlives_a_compaction(path: str) -> None:
             with log_of(leader).handle.mutex:
                 writer.append_batch([(record.POP, b"q", b"", request.session, request.time)])
             author.num_keys()
+            let_write_alone(leader, seat)
             leader.compact()
             leader.set("other", "bytes at the old place" * 20)
             author.num_keys()
@@ -468,14 +533,15 @@ def test_author_does_not_guess_what_a_snapshot_without_times_does_not_tell(write
         assert store.check(["k"]) is writes
 
 
-def test_answer_to_an_earlier_request_of_the_address_is_dropped(path: str) -> None:
+def test_answer_to_an_earlier_request_of_the_address_is_dropped(path: str, deadlines: Deadlines) -> None:
     with ExitStack() as stack:
         (store,) = opened(path, stack, 1)
         with Seat(store) as seat:
-            store.set_timeout(0.2)
+            store.set_timeout(0.05)
             with HeldLock(path):
                 late = start_thread(store.add, "n", 1)
                 first = seat.claim()
+                deadlines.come()
                 with pytest.raises(StoreTimeoutError):
                     late.join()
             seat.tell(first, DONE, b"I99")
@@ -537,11 +603,11 @@ def test_second_record_of_an_arrival_lost_in_a_torn_batch_is_appended_by_its_aut
 
 
 def test_request_that_is_withdrawn_while_the_leader_reads_it_is_not_appended(
-    path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
+    path: str, only_told: None, deadlines: Deadlines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExitStack() as stack:
         leader, author = opened(path, stack, 2)
-        author.set_timeout(0.3)
+        author.set_timeout(0.05)
         with Seat(author) as seat:
             thread = start_thread(author.add, "n", 1)
             seat.requests(1)
@@ -549,6 +615,7 @@ def test_request_that_is_withdrawn_while_the_leader_reads_it_is_not_appended(
 
         def when_withdrawn(station: Station, *given: Any) -> bool:
             found = is_there(station, *given)
+            deadlines.come()
             until(lambda: not thread.is_alive())
             return found
 

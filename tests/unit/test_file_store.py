@@ -28,10 +28,12 @@ from fscoord._runtime import system
 from fscoord.stores import file
 from fscoord.stores.file import lifecycle, operations, waits
 
+HANG_S = 120
+
 
 def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=HANG_S, check=False
     )
 
 
@@ -103,7 +105,7 @@ def test_file_is_removed_by_the_last_of_world_size_participants(tmp_path: Path) 
 def test_side_cars_are_removed_with_the_log_file(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "store", 1)
     assert not store.check(["k"])
-    until = time.monotonic() + 20
+    until = time.monotonic() + HANG_S
     while files(tmp_path) < {"store", "store.alive", "store.bell"} and time.monotonic() < until:
         with pytest.raises(TimeoutError):
             store.wait(["k"], 0.01)

@@ -95,8 +95,9 @@ before: list[object] = []
 
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A waiter that is granted the lock may take any time to take it."""
+    """A waiter that is granted the lock may take any time to take it, and the next wait any time to come."""
     monkeypatch.setattr(kernel_wait, "HANDOVER_S", LIMIT_S)
+    monkeypatch.setattr(kernel_wait, "KEEP_S", LIMIT_S)
     before[:] = [*threading.enumerate(), *kernel_wait._requests.values()]
 
 

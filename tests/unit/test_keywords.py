@@ -15,6 +15,7 @@ import fscoord
 from fscoord import HashStore, PrefixStore, Store, StoreTimeoutError, aio, barriers, recipes
 
 SHORT_S = 0.02
+HANG_S = 60
 
 # Names, order and defaults of torch.distributed.elastic.utils.store in torch 2.
 OF_TORCH = {
@@ -55,7 +56,7 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    with HashStore(timeout=10) as store:
+    with HashStore(timeout=2 * HANG_S) as store:
         store.set("k0", "d")
         yield store
 
@@ -95,7 +96,7 @@ def test_timeout_by_its_common_name_is_obeyed(name: str, call: Callable[..., Any
     started = time.monotonic()
     with pytest.raises(StoreTimeoutError):
         call(name, store, **given)
-    assert SHORT_S <= time.monotonic() - started < 5
+    assert SHORT_S <= time.monotonic() - started < HANG_S
 
 
 @pytest.mark.parametrize("name", TORCH_NAMES)

@@ -31,6 +31,7 @@ from fscoord import (
 )
 from fscoord._log.access import hang_watchdog, network
 from fscoord._log.format import record
+from fscoord._log.liveness import own_session
 from fscoord._log.liveness.liveness_file import LivenessFile
 from fscoord._log.locking.log_lock import LogLock
 from fscoord._log.recovery import SERVER_STATE
@@ -51,8 +52,9 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedOs]:
-    """A kernel under the package that takes O_DIRECT, and looks at names that are never due."""
+    """A kernel under the package that takes O_DIRECT. No look at a name or at a handle's own byte is ever due."""
     monkeypatch.setattr(network, "PATH_CHECK_S", math.inf)
+    monkeypatch.setattr(own_session, "CHECK_S", 1000.0)
     monkeypatch.setattr(network, "SETTLE_S", LIMIT_S)  # as long as the lie lasts, and it ends
     monkeypatch.setattr(system, "nfs_recovers_lost_locks", lambda: False)
     with shared_os() as shared:

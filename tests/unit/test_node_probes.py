@@ -27,7 +27,7 @@ from fscoord._runtime import system
 from fscoord.inspect import dump
 from fscoord.stores.file import death_watch
 
-LIMIT_S = 15
+LIMIT_S = 60
 
 
 class Requests:
@@ -122,15 +122,15 @@ def test_waiters_of_a_node_probe_the_missing_rank_once_together(
             number for number, byte in enumerate(os.pread(election_of(stores[0])._bell.fd, SIZE, WANTED_TABLE)) if byte
         ]
         until(lambda: wanted() == [missing])
-        requests.clear()
         before = system.time.monotonic()
+        requests.clear()
         rounds(stores[0], missing, 12)
-        passed = system.time.monotonic() - before
-        asked = requests.probes.total()
+        asked, looks = requests.probes.total(), requests.looks.most_common()
+        passed = system.time.monotonic() - before  # not less than the time in which these were counted
         assert requests.probed() == {missing}
         assert len(requests.probes) == 1, "one thread, the poller, asks for all"
         assert asked <= passed / node_poller.PROBE_S + 1
-        followers = [looks for _, looks in requests.looks.most_common()[1:]]
+        followers = [count for _, count in looks[1:]]
         # The pause between two looks begins at 0.02 s, and each is four times as long as the one before, up to 10 s.
         assert sum(followers) <= (size - 2) * (6 + passed / waiter_module.OWN_POLL_S), "they look ever more rarely"
         stores[-1].close()
@@ -189,7 +189,7 @@ def test_waiter_without_a_poller_probes_less_often_than_it_looks(
         number = other.register()
         requests.clear()
         with start_thread(store.wait_sessions, ["never"], [number], LIMIT_S) as waiter:
-            until(lambda: requests.probes[waiter._thread.name, number] == 3)
+            until(lambda: requests.probes[waiter._thread.name, number] >= 3)
             assert requests.looks[waiter._thread.name] > 6
             other.close()
         assert waiter.result == [number]

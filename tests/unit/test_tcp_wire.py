@@ -6,6 +6,7 @@ import math
 import signal
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -107,7 +108,7 @@ def test_wait_that_lasts_pings_the_server(ends: tuple[Channel, Server], answer: 
 def test_wait_that_is_cancelled_after_a_ping_leaves_the_connection_usable(
     ends: tuple[Channel, Server], monkeypatch: pytest.MonkeyPatch, answer: bytes, is_granted: bool
 ) -> None:
-    monkeypatch.setattr(wire, "ECHO_AFTER_S", 0.0)
+    monkeypatch.setattr(wire, "ECHO_AFTER_S", -HANG_S)  # before the end of the wait, however slow the machine is
     channel, server = ends
     with start_thread(server.hear_and_say, HELLO + b"\6" + K + PING + CANCEL, answer):
         assert channel.wait([b"k"], time.monotonic() + 0.02) is is_granted
@@ -208,15 +209,22 @@ def test_request_ends_when_a_signal_handler_raises(ends: tuple[Channel, Server])
     def raise_it(*_: object) -> None:
         raise TimeoutError("the handler's")
 
+    def signal_once_it_is_sent() -> None:
+        server.hear(HELLO + b"\1" + K[8:] + struct.pack("=Q", 1) + b"v")
+        signal.pthread_kill(main, signal.SIGALRM)
+
+    channel, server = ends
+    main = threading.main_thread().ident
+    assert main is not None
     before = signal.signal(signal.SIGALRM, raise_it)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        thread = start_thread(signal_once_it_is_sent)
         with pytest.raises(TimeoutError, match="the handler's"):
-            ends[0].set(b"k", b"v")
+            channel.set(b"k", b"v")
+        thread.join()
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert not ends[0].is_whole
+    assert not channel.is_whole
 
 
 @pytest.mark.parametrize("answer", [b"\7", CANCELLED, ECHO])
