@@ -13,7 +13,7 @@ from fscoord import errors
 from fscoord._arguments import MalformedText, parse_uint63, to_seconds
 from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
-from fscoord._runtime.signals import Terminated
+from fscoord._runtime.signals import Terminated, defer_signals
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord.launch.announcer import Announcer, describe_failure
 from fscoord.launch.worker import Console, Failure, Streams, WorkerGroup
@@ -300,17 +300,18 @@ class Agent:
             first = sum(sizes[: info.rank])
             role_first = sum(crew.workers for crew in crews[: info.rank] if crew.role == self._job.role)
             role_size = sum(crew.workers for crew in crews if crew.role == self._job.role)
-            for local_rank in range(self._job.workers):
-                rank = first + local_rank
-                own = system.os.path.join(directory, str(local_rank))
-                access.make_directories(own)
-                numbers = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-                role = {"ROLE_RANK": str(role_first + local_rank), "ROLE_WORLD_SIZE": str(role_size)}
-                if round_store.address:
-                    role["FSCOORD_STORE"] = round_store.address_of(rank)
-                workers.start(rank, local_rank, {**common, **numbers, **role}, own)
             number = int(signal.SIGTERM)
             try:
+                for local_rank in range(self._job.workers):
+                    rank = first + local_rank
+                    own = system.os.path.join(directory, str(local_rank))
+                    access.make_directories(own)
+                    numbers = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+                    role = {"ROLE_RANK": str(role_first + local_rank), "ROLE_WORLD_SIZE": str(role_size)}
+                    if round_store.address:
+                        role["FSCOORD_STORE"] = round_store.address_of(rank)
+                    with defer_signals():  # a worker is started as a whole, so that its end is known
+                        workers.start(rank, local_rank, {**common, **numbers, **role}, own)
                 has_ended = self._follow(workers, info)
             except (KeyboardInterrupt, Terminated) as error:
                 number = error.number if isinstance(error, Terminated) else signal.SIGINT
