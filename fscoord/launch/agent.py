@@ -310,7 +310,7 @@ class Agent:
                     role = {"ROLE_RANK": str(role_first + local_rank), "ROLE_WORLD_SIZE": str(role_size)}
                     if round_store.address:
                         role["FSCOORD_STORE"] = round_store.address_of(rank)
-                    with defer_signals():  # a signal in the middle would leave a worker whose end no thread reports
+                    with defer_signals():  # a worker is started as a whole, so that its end is known
                         workers.start(rank, local_rank, {**common, **numbers, **role}, own)
                 has_ended = self._follow(workers, info)
             except (KeyboardInterrupt, Terminated) as error:

@@ -91,7 +91,7 @@ class WorkerGroup:
         self._file_mode = file_mode
         self._workers: list[_Worker] = []
         self._ends: queue.SimpleQueue[WorkerExit] = queue.SimpleQueue()
-        self._started = self._ended = 0
+        self._ended = 0
 
     def __enter__(self) -> WorkerGroup:
         return self
@@ -105,7 +105,7 @@ class WorkerGroup:
     @property
     def running(self) -> int:
         """The number of workers whose end `next_end` has not returned yet."""
-        return self._started - self._ended
+        return len(self._workers) - self._ended
 
     def start(self, rank: int, local_rank: int, environment: Mapping[str, str], directory: str) -> None:
         """Start a worker.
@@ -119,14 +119,18 @@ class WorkerGroup:
         error_file = system.os.path.join(directory, "error.json")
         values = {**system.os.environ, **environment, "TORCHELASTIC_ERROR_FILE": error_file}
         worker = _Worker(rank, local_rank, error_file, self._ends.put)
+        try:
+            worker.start(self._command, values)
+            for stream, name in ((STDOUT, "stdout.log"), (STDERR, "stderr.log")):
+                prefix = f"[{rank}] ".encode() if self._streams.is_shown(local_rank, stream) else b""
+                path = system.os.path.join(directory, name) if self._streams.is_file(local_rank, stream) else None
+                file = None if path is None else _create(path, self._file_mode)
+                worker.follow(self._console, stream, prefix, file)
+        except BaseException:  # `next_end` would never return its end
+            worker.kill()
+            worker.close()
+            raise
         self._workers.append(worker)
-        worker.start(self._command, values)
-        for stream, name in ((STDOUT, "stdout.log"), (STDERR, "stderr.log")):
-            is_shown, is_file = (each(local_rank, stream) for each in (self._streams.is_shown, self._streams.is_file))
-            path = system.os.path.join(directory, name) if is_file else None
-            file = None if path is None else _create(path, self._file_mode)
-            worker.follow(self._console, stream, f"[{rank}] ".encode() if is_shown else b"", file)
-        self._started += 1  # last: a thread reports the end of this worker
 
     def next_end(self, seconds: float) -> WorkerExit | None:
         """Wait for the end of a worker, and return it; None if none ends within `seconds`."""
@@ -166,6 +170,7 @@ class _Worker:
         self._threads: list[system.threading.Thread] = []
         self._tails: dict[int, list[bytes]] = {STDOUT: [], STDERR: []}
         self._report: IO[bytes] | None = None
+        self._unread: list[IO[bytes] | None] = []  # the pipes that no thread reads
         self._span: tracing.Span | None = None
 
     def start(self, command: list[str], environment: Mapping[str, str]) -> None:
@@ -173,6 +178,7 @@ class _Worker:
         self._span = tracing.begin("worker", f"worker {self._rank}", "", None, "worker_rank", self._rank)
         reader, writer = system.os.pipe()
         self._report = system.os.fdopen(reader, "rb")
+        self._unread.append(self._report)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the command is what the user wants to run
                 [*warden.program(warden.WORKER, 0, writer), *command],
@@ -183,6 +189,7 @@ class _Worker:
                 pass_fds=[writer],
                 start_new_session=True,  # so that the terminal sends Ctrl-C to the agent alone
             )
+            self._unread += [self._process.stdout, self._process.stderr]
         finally:
             system.os.close(writer)
 
@@ -194,8 +201,10 @@ class _Worker:
         assert self._process is not None
         pipe = self._process.stdout if stream == STDOUT else self._process.stderr
         self._spawn(console.follow, pipe, stream, prefix, file, self._tails[stream])
+        self._unread.remove(pipe)
         if stream == STDERR:
             self._spawn(self._listen, list(self._threads))
+            self._unread.remove(self._report)
 
     def order(self, number: int) -> None:
         """Send a signal to the worker's process group."""
@@ -220,8 +229,9 @@ class _Worker:
                 logger(__name__).warning(text, self._rank, KILL_S, self._process.pid)
         for thread in self._threads:
             thread.join(OUTPUT_END_S)
-        if self._report is not None and not self._threads:
-            self._report.close()
+        for pipe in self._unread:
+            if pipe is not None:
+                pipe.close()
 
     def _spawn(self, call: Callable[..., None], *arguments: object) -> None:
         thread = system.threading.Thread(target=call, args=arguments, name="fscoord-run", daemon=True)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
+import signal
 import subprocess
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
-from support.places import start_thread
+from support.places import start_thread, until
 
 from fscoord import HashStore, RendezvousTimeoutError
-from fscoord.launch import Agent, Console, Job, agent, worker
+from fscoord.launch import Agent, Announcer, Console, Job, agent, worker
+from fscoord.rendezvous import C10dRendezvousBackend, DynamicRendezvousHandler, RendezvousSettings
 
 
 def crews_of(handler, store):
@@ -55,3 +60,38 @@ def test_worker_that_the_kernel_keeps_is_left_to_it_with_a_warning(monkeypatch, 
         f"rank 3 was killed 0.01 s ago and is blocked in the kernel: inspect the children of process {process.pid}"
         in caplog.text
     )
+
+
+def test_signal_that_comes_while_workers_start_is_passed_on_to_those_that_run(monkeypatch, tmp_path):
+    """It interrupts the start of the second worker, and the first one has the grace to end."""
+    out, err = io.BytesIO(), io.BytesIO()
+    console = Console(out, err)
+    start = worker._Worker.start
+
+    def interrupt(self, command, environment):
+        if self._rank == 1:
+            until(lambda: b"[0] ready" in out.getvalue())
+            os.kill(os.getpid(), signal.SIGINT)
+        start(self, command, environment)
+
+    monkeypatch.setattr(worker._Worker, "start", interrupt)
+    text = "trap 'echo told; exit' INT; echo ready; while :; do sleep 0.02; done"
+    store = HashStore()
+    settings = RendezvousSettings("id", 1, 1, keep_alive_interval=timedelta(hours=1))
+    with DynamicRendezvousHandler(settings, C10dRendezvousBackend(store, "id"), store, "127.0.0.1") as handler:
+        job = Job(["sh", "-c", text], 2, str(tmp_path))
+        with pytest.raises(KeyboardInterrupt):
+            Agent(job, handler, store, console, Announcer(console)).run()
+    assert b"[0] told\n" in out.getvalue()
+    assert b"SIGINT: the workers of this node have 30 s to end" in err.getvalue()
+
+
+def test_worker_whose_start_fails_leaves_no_process(monkeypatch, tmp_path):
+    """Its end would never be reported, so the group does not wait for it either."""
+    monkeypatch.setattr(worker, "_create", lambda path, mode: (_ for _ in ()).throw(OSError("no space")))
+    console = Console(io.BytesIO(), io.BytesIO())
+    streams = worker.Streams({None: worker.STDERR})
+    with worker.WorkerGroup(["sleep", "600"], console, streams) as group:
+        with pytest.raises(OSError, match="no space"):
+            group.start(0, 0, {}, str(tmp_path))
+        assert group.running == 0

@@ -19,7 +19,12 @@ from fscoord import FileStore, HashStore, PrefixStore
 from fscoord._log.liveness.liveness_file import LivenessFile
 from fscoord._log.log import Log
 from fscoord._runtime import system
-from fscoord.rendezvous import C10dRendezvousBackend, DynamicRendezvousHandler, RendezvousTimeout
+from fscoord.rendezvous import (
+    C10dRendezvousBackend,
+    DynamicRendezvousHandler,
+    RendezvousTimeout,
+    handler as handler_module,
+)
 from fscoord.rendezvous.backend import SharedState, latest_change
 from fscoord.rendezvous.handler import RoundDeadlines
 from fscoord.rendezvous.keep_alive import NEIGHBOURS, TICKS_PER_READ
@@ -78,6 +83,14 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(LivenessFile, "is_held", spied)
     return probes
+
+
+@pytest.fixture
+def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node reads the state because time has passed. Otherwise the counts would depend on the machine's speed."""
+    monkeypatch.setattr(handler_module, "POLL_INTERVAL_S", HOUR)
+    monkeypatch.setattr(handler_module, "SETTLED_POLL_S", HOUR)
+    monkeypatch.setattr(RoundDeadlines.left, "__defaults__", (HOUR,))
 
 
 def die(handler: DynamicRendezvousHandler) -> None:
@@ -178,7 +191,7 @@ def test_round_is_completed_by_a_node_that_did_not_see_the_others_join(job: Job)
         names = tuple(f"a{number}_s{clone.register()}" for number, clone in enumerate(clones))
         backend = C10dRendezvousBackend(store, "id")
         backend.set_state(State(sequence=1, participants=names).encode())
-        settings = RendezvousSettings("id", 1, 7, RendezvousTimeout(join=20, last_call=0), timedelta(seconds=HOUR))
+        settings = RendezvousSettings("id", 1, 7, RendezvousTimeout(join=60, last_call=0), timedelta(seconds=HOUR))
         handler = DynamicRendezvousHandler(settings, backend, store, "b")
         PrefixStore("torch.rendezvous.id.0", store).multi_set(["MASTER_ADDR", "MASTER_PORT"], ["x", "1"])
         info = handler.next_rendezvous()
@@ -186,7 +199,7 @@ def test_round_is_completed_by_a_node_that_did_not_see_the_others_join(job: Job)
         handler.depart()
 
 
-def test_nodes_that_meet_do_not_all_probe_all_others(job: Job, probed: list[int]) -> None:
+def test_nodes_that_meet_do_not_all_probe_all_others(job: Job, probed: list[int], no_polls: None) -> None:
     job.meet(12, least=12)
     assert len(probed) <= 12 * (NEIGHBOURS + 2), "and not 12 times 11"
 
@@ -212,7 +225,7 @@ def test_latest_change_ignores_what_no_node_writes() -> None:
     assert latest_change(store) == 12
 
 
-def test_participants_read_the_state_a_few_times_however_many_join() -> None:
+def test_participants_read_the_state_a_few_times_however_many_join(no_polls: None) -> None:
     """Otherwise each of them would be woken by each that joins, and read the state."""
     reads: Counter[int] = Counter()
 
@@ -223,7 +236,8 @@ def test_participants_read_the_state_a_few_times_however_many_join() -> None:
 
     store, count, handlers, threads = HashStore(), 24, list[DynamicRendezvousHandler](), list[Any]()
     for _ in range(count):
-        settings = RendezvousSettings("id", count, count, RendezvousTimeout(), timedelta(seconds=HOUR))
+        limits = RendezvousTimeout(last_call=HOUR)
+        settings = RendezvousSettings("id", count, count, limits, timedelta(seconds=HOUR))
         handlers.append(DynamicRendezvousHandler(settings, Counted(store, "id"), store))
     watching = C10dRendezvousBackend(store, "id")
     for number, handler in enumerate(handlers):  # one after another, and each waits before the next one comes
