@@ -10,7 +10,7 @@ from pathlib import Path
 import fscoord
 
 HERE = Path(__file__).parent
-HANG_S = 120
+HANG_S = 600
 
 
 def start(platform: str, program: str, *words: str, **variables: str) -> subprocess.Popen[str]:

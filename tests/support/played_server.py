@@ -50,6 +50,10 @@ class PlayedServer:
         """Answer nothing any more. The kernel goes on to take connections, and what is sent on them."""
         self._goes_on.clear()
 
+    @property
+    def is_stopped(self) -> bool:
+        return not self._goes_on.is_set()
+
     def go_on(self) -> None:
         self.falls_silent_before = -1
         self._goes_on.set()

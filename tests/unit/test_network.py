@@ -34,11 +34,12 @@ def listening() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def closed() -> int:
+@pytest.fixture
+def closed() -> Iterator[int]:
+    """A port at which no server listens, and which no other program can take meanwhile."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-    return port
+        yield taken.getsockname()[1]
 
 
 def at(*ports: int) -> list[network.Endpoint]:
@@ -53,15 +54,15 @@ def test_connection_that_is_not_made_in_time_is_a_timeout(full: int) -> None:
     assert time.monotonic() - started < SLACK_S
 
 
-def test_address_that_does_not_answer_leaves_time_for_the_next(full: int, listening: int) -> None:
-    with network.connect(at(full, closed(), listening), time.monotonic() + 1) as connection:
+def test_address_that_does_not_answer_leaves_time_for_the_next(full: int, closed: int, listening: int) -> None:
+    with network.connect(at(full, closed, listening), time.monotonic() + 1) as connection:
         assert connection.getpeername()[1] == listening
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_connection_error_is_that_of_the_last_address() -> None:
+def test_connection_error_is_that_of_the_last_address(closed: int) -> None:
     with pytest.raises(ConnectionRefusedError):
-        network.connect(at(closed(), closed()), time.monotonic() + SLACK_S)
+        network.connect(at(closed, closed), time.monotonic() + SLACK_S)
     with pytest.raises(OSError, match="no address"):
         network.connect([], time.monotonic() + SLACK_S)
 
