@@ -43,7 +43,7 @@ from fscoord import (
     errors,
 )
 from fscoord._arguments import VALUE_MAX
-from fscoord.cli import exit_codes, options
+from fscoord.cli import exit_codes, options, output
 from fscoord.recipes import Lock
 
 EXAMPLES = [
@@ -301,7 +301,8 @@ def test_wait_that_lasts_is_told_on_a_terminal(path, words, said):
                 waiting.kill()
 
 
-def test_wait_that_is_short_is_not_told(fscoord):
+def test_wait_that_is_short_is_not_told(fscoord, monkeypatch):
+    monkeypatch.setattr(output, "NOTE_AFTER_S", 1000.0)  # it is a short one on any machine
     fscoord("set", "k", "v")
     assert fscoord("get", "k", person=True) == (0, b"v", "")
 
