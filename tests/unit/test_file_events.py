@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import subprocess
@@ -195,6 +196,7 @@ def interrupting_at_every_point(prepare: Callable[[], T], attempt: Callable[[T],
                 raise KeyboardInterrupt
 
         prepared = prepare()
+        gc.disable()  # in another object's finalizer the exception would be lost
         sys.setprofile(look)
         try:
             attempt(prepared)
@@ -202,6 +204,7 @@ def interrupting_at_every_point(prepare: Callable[[], T], attempt: Callable[[T],
             pass
         finally:
             sys.setprofile(None)
+            gc.enable()
         is_last = left > 0
         yield prepared
         if is_last:
