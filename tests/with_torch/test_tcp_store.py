@@ -16,9 +16,9 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 from support.places import HANG_S, start_thread, until
+from support.ports import held_port
 
 from fscoord import TCPStore, open_store
-from fscoord._runtime.network import free_port
 from fscoord.errors import (
     LimitExceededError,
     StoreClosedError,
@@ -420,14 +420,14 @@ def test_key_of_torch_is_neither_counted_nor_listed(use_libuv: bool) -> None:
 
 
 def test_master_waits_for_workers_of_torch_too() -> None:
-    port = free_port()
-    opening = start_thread(lambda: TCPStore("127.0.0.1", port, 3, is_master=True, timeout=HANG_S))
-    with TCPStore("127.0.0.1", port, 3, timeout=HANG_S) as worker:
-        assert opening.is_alive()
-        other = dist.TCPStore("127.0.0.1", port, 3, timeout=timedelta(seconds=HANG_S))
-        with opening.join() as master:
-            master.set("k", "v")
-            assert worker.get("k") == other.get("k") == b"v"
+    with held_port() as port:
+        opening = start_thread(lambda: TCPStore("127.0.0.1", port, 3, is_master=True, timeout=HANG_S))
+        with TCPStore("127.0.0.1", port, 3, timeout=HANG_S) as worker:
+            assert opening.is_alive()
+            other = dist.TCPStore("127.0.0.1", port, 3, timeout=timedelta(seconds=HANG_S))
+            with opening.join() as master:
+                master.set("k", "v")
+                assert worker.get("k") == other.get("k") == b"v"
 
 
 def test_master_whose_workers_do_not_come_reports_how_many_did() -> None:
