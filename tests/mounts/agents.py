@@ -375,6 +375,17 @@ class Agent:
         self.host.request(self.number, (serial, name, given, more))
         return Pending(self, serial)
 
+    def begin_and_stop(self, name: str, *given: Any) -> Pending:
+        """Start `name`, which reports an event and then stops the agent (SIGSTOP); return when the agent has stopped.
+
+        A `resume` that came earlier would have no effect.
+        """
+        pid = self.do("pid")
+        asked = self.begin(name, *given)
+        self.look_for_event()
+        self.host.fork().do("mounts.work.await_stop", pid)
+        return asked
+
     def do(self, name: str, *given: Any, **more: Any) -> Any:
         """Do `name`, as `begin` takes it, and return its result."""
         return self.begin(name, *given, **more).result()

@@ -23,7 +23,7 @@ SHARES = [0.0, 0.5, 1.0]
 
 def hold(agent: Agent, share: float) -> None:
     """Let `agent` stop with the lock."""
-    agent.begin("with_worker", "mounts.trouble.hold", share)
+    agent.begin_and_stop("with_worker", "mounts.trouble.hold", share)
     assert agent.next_event() == "holding"
 
 

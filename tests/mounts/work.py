@@ -247,6 +247,12 @@ def hold_and_stop(worker: Worker, ttl: float | None) -> str:
     return "released"
 
 
+def await_stop(pid: int) -> None:
+    """Return when the process `pid` of this host is stopped: the test's own limit is what ends this if it never is."""
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.01)
+
+
 def take_named_lock(store: Store) -> bool:
     return Lock(store, "named").acquire()
 

@@ -12,12 +12,15 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from support.ports import held_port
+
 from fscoord.stores.etcd import EtcdStore
 
-__all__ = ["Server", "Trio", "free_port"]
+__all__ = ["Server", "Trio"]
 
 START_S = 60
 """How long etcd may take to answer; it only bounds a hang."""
@@ -38,7 +41,8 @@ class Server:
         self._options = options
         self._scheme = scheme
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = 0
+        self._held = ExitStack()
+        self.port = self._held.enter_context(held_port())
         try:
             self.start()
         except BaseException:
@@ -54,14 +58,12 @@ class Server:
         return Path(self._directory, "log").read_text(errors="replace")
 
     def start(self) -> None:
-        """Start it, and return when it answers. If another program took the port meanwhile, try again."""
+        """Start it, and return when it answers. If it ends, because its port is not free yet, try again."""
         end = time.monotonic() + START_S
         while True:
             assert time.monotonic() < end, f"etcd does not start: {self.log[-2000:]}"
-            port = self.port or free_port()
-            self._process = self._begin(port)
-            if self._answers(port, end):
-                self.port = port
+            self._process = self._begin(self.port)
+            if self._answers(self.port, end):
                 return
             self.kill()
             time.sleep(0.05)
@@ -80,9 +82,10 @@ class Server:
     def stop(self) -> None:
         """End it for good."""
         self._end(signal.SIGKILL)
+        self._held.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def open(self, prefix: str, timeout: float = 20, **options: object) -> EtcdStore:
+    def open(self, prefix: str, timeout: float = 60, **options: object) -> EtcdStore:
         return EtcdStore(f"{self._scheme}://{self.address}", prefix, timeout, **options)
 
     def _end(self, number: int) -> None:
@@ -134,6 +137,7 @@ class Trio:
         assert program, HOW_TO_GET_IT
         self._directory = tempfile.mkdtemp(prefix="fscoord-etcd-")
         self.members: list[subprocess.Popen[bytes]] = []
+        self._held = ExitStack()
         self.ports: list[int] = []
         try:
             self._start(program)
@@ -164,11 +168,12 @@ class Trio:
         for member in self.members:
             member.kill()
             member.wait()
+        self._held.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _start(self, program: str) -> None:
-        self.ports = [free_port() for _ in range(3)]
-        peers = [f"http://127.0.0.1:{free_port()}" for _ in range(3)]
+        self.ports = [self._held.enter_context(held_port()) for _ in range(3)]
+        peers = [f"http://127.0.0.1:{self._held.enter_context(held_port())}" for _ in range(3)]
         for number, port in enumerate(self.ports):
             here = f"http://127.0.0.1:{port}"
             with open(Path(self._directory, f"log{number}"), "ab") as log:
@@ -201,9 +206,3 @@ def _status(port: int) -> dict[str, Any] | None:
             return json.loads(reply.read())
     except (OSError, ValueError):
         return None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -39,10 +39,10 @@ def own_server() -> Iterator[Server]:
 
 @pytest.fixture
 def open_store(server: Server) -> Iterator[Callable[..., EtcdStore]]:
-    """Give `open_store(timeout=20, **options)`: another handle, on one prefix that is this test's own."""
+    """Give `open_store(timeout=60, **options)`: another handle, on one prefix that is this test's own."""
     prefix, opened = f"test{next(_numbers)}", []
 
-    def open_one(timeout: float = 20, **options: object) -> EtcdStore:
+    def open_one(timeout: float = 60, **options: object) -> EtcdStore:
         opened.append(server.open(prefix, timeout, **options))
         return opened[-1]
 

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.etcd_server import Server, free_port
+from support.etcd_server import Server
+from support.ports import held_port
 
 import fscoord
 
@@ -48,8 +49,9 @@ def test_command_verbs_work_in_etcd(server: Server) -> None:
     run("push", "q", "1", FSCOORD_STORE=url)
     assert run("pop", "q", FSCOORD_STORE=url) == "1"
     assert "alive" in run("members", FSCOORD_STORE=url)
-    gone = f"127.0.0.1:{free_port()}"
-    assert gone in run("get", "k", status=74, FSCOORD_STORE=f"etcd://{gone}/command?timeout=0.5")
+    with held_port() as port:  # where nobody listens
+        gone = f"127.0.0.1:{port}"
+        assert gone in run("get", "k", status=74, FSCOORD_STORE=f"etcd://{gone}/command?timeout=0.5")
 
 
 @pytest.mark.parametrize("by", ["address", "store_type"])

@@ -23,7 +23,12 @@ def fork(open_store: Open, work: Callable[[EtcdStore], None]) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            work(open_store(session_ttl=1))
+            while True:
+                try:
+                    work(open_store(session_ttl=1))
+                    break
+                except FscoordError:  # this process did not run for so long that its lease was over
+                    continue
             signal.pause()
         finally:
             os._exit(1)

@@ -14,6 +14,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from fscoord import FileStore
+from fscoord._runtime.signals import resend_lost_signals
 from fscoord.barriers import BarrierConfig, create_barrier_from_config
 from fscoord.errors import StoreTimeoutError
 from fscoord.integrations.torch import TorchStore
@@ -28,10 +29,11 @@ barrier.execute_barrier()
 barrier.execute_barrier(timeout=60)
 print("met", flush=True)
 if rank == 0:
-    if end == "interrupt":
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
-        barrier.execute_barrier(timeout=0.2 if end == "timeout" else 60)
+        with resend_lost_signals():
+            if end == "interrupt":  # only from here on is the interrupt caught
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            barrier.execute_barrier(timeout=0.2 if end == "timeout" else 60)
     except StoreTimeoutError:
         print("timed out", flush=True)
     except KeyboardInterrupt:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from support.places import HANG_S, start_thread
+from support.ports import held_port
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, dynamic_rendezvous as dynamic
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend as TorchsBackend
 
@@ -40,10 +40,9 @@ def backends(tmp_path: Path) -> Iterator[tuple[C10dRendezvousBackend, TorchsBack
 
 
 @pytest.fixture
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def port() -> Iterator[int]:
+    with held_port() as port:
+        yield port
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.places import HANG_S, start_thread
+from support.ports import held_port
 
 from fscoord.barriers import BarrierConfig, DistBarrier, TCPStoreBarrier, create_barrier_from_config
 from fscoord.errors import NoProcessGroupError, StoreTimeoutError, StoreUnavailableError
@@ -27,10 +27,9 @@ def _torch_has_opened_what_it_keeps() -> None:
 
 
 @pytest.fixture
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def port() -> Iterator[int]:
+    with held_port() as port:
+        yield port
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_holder_that_is_cut_off_loses_the_lock_and_harms_nothing(sides: Sides, n
     other = sides.b.fork().open(sides.path())
     other.set("before", "1")
     here.set("here", "1")
-    asked = holder.begin("with_worker", "mounts.trouble.hold", share)
+    asked = holder.begin_and_stop("with_worker", "mounts.trouble.hold", share)
     assert holder.next_event() == "holding"
     network.cut(sides.a)
     if network.version.startswith("4"):
@@ -114,7 +114,7 @@ def test_holder_that_is_cut_off_loses_the_lock_and_harms_nothing(sides: Sides, n
 def test_compactor_that_is_cut_off_at_its_seal_takes_nothing_back(sides: Sides, network: Network, share: float) -> None:
     compactor, other = sides.opened(2)
     other.multi_set(["x", "y"], ["1", "2"])
-    asked = compactor.begin("with_worker", "mounts.trouble.hold_seal", share)
+    asked = compactor.begin_and_stop("with_worker", "mounts.trouble.hold_seal", share)
     assert compactor.next_event() == "sealing"
     network.cut(sides.a)
     expected = {"x": b"1", "y": b"2", "introduced": b"1"}
