@@ -169,6 +169,7 @@ class Descriptors(set[int]):
 
 
 _close = os.close
+"""The real close(2), even if a test replaces `os`."""
 _descriptors: weakref.WeakValueDictionary[int, Descriptors] = weakref.WeakValueDictionary()
 loose = Descriptors()
 """The descriptors without an owner. All threads add to this set and remove from it at any time."""

@@ -16,7 +16,7 @@ from launch.conftest import is_there, wait_until_gone
 import fscoord
 from fscoord._runtime.signals import Terminated
 from fscoord.cli.run import _endpoint
-from fscoord.launch.worker import WorkerGroup
+from fscoord.launch.worker import WorkerGroup, _Worker
 from fscoord.rendezvous import RendezvousParameters, create_backend
 from fscoord.testing.contract.place import until
 
@@ -285,22 +285,28 @@ time.sleep(600)
     assert run.end()[0] == 143
 
 
+@pytest.mark.parametrize(
+    ("part", "name"), [(WorkerGroup, "start"), (_Worker, "follow")], ids=["between", "in the middle"]
+)
 def test_signal_while_workers_are_started_gives_the_first_ones_their_grace(
-    fscoord_in_process, script, tmp_path, monkeypatch, capsys
+    fscoord_in_process, script, tmp_path, monkeypatch, capsys, part, name
 ):
+    """It comes after the start of the first worker, or when that worker runs and no thread reads its output yet."""
     worker = script("""
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(open("saved", "w").close()))
 open("ready", "w").close()
 time.sleep(600)
 """)
-    start = WorkerGroup.start
+    call, sent = getattr(part, name), []
 
-    def start_and_signal(self, *arguments):
-        start(self, *arguments)
+    def call_and_signal(self, *arguments):
+        call(self, *arguments)
         until(Path("ready").exists)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if not sent:
+            sent.append(True)
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(WorkerGroup, "start", start_and_signal)
+    monkeypatch.setattr(part, name, call_and_signal)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Terminated) as caught:
         fscoord_in_process("run", "--nproc-per-node", "2", worker)

@@ -382,10 +382,14 @@ def test_waiter_queues_for_the_role_of_the_poller_after_a_while(clock: Clock) ->
 
 
 def test_waiter_that_ends_before_it_queues_looks_at_its_deadline(clock: Clock) -> None:
-    waiting = new_waiter(Node(Election(elects=False)))  # type: ignore[arg-type]
+    """And it starts no thread any more."""
+    election = Election(elects=False)
+    node: Any = Node(election)
+    waiting = new_waiter(node)
     assert waiting.max_sleep(0.01) == 0.01
     clock.now = 0.01
     assert waiting.max_sleep(0.01) == 0
+    assert election.asked == [False]
 
 
 def test_waiter_that_does_not_queue_yet_asks_when_the_poller_leaves(clock: Clock) -> None:
