@@ -22,7 +22,7 @@ from fscoord import FileStore, HashStore, StoreTimeoutError, aio
 from fscoord.integrations import dask as integration
 from fscoord.integrations.dask import NAME, FscoordBackend, _Candidate, scheduler_address
 
-pytestmark = [pytest.mark.packages, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.packages
 
 CLIENT = Path(__file__).with_name("dask_client.py")
 PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "dask.md"

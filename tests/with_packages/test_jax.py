@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,18 +14,18 @@ import jax
 import pages
 import pytest
 from jax._src.clusters import ClusterEnv
-from support.places import start_thread, until
+from support.places import HANG_S, start_thread, until
 
 from fscoord import FileStore, HashStore
 from fscoord.integrations import jax as integration
 
-pytestmark = [pytest.mark.packages, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.packages
 
 WORKER = Path(__file__).with_name("jax_worker.py")
 PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "jax.md"
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "SLURM_", "OMPI_", "PMI", "FLUX_", "PALS_", "PYTEST_XDIST_", "FSCOORD_")
-LIMIT_S = 100
-"""When a process that hangs is killed; JAX itself would wait three times as long."""
+LIMIT_S = 200
+"""When a process that hangs is killed; JAX itself would wait longer."""
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +130,7 @@ def test_processes_without_a_launcher_meet_again_on_the_same_path(launched: Laun
 
 def test_restarted_processes_initialize_anew(launched: Launched) -> None:
     output = launched.run(2, *RESTARTS, WORKER, "fail-once")
-    assert "rank 1 failed in round 0" in output
+    assert re.search("rank [01] failed in round 0", output)  # rank 0 fails too, without the other one
     assert "rank 0 of 2: 3" in output
     assert "rank 1 of 2: 3" in output
 
@@ -196,7 +197,7 @@ def test_arguments_of_jax_are_passed_on(calls: list[Any]) -> None:
     )
     [(given, named)] = calls
     assert given == ("[::1]:7", 1, 0)
-    assert named.pop("initialization_timeout") in (299, 300)
+    assert 300 - HANG_S < named.pop("initialization_timeout") <= 300  # what the rendezvous has left of the limit
     assert named == {"heartbeat_timeout_seconds": 9, "local_device_ids": None}
 
 

@@ -5,8 +5,10 @@ set -euo pipefail
 kernel=$(ls /lib/modules | grep cloud-amd64 | sort -V | tail -1)
 needed="nfs-common nfs-kernel-server rpcbind libnfsidmap1 libwrap0 keyutils libevent-core-2.1-7 ucf"
 mkdir -p debs
+# Download a package, and update the lists of packages only if they are too old for that (`apt` is of nfslab).
+download() { apt-get download -q "$1" || { apt update && apt download "$1"; }; }
 for package in $needed; do
-  ls debs/"${package}"_*.deb >/dev/null 2>&1 || (cd debs && apt-get download -q "$package")
+  ls debs/"${package}"_*.deb >/dev/null 2>&1 || (cd debs && download "$package")
 done
 
 rm -rf ird
