@@ -89,7 +89,7 @@ def dump(ctx: click.Context, full: bool, as_json: bool) -> None:
 def _entry_line(entry: inspect.Entry, value: bytes, words: str | None) -> str:
     rest = len(entry.value) - len(value)
     more = f" ... and {rest} bytes more" if rest else ""
-    key = printable(entry.key).replace(" ", "\\x20") or "-"  # so that the value begins behind the same space
+    key = printable(entry.key).replace(" ", "\\x20") or "-"  # so that the value begins after the same space
     head = f"{entry.offset:>10} {_utc_text(entry.time)} {entry.writer:>6} {entry.kind:<11}"
     return f"{head} {key} {printable(value) + more if words is None else words}".rstrip() + "\n"
 

@@ -10,7 +10,7 @@ retry because other processes write as well.
 
 A segment that has become long is *sealed*: a line that only says so is appended. The number of the entries before this
 line can't change any more. It gives the key of the next segment, and so all processes compute the same key. A line
-behind the seal counts as not written. Its writer reads the segment after each append. If its own line is behind the
+after the seal counts as not written. Its writer reads the segment after each append. If its own line is after the
 seal, the writer appends the line again, to the next segment. Each line begins with random digits, by which its writer
 recognizes it.
 
@@ -83,7 +83,7 @@ class _Segment(NamedTuple):
     """The content of a segment.
 
     Attributes:
-        lines: the lines; behind `end` may be more, which do not count.
+        lines: the lines; after `end` may be more, which do not count.
         end: the number of bytes that count.
         is_sealed: whether the lines are complete.
         is_packed: whether the value has the compressed form.
@@ -102,13 +102,13 @@ class _Line(NamedTuple):
         first: the number of the first entry.
         size: the number of entries; 0 between two segments.
         text: the entries, as JSON.
-        behind: the place behind the line.
+        after: the place after the line.
     """
 
     first: int
     size: int
     text: bytes
-    behind: _Place
+    after: _Place
 
 
 class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
@@ -198,7 +198,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
             passed = max(0, log_number_from - line.first)
             if passed < line.size:
                 yield from self._entries(line)[passed:]
-            self._place = line.behind
+            self._place = line.after
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append `logs` in one step.
@@ -357,7 +357,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
             segment = self._decode(key, self._view.get(key), place.offset)
             for line in self._lines_of(segment, place):
                 yield line
-                place = line.behind
+                place = line.after
             if not segment.is_sealed:
                 return
             if place.number == place.segment:
@@ -378,16 +378,16 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
                 raise self._foreign(_key(place.segment))
             line = _Line(place.number, size, text, _Place(place.segment, stop + 1, place.number + size))
             yield line
-            place = line.behind
+            place = line.after
 
     def _entries(self, line: _Line) -> list[dict[str, Any]]:
         """Return the entries of `line`."""
         try:
             entries = json.loads(line.text)
         except ValueError as error:
-            raise self._foreign(_key(line.behind.segment)) from error
+            raise self._foreign(_key(line.after.segment)) from error
         if not isinstance(entries, list) or len(entries) != line.size:
-            raise self._foreign(_key(line.behind.segment))
+            raise self._foreign(_key(line.after.segment))
         return entries
 
     def _decode(self, key: str, value: bytes, offset: int = 0) -> _Segment:

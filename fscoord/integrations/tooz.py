@@ -87,7 +87,7 @@ class FscoordLock(locking.Lock):
     def _acquire_again(self) -> bool:
         """Return whether this object holds the lock shared, after counting one acquisition more.
 
-        A request of its own would stand in line behind a writer that waits until this object has released the lock.
+        A request of its own would wait in line after a writer that waits until this object has released the lock.
         """
         with self._state_lock:
             is_held = _is_valid(self._lock.reader.check)

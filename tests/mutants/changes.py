@@ -307,11 +307,18 @@ MUTANTS = (
         (f"{COMBINER}::test_claims_of_an_attempt_that_is_repeated_are_not_repeated",),
     ),
     Mutant(
-        "nobody looks at the seat behind the publishing",
+        "an author does not look at the seat after the publishing",
         "Combiner._follow",
-        "        wait_s = 0.0  # the first look at the seat comes at once, behind the publishing\n",
+        "        wait_s = 0.0  # the first look at the seat comes at once, after the publishing\n",
         "        wait_s = LOOK_S\n",
         (f"{COMBINER}::test_author_looks_at_the_seat_once_more_behind_the_publishing",),
+    ),
+    Mutant(
+        "a leader that leaves wakes no author",
+        "Combiner._tell",
+        "            if request is not None and station.tell(slot, request.address, Answer(0, requests.LEAD)):\n",
+        "            if request is not None:\n",
+        (f"{COMBINER}::test_leader_that_gets_no_lock_calls_the_next_one",),
     ),
     Mutant(
         "a leader that waits for the lock shows no life",

@@ -236,15 +236,22 @@ def test_author_looks_at_the_seat_once_more_behind_the_publishing(
 def test_leader_that_gets_no_lock_calls_the_next_one(
     path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sleeps: list[float] = []
+    receive = Station.receive
+
+    def receive_later(station: Station, slot: Any, seconds: float) -> bytes | None:
+        if seconds:
+            sleeps.append(seconds)
+        return receive(station, slot, seconds)
+
+    monkeypatch.setattr(Station, "receive", receive_later)
     with ExitStack() as stack:
         first, second = opened(path, stack, 2)
         with HeldLock(path) as held:
             first.set_timeout(0.1)
             second.set_timeout(NEVER_S)
-            # The time-out comes when the follower has published its request, however long that takes.
-            monkeypatch.setattr(
-                log_of(first).handle.lock, "wait", lambda *_, **__: until(lambda: station_of(second).requests())
-            )
+            # The time-out comes when the follower has looked at the seat after its publishing, and sleeps.
+            monkeypatch.setattr(log_of(first).handle.lock, "wait", lambda *_, **__: until(lambda: sleeps))
             leading = start_thread(first.add, "n", 1)
             until(lambda: log_of(first).handle.shared.leader)
             following = start_thread(second.add, "n", 1)

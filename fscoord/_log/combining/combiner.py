@@ -240,7 +240,7 @@ class Combiner:
         )
         try:
             try:
-                # Before the publishing: an interruption right behind it must find the path.
+                # Before the publishing: an interruption directly after it must find the path.
                 write.path = station.request_path(f"{session}.{write.time}")
                 station.publish(slot, data, write.path)
             except OSError as error:
@@ -288,7 +288,7 @@ class Combiner:
     def _follow(self, station: Station, slot: Slot, write: Write) -> Any:
         """Wait for the answer to the published request of `write`, or take the seat over."""
         state, since = b"", system.time.monotonic()
-        wait_s = 0.0  # the first look at the seat comes at once, behind the publishing
+        wait_s = 0.0  # the first look at the seat comes at once, after the publishing
         while True:
             answer = self._receive(station, slot, write, wait_s) if wait_s else None
             if system.process_epoch() != station.epoch:  # a signal handler has forked, and this is the child
