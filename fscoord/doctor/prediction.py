@@ -57,19 +57,19 @@ def readers(job: Job, record_bytes: float) -> int:
     return job.nodes if job.ranks * record_bytes <= EXTENT_MAX else job.ranks
 
 
-BARRIER_REQUESTS: Final = Terms(node=4.93, pair=3.47, rank=2.01)
-BARRIER_ROUND_TRIPS: Final = Terms(node=5.2)
-BARRIER_LABORATORY_S: Final = Terms(rank=0.00717)
-ADDS_REQUESTS: Final = Terms(node=6.67, pair=2.09, rank=0.0602)
-ADDS_ROUND_TRIPS: Final = Terms(base=2.56, node=5.66)
-ADDS_LABORATORY_S: Final = Terms(pair=0.000568, rank=0.00185)
+BARRIER_REQUESTS: Final = Terms(node=6.62, pair=2.72, rank=1.12, shown=1.47)
+BARRIER_ROUND_TRIPS: Final = Terms(base=0.446, node=4.93)
+BARRIER_LABORATORY_S: Final = Terms(pair=0.00114, rank=0.00246)
+ADDS_REQUESTS: Final = Terms(node=6.9, pair=1.9, rank=0.0246)
+ADDS_ROUND_TRIPS: Final = Terms(node=4.84)
+ADDS_LABORATORY_S: Final = Terms(base=0.000267, pair=0.000129, rank=0.00186)
 WAITING_REQUESTS_PER_S: Final = Terms(node=6.28, rank=0.0122)
 RENDEZVOUS_REQUESTS: Final = Terms(node=82.1, pair=8.51)
 RENDEZVOUS_ROUND_TRIPS: Final = Terms(node=18.8, pair=5.62)
 RENDEZVOUS_LABORATORY_S: Final = Terms(node=0.118)
 AGENTS_REQUESTS_PER_S: Final = Terms(node=1.36)
 LEADER_S: Final = 7.1e-05
-RECORD_BYTES: Final = 55.3
+RECORD_BYTES: Final = 49.1
 
 LONE_ADD_REQUESTS: Final = 5
 LONE_ADD_ROUND_TRIPS: Final = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 EXTENT_MAX: Final = 60 << 10
-"""The most bytes that are kept. It is less than one read (`cursor.CHUNK`). They hold the arrivals of some 1,100
+"""The most bytes that are kept. It is less than one read (`cursor.CHUNK`). They hold the arrivals of some 1,200
 ranks."""
 
 FileId = tuple[int, int, int]
