@@ -114,7 +114,7 @@ class DistBarrier(Barrier):
             raise NoProcessGroupError(
                 "DistBarrier needs a process group; call torch.distributed.init_process_group first"
             )
-        self._barrier = dist.barrier
+        self._dist: Any = dist
 
     def execute_barrier(self, timeout: Timeout | None = None) -> None:
         """Wait until every rank has called this method as many times as this rank.
@@ -131,7 +131,7 @@ class DistBarrier(Barrier):
         started = system.time.monotonic()
         limit = None if timeout is None else to_seconds(timeout)
         try:
-            self._finish(self._barrier(async_op=True), None if limit == float("inf") else limit)
+            self._finish(self._dist.barrier(async_op=True), None if limit == float("inf") else limit)
         except RuntimeError as error:
             waited = system.time.monotonic() - started
             if limit is not None and waited >= limit:

@@ -5,6 +5,9 @@ The functions have the names, the positional arguments and the time-out messages
 ``timeout``, where torch has other names. A key prefix can be used once. Its keys stay in the store, and a second use
 raises `~fscoord.BarrierError`.
 
+On a store that is not of fscoord, such as torch's own, `barrier`, `synchronize` and `get_all` do exactly what torch's
+functions do: see `collectives.c10d`. The rest of this text describes the stores of fscoord.
+
 **Keys.** These keys are the same as in torch:
 
 - ``{prefix}/num_members`` and ``{prefix}/last_member`` of a barrier without ranks. This barrier is `Store.barrier`,
@@ -30,7 +33,7 @@ from typing import overload
 
 from fscoord._arguments import Key, Timeout, Value, key_bytes, key_given, timeout_given
 from fscoord._runtime import tracing
-from fscoord.collectives import steps
+from fscoord.collectives import c10d, steps
 from fscoord.collectives.arrivals import Decoder
 from fscoord.collectives.timeout import store_timeout
 from fscoord.errors import StoreTimeoutError
@@ -120,9 +123,14 @@ def barrier(
         key_prefix = key_given(key, "key_prefix", key_prefix)
     if timeout is not None:
         barrier_timeout = timeout_given(timeout, "barrier_timeout", barrier_timeout)
+    if c10d.is_foreign(store):
+        steps.check_needs_rank(rank, rank_tracing_decoder, fail_fast=fail_fast)
+        c10d.barrier(store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
+        return
     if rank is None or fail_fast:
         arguments = (world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
-        return run_blocking(store, steps.barrier(store, *arguments, fail_fast=fail_fast))
+        run_blocking(store, steps.barrier(store, *arguments, fail_fast=fail_fast))
+        return
     # The usual barrier: as in `steps.barrier`, without a generator, because this thread makes each wait itself.
     arrivals = steps.arrivals_of(
         store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout
@@ -142,7 +150,6 @@ def barrier(
         raise
     if recorder is not None:
         tracing.end(span, "passed", *(("repeated", 1) if arrivals.is_repeated else ()))
-    return None
 
 
 @overload
@@ -182,7 +189,10 @@ def get_all(
     """
     if world_size is None:
         raise TypeError("world_size is missing")
-    return run_blocking(store, steps.get_all(store, rank, key_given(key, "prefix", prefix), world_size, timeout))
+    prefix = key_given(key, "prefix", prefix)
+    if c10d.is_foreign(store):
+        return c10d.get_all(store, rank, prefix, world_size, timeout)
+    return run_blocking(store, steps.get_all(store, rank, prefix, world_size, timeout))
 
 
 @overload
@@ -226,6 +236,8 @@ def synchronize(
         UsedBeforeError: the prefix has been used before. Nothing was overwritten.
     """
     prefix = key_given(key, "key_prefix", key_prefix)
+    if c10d.is_foreign(store):
+        return c10d.synchronize(store, data, rank, world_size, prefix, timeout)
     return run_blocking(store, steps.synchronize(store, data, rank, world_size, prefix, timeout))
 
 
@@ -256,6 +268,7 @@ def broadcast(
         StoreTimeoutError: the source has not sent data.
         BarrierError: on the source, if other data has been sent under this key before. Nothing was overwritten.
     """
+    c10d.refuse_foreign(store, "broadcast")
     return run_blocking(store, steps.broadcast(store, data, rank, world_size, key, timeout, source))
 
 
@@ -280,4 +293,5 @@ def gather(
         StoreTimeoutError: only on the target. The error names the ranks without data.
         UsedBeforeError: the key has been used before. Nothing was overwritten.
     """
+    c10d.refuse_foreign(store, "gather")
     return run_blocking(store, steps.gather(store, data, rank, world_size, key, timeout, target))

@@ -28,7 +28,7 @@ from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank
 from fscoord.errors import StoreTimeoutError, UsedBeforeError
 from fscoord.store import Store, begin_span, closer_look, how_to_run_again
 
-__all__ = ["barrier", "broadcast", "gather", "get_all", "synchronize"]
+__all__ = ["arrivals_of", "barrier", "broadcast", "check_needs_rank", "gather", "get_all", "synchronize"]
 
 T = TypeVar("T")
 
@@ -102,11 +102,8 @@ def _barrier(
     *,
     fail_fast: bool,
 ) -> WaitSteps[None]:
+    check_needs_rank(rank, rank_tracing_decoder, fail_fast=fail_fast)
     if rank is None:
-        if fail_fast:
-            raise ValueError("fail_fast needs rank: without ranks it is unknown which ranks have arrived")
-        if rank_tracing_decoder is not None:
-            raise ValueError("rank_tracing_decoder needs rank: without ranks it is unknown which ranks have arrived")
         to_seconds(trace_timeout)
         check_positive("world_size", world_size)
         return (yield from _anonymous_barrier(store, world_size, key_bytes(key_prefix), _limit(store, barrier_timeout)))
@@ -123,6 +120,17 @@ def _barrier(
             span += ("repeated", 1)
     except StoreTimeoutError as error:
         arrivals.time_out(error)
+
+
+class _RankNeededError(ValueError, AssertionError):
+    """An argument of `barrier` needs a rank. torch raises an `AssertionError`."""
+
+
+def check_needs_rank(rank: int | None, rank_tracing_decoder: Decoder | None, *, fail_fast: bool) -> None:
+    """Raise `ValueError`, which is also an `AssertionError`, if an argument needs a rank and `rank` is None."""
+    if rank is None and (fail_fast or rank_tracing_decoder is not None):
+        name = "fail_fast" if fail_fast else "rank_tracing_decoder"
+        raise _RankNeededError(f"{name} needs rank: without ranks it is unknown which ranks have arrived")
 
 
 def arrivals_of(

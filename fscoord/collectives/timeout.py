@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from weakref import WeakKeyDictionary
+from typing import NamedTuple
 
 from fscoord._arguments import Timeout, to_seconds, to_timedelta
 from fscoord._runtime import system
@@ -25,7 +25,7 @@ def store_timeout(store: Store, timeout: Timeout) -> Iterator[None]:
     The order in which the bodies end does not matter. A thread that needs a timeout of its own uses a `Store.clone`.
 
     Args:
-        store: the handle.
+        store: the handle. It may also be one of torch's stores, or another object with ``timeout`` and ``set_timeout``.
         timeout: seconds or a `timedelta`.
     """
     limit = to_timedelta(to_seconds(timeout))
@@ -33,13 +33,15 @@ def store_timeout(store: Store, timeout: Timeout) -> Iterator[None]:
     token = _Token(limit)
     system.process_epoch()  # in a child of a fork(2) in C this creates the lock again
     try:
-        with _tokens_lock[0]:
-            stack = _tokens.setdefault(base, [_Token(base.timeout)])
+        with _timeouts_lock[0]:
+            timeouts = _timeouts.get(id(base))
+            if timeouts is None:
+                timeouts = _timeouts[id(base)] = _Timeouts(base, [_Token(base.timeout)])
             base.set_timeout(limit)
-            stack.append(token)
+            timeouts.tokens.append(token)
         yield
     finally:
-        with _tokens_lock[0]:
+        with _timeouts_lock[0]:
             _pop(base, token)
 
 
@@ -51,15 +53,23 @@ class _Token:
         self.thread = system.threading.get_ident()
 
 
-_tokens: WeakKeyDictionary[Store, list[_Token]] = WeakKeyDictionary()
-_tokens_lock = [system.threading.Lock()]
+class _Timeouts(NamedTuple):
+    """The timeouts of one handle: the one before the first body, then those of the bodies that run."""
+
+    base: Store
+    tokens: list[_Token]
+
+
+_timeouts: dict[int, _Timeouts] = {}
+"""The handles for which bodies run, by `id`: a store of another package may be unhashable."""
+_timeouts_lock = [system.threading.Lock()]
 
 
 def _after_fork_in_child() -> None:
     """Remove the timeouts that other threads of the parent set, because those threads do not exist in the child."""
-    _tokens_lock[0] = system.threading.Lock()
+    _timeouts_lock[0] = system.threading.Lock()
     me = system.threading.get_ident()
-    for base, stack in list(_tokens.items()):
+    for base, stack in list(_timeouts.values()):
         stack[1:] = [token for token in stack[1:] if token.thread == me]
         _pop(base, _Token(stack[-1].limit))
 
@@ -68,12 +78,12 @@ system.after_fork_in_child("timeouts", _after_fork_in_child)
 
 
 def _pop(base: Store, token: _Token) -> None:
-    stack = _tokens.get(base, [])
+    stack = _timeouts[id(base)].tokens if id(base) in _timeouts else []
     if token in stack:
         stack.remove(token)
     if stack:
         if len(stack) == 1:
-            del _tokens[base]
+            del _timeouts[id(base)]
         with suppress(StoreClosedError):  # closed in the body: there is no timeout to restore
             base.set_timeout(stack[-1].limit)
 

@@ -82,7 +82,9 @@ class C10dRendezvousBackend(RendezvousBackend):
     """A rendezvous backend on any `~fscoord.Store`, compatible with torch's backend of the same name.
 
     Args:
-        store: the store that keeps the state, under the key ``torch.rendezvous.{run_id}``.
+        store: the store that keeps the state, under the key ``torch.rendezvous.{run_id}``. It may also be one of
+            torch's stores, or another object with ``get`` and ``compare_set``. If it has no ``check``, `get_state`
+            can't tell a removed key from a store that failed.
         run_id: the name of the rendezvous.
 
     Raises:
@@ -109,29 +111,30 @@ class C10dRendezvousBackend(RendezvousBackend):
     def get_state(self) -> tuple[bytes, Token] | None:
         """Return the state and its token, or None if no state exists yet."""
         with store_errors_as_rendezvous():
-            if not self._store.check([self._key]):  # `get` would wait for a key that no node writes any more
+            # `get` would wait for a key that no node writes any more.
+            if hasattr(self._store, "check") and not self._store.check([self._key]):
                 raise self._removed()
-            return self._decode(self._store.get(self._key))
+            return self._decode(_as_bytes(self._store.get(self._key)))
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """Write `state` if the present state is the state of `token`; without a token, if no state exists yet.
 
-        A token that is not ``bytes`` matches no state: nothing is written, and the present state is returned.
+        A token that is not ASCII in ``bytes`` matches no state: nothing is written, and the present state is returned.
         """
         if token is None:
-            expected = self._NULL_SENTINEL.encode()
-        elif isinstance(token, bytes) and token:
-            expected = token
+            expected = self._NULL_SENTINEL
+        elif isinstance(token, bytes) and token and token.isascii():
+            expected = token.decode()
         else:
             current = self.get_state()
             return None if current is None else (*current, False)
-        written = b64encode(state) + _nonce()
+        written = (b64encode(state) + _nonce()).decode()  # text, because a store of another package may take no bytes
         with store_errors_as_rendezvous():
-            found = self._store.compare_set(self._key, expected, written)
-        if found == expected:  # a store returns the expected value if the key is missing
+            found = _as_bytes(self._store.compare_set(self._key, expected, written))
+        if found == expected.encode():  # a store returns the expected value if the key is missing
             raise self._removed()
         decoded = self._decode(found)
-        return None if decoded is None else (*decoded, found == written)
+        return None if decoded is None else (*decoded, found == written.encode())
 
     def _decode(self, found: bytes) -> tuple[bytes, Token] | None:
         if found == self._NULL_SENTINEL.encode():
@@ -156,6 +159,11 @@ class C10dRendezvousBackend(RendezvousBackend):
             f"the key {self._key!r} does not hold the state of a rendezvous ({reason}):"
             " another program wrote it, so use another id or another store"
         )
+
+
+def _as_bytes(value: Any) -> bytes:
+    """Return `value`, which a store of another package may have returned as text."""
+    return value.encode() if isinstance(value, str) else value
 
 
 def _nonce() -> bytes:

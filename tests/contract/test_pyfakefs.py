@@ -22,7 +22,10 @@ from pyfakefs.fake_filesystem_unittest import Patcher
 from support.places import FILE_KINDS, HANG_S, Place, start_thread, state
 
 from fscoord._runtime import system
+from fscoord.barriers import Barrier, BarrierConfig, create_barrier_from_config
 from fscoord.collectives import barrier
+from fscoord.errors import StoreTimeoutError
+from fscoord.rendezvous import RendezvousParameters, create_backend, get_rendezvous_handler
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
 from fscoord.testing import not_faked
@@ -157,3 +160,46 @@ def test_private_store_works_and_is_removed_under_pyfakefs(fs: FakeFilesystem) -
     store.close()
     assert not fs.exists(path)
     assert not fs.exists(system.os.path.dirname(path))
+
+
+def test_barriers_of_a_configuration_meet_under_pyfakefs(fs: FakeFilesystem) -> None:
+    fs.create_dir("/shared")
+
+    def make(rank: int) -> Barrier:
+        arguments = {"path": "/shared/b", "rank": rank, "world_size": 2, "timeout": HANG_S}
+        barrier = create_barrier_from_config(BarrierConfig("file_store", arguments))
+        assert barrier is not None
+        return barrier
+
+    with make(0) as first, make(1) as second:
+        for _ in range(3):
+            with start_thread(second.execute_barrier):
+                first.execute_barrier()
+        with pytest.raises(StoreTimeoutError, match=r"missing_ranks=\[1\]"):
+            first.execute_barrier(0)
+
+
+@pytest.mark.parametrize("endpoint", ["", "/shared/new", "/shared/empty"])
+def test_rendezvous_backend_keeps_its_state_under_pyfakefs(fs: FakeFilesystem, endpoint: str) -> None:
+    fs.create_file("/shared/empty")
+    backend, store = create_backend(RendezvousParameters("c10d", endpoint, "id", 1, 1, store_type="file"))
+    with store:
+        assert backend.get_state() is None
+        first = backend.set_state(b"first")
+        assert first is not None
+        assert first[2]
+        second = backend.set_state(b"second", first[1])
+        assert second is not None
+        assert second[2]
+        assert backend.set_state(b"third", first[1]) == (b"second", second[1], False)
+        assert backend.get_state() == second[:2]
+
+
+def test_nodes_of_a_rendezvous_meet_under_pyfakefs(fs: FakeFilesystem) -> None:
+    fs.create_dir("/shared")
+    params = RendezvousParameters("c10d", "/shared/job", "id", 2, 2, "localhost")
+    handlers = [get_rendezvous_handler(params) for _ in range(2)]
+    infos = [thread.join() for thread in [start_thread(handler.next_rendezvous) for handler in handlers]]
+    assert sorted((info.rank, info.world_size) for info in infos) == [(0, 2), (1, 2)]
+    for handler in handlers:
+        handler.shutdown()

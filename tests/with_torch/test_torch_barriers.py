@@ -95,6 +95,15 @@ def test_dist_barrier_without_a_process_group_is_refused() -> None:
     assert isinstance(caught.value, AssertionError)
 
 
+def test_dist_barrier_calls_the_function_that_torch_has_at_that_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, object]] = []
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    barrier = DistBarrier()
+    monkeypatch.setattr("torch.distributed.barrier", lambda **arguments: calls.append(arguments))
+    barrier.execute_barrier()
+    assert calls == [{"async_op": True}]
+
+
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("end", "said"), [("timeout", "timed out"), ("interrupt", "interrupted")])
 def test_dist_barrier_waits_for_all_ranks_and_ends_in_time(tmp_path: Path, end: str, said: str) -> None:

@@ -1,0 +1,173 @@
+"""The functions of torch's ``elastic.utils.store``, for stores that are not of fscoord.
+
+Such a store is one of torch's own, or any object that has the few methods that these functions call: a stand-in of a
+test, for example. It need not have the operations on which `Arrivals` depends. So these functions make exactly torch's
+calls, in torch's order, with torch's keys. Ranks that call torch's functions can take part.
+
+The functions do not import torch. Errors of the store pass unchanged. `barrier` replaces the error of a time-out, as
+torch does, if it can name the missing ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any, Final
+
+from fscoord._arguments import DEFAULT_TIMEOUT, Key, Timeout, check_positive, key_bytes, key_text, to_seconds
+from fscoord._runtime import system
+from fscoord.collectives.arrivals import MISSING_MAX, Decoder, check_rank
+from fscoord.collectives.timeout import store_timeout
+from fscoord.errors import StoreTimeoutError
+from fscoord.store import Store
+
+__all__ = ["barrier", "get_all", "is_foreign", "refuse_foreign", "synchronize"]
+
+IGNORED: Final = "<val_ignored>"
+"""The value of a key that only has to exist, as in torch."""
+
+
+def is_foreign(store: object) -> bool:
+    """Return whether `store` is not a store of fscoord."""
+    return not isinstance(store, Store)
+
+
+def refuse_foreign(store: object, function: str) -> None:
+    """Raise `TypeError` if `store` is not a store of fscoord."""
+    if is_foreign(store):
+        raise TypeError(
+            f"{function} needs a store of fscoord, not {type(store).__name__}: torch has no such function, and so no"
+            " protocol for it"
+        )
+
+
+def get_all(store: Any, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> list[Any]:
+    """Do what torch's ``get_all`` does. Without `timeout`, the store's timeout applies."""
+    check_rank(rank, world_size)
+    name = key_text(key_bytes(prefix))
+    with nullcontext() if timeout is None else store_timeout(store, timeout):
+        return _get_all(store, rank, name, world_size)
+
+
+def synchronize(
+    store: Any, data: Any, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
+) -> list[Any]:
+    """Do what torch's ``synchronize`` does."""
+    check_rank(rank, world_size)
+    prefix = key_text(key_bytes(key_prefix))
+    with _limited(store, timeout):
+        store.set(f"{prefix}{rank}", data)
+        return _get_all(store, rank, prefix, world_size)
+
+
+def barrier(
+    store: Any,
+    world_size: int,
+    key_prefix: Key,
+    barrier_timeout: Timeout | None,
+    rank: int | None,
+    rank_tracing_decoder: Decoder | None,
+    trace_timeout: Timeout,
+) -> None:
+    """Do what torch's ``barrier`` does.
+
+    Raises:
+        StoreTimeoutError: the wait timed out, with `rank`. Rank 0 names the missing ranks. The other ranks refer to
+            rank 0, if it is there; otherwise the error of the store passes.
+    """
+    check_positive("world_size", world_size)
+    if rank is not None:
+        check_rank(rank, world_size)
+    prefix, trace_s, started = key_text(key_bytes(key_prefix)), to_seconds(trace_timeout), system.time.monotonic()
+    with _limited(store, barrier_timeout):
+        last_member = _arrive(store, world_size, prefix)
+        try:
+            store.wait([last_member])
+        except Exception as error:
+            if rank is None or not _is_timeout(error):
+                raise
+            named = rank_tracing_decoder or str
+            if rank == 0:
+                names = _find_missing(store, world_size, prefix, named, trace_s)
+                shown = ", ".join(names)
+            elif _is_rank_0_there(store, prefix, rank):
+                names, shown = [], f"<check rank 0 ({named(0)}) for missing rank info>"
+            else:
+                raise
+            limit = to_seconds(DEFAULT_TIMEOUT if barrier_timeout is None else barrier_timeout)
+            raise StoreTimeoutError(
+                f"Timed out waiting on barrier on rank {rank}, for key prefix: {prefix} (world_size={world_size},"
+                f" missing_ranks=[{shown}], timeout={limit:g})",
+                keys=[last_member],
+                missing_ranks=names,
+                waited=system.time.monotonic() - started,
+            ) from error
+
+
+def _limited(store: Any, timeout: Timeout | None) -> AbstractContextManager[None]:
+    """Return the context in which `store` has `timeout`; None is the 300 seconds of torch.
+
+    A stand-in that has no timeout keeps its own limit, unless a timeout is given.
+    """
+    if timeout is None and not hasattr(store, "set_timeout"):
+        return nullcontext()
+    return store_timeout(store, DEFAULT_TIMEOUT if timeout is None else timeout)
+
+
+def _get_all(store: Any, rank: int, prefix: str, world_size: int) -> list[Any]:
+    values: list[Any] = store.multi_get([f"{prefix}{other}" for other in range(world_size)])
+    last_member = _arrive(store, world_size, f"{prefix}/finished")
+    if rank == 0:  # its process often runs the server, and so ends last
+        store.wait([last_member])
+    return values
+
+
+def _arrive(store: Any, world_size: int, prefix: str) -> str:
+    """Count this caller at the barrier `prefix`, and return the key that the last caller sets."""
+    last_member = f"{prefix}/last_member"
+    if store.add(f"{prefix}/num_members", 1) == world_size:
+        store.set(last_member, IGNORED)
+    return last_member
+
+
+def _find_missing(store: Any, world_size: int, prefix: str, named: Decoder, trace_s: float) -> Sequence[str]:
+    """Return the names of the ranks that do not check in within `trace_s`. Only rank 0 calls this function."""
+    store.set(f"{prefix}0/TRACE", IGNORED)
+    missing: list[str] = []
+    for rank in range(1, world_size):
+        if len(missing) >= MISSING_MAX:
+            break
+        # The ranks that are alive timed out at about the same time. So after one miss, the others get no more time.
+        patience = timedelta(milliseconds=1) if missing else timedelta(seconds=trace_s)
+        try:
+            store.wait([f"{prefix}{rank}/TRACE"], patience)
+        except Exception as error:
+            if not _is_timeout(error):
+                raise
+            missing.append(str(named(rank)))
+    store.set(f"{prefix}/TRACING_GATE", IGNORED)
+    return missing
+
+
+def _is_rank_0_there(store: Any, prefix: str, rank: int) -> bool:
+    """Check in as `rank`, and return whether rank 0 names the missing ranks within the store's timeout."""
+    store.set(f"{prefix}{rank}/TRACE", IGNORED)
+    try:
+        store.wait([f"{prefix}/TRACING_GATE"])
+    except Exception as error:
+        if not _is_timeout(error):
+            raise
+        return False
+    return True
+
+
+def _is_timeout(error: Exception) -> bool:
+    """Return whether `error` is a time-out.
+
+    torch's stores raise ``DistStoreError`` or a plain `RuntimeError`, and its EtcdStore raises a plain `LookupError`.
+    """
+    if isinstance(error, TimeoutError) or type(error) is LookupError:
+        return True
+    names = {each.__name__ for each in type(error).__mro__}
+    return "DistStoreError" in names or (isinstance(error, RuntimeError) and "timeout" in str(error).lower())
