@@ -22,6 +22,7 @@ OPERATIONS = "tests/unit/test_operations.py"
 EXCHANGE = "tests/contract/test_exchange.py"
 LEFTOVERS = "tests/faults/test_leftover_keys.py"
 EXTENT = "tests/unit/test_shared_extent.py"
+SIGNALS = "tests/unit/test_signals.py"
 
 
 class Mutant(NamedTuple):
@@ -40,6 +41,20 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = (
+    Mutant(
+        "a handler that a Ctrl-C leaves in place goes on deferring signals, which nothing sends any more",
+        "signals._handling",
+        "before[number] if is_over else handler",
+        "handler",
+        (f"{SIGNALS}::test_signal_after_an_interrupted_end_of_a_deferral_is_not_lost",),
+    ),
+    Mutant(
+        "the exception of the first deferred signal loses the second one",
+        "signals.defer_signals",
+        "        receive()\n",
+        "        for number in deferred:\n            signal.raise_signal(number)\n",
+        (f"{SIGNALS}::test_two_deferred_signals_are_both_handled_at_the_end",),
+    ),
     Mutant(
         "an interrupted candidate keeps a descriptor, and stays out of all later elections",
         "PollerElection._acquire",
