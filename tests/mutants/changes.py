@@ -481,16 +481,23 @@ MUTANTS = (
     Mutant(
         "a vacancy that was wrong is believed again",
         "PollerElection._acquire",
-        "                self._refused = term\n",
+        "            self._refused = term\n",
         "",
         (f"{POLLER}::test_vacancy_that_was_wrong_is_not_believed_again",),
     ),
     Mutant(
         "a thread beside the poller of its process believes in a vacancy",
         "PollerElection.is_vacant",
-        "if self._poller is not None or self._requested:",
-        "if self._requested:",
+        "if self._poller is not None:",
+        "if self._poller is not None and not self._held:",
         (f"{POLLER}::test_thread_beside_the_poller_of_its_process_sees_no_vacancy",),
+    ),
+    Mutant(
+        "a waiter sleeps beside a lock that its process has, and no thread polls",
+        "PollerElection.is_vacant",
+        "if self._held:",
+        "if False:",
+        (f"{POLLER}::test_waiter_that_begins_to_sleep_while_the_poller_leaves_takes_over",),
     ),
     Mutant(
         "a wait never queues for the poller's lock",

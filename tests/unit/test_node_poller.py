@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -18,12 +19,14 @@ from support.interrupts import At, interrupt
 from fscoord._log.wakeup import node_poller
 from fscoord._log.wakeup.doorbell import Doorbell
 from fscoord._log.wakeup.node_poller import PollerElection
+from fscoord._log.wakeup.waiter import POLL_FIRST_S, Waiter
+from fscoord._log.wakeup.watcher import ChangeWatcher
 from fscoord._runtime import system
 
 HANG_S = 60
 
 
-class Waiter:
+class Ticket:
     """Stands for a thread's ticket."""
 
 
@@ -34,7 +37,7 @@ class Process:
         self.bell = Doorbell(path, 0o600)
         self.called = threading.Event()
         self.election = PollerElection(self.bell, self.called.set)
-        self.waiter = Waiter()
+        self.waiter = Ticket()
 
     def close(self) -> None:
         self.election.close()
@@ -58,7 +61,7 @@ def start(memory: Path) -> Iterator[Callable[[], Process]]:
 
 def test_election_keeps_the_first_waiter_as_the_poller(start: Callable[[], Process]) -> None:
     one = start()
-    other = Waiter()
+    other = Ticket()
     for waiter in (one.waiter, other):
         one.election.add(waiter)
     assert one.election.try_elect(one.waiter)
@@ -73,7 +76,7 @@ def test_election_keeps_the_first_waiter_as_the_poller(start: Callable[[], Proce
 
 def test_poller_passes_its_role_to_another_thread_and_the_last_releases_it(start: Callable[[], Process]) -> None:
     one = start()
-    other = Waiter()
+    other = Ticket()
     for waiter in (one.waiter, other):
         one.election.add(waiter)
     assert one.election.try_elect(one.waiter)
@@ -406,3 +409,26 @@ def test_interrupted_candidate_can_still_become_the_poller(memory: Path, *, is_c
     assert number > 5
     for thread in in_line():
         thread.join(HANG_S)
+
+
+@pytest.mark.parametrize("may_queue", [False, True])
+def test_waiter_that_begins_to_sleep_while_the_poller_leaves_takes_over(memory: Path, *, may_queue: bool) -> None:
+    """It has asked already, and is not among the sleepers yet. The process holds the lock, so no other one can poll."""
+
+    def begin_sleep(sleeper: Any) -> None:
+        if sleeper is follower and not seen:
+            seen.append(sleeper)
+            poller.close()
+        begin(sleeper)
+
+    seen: list[Any] = []
+    path = str(memory / "bell")
+    with closing(ChangeWatcher(path, Doorbell(path, 0o600), "auto", is_local=False, is_node=True)) as watcher:
+        begin, watcher.begin_sleep = watcher.begin_sleep, begin_sleep  # type: ignore[method-assign]
+        poller, follower = Waiter(watcher), Waiter(watcher)
+        follower._may_queue = may_queue
+        assert poller.max_sleep(math.inf) <= 1.25 * POLL_FIRST_S
+        follower.arm(0)  # a new poller rings those that are armed
+        assert follower.max_sleep(math.inf) <= 1.25 * POLL_FIRST_S, "it does not poll"
+        assert seen
+        follower.close()

@@ -341,11 +341,16 @@ class PollerElection:
         return True
 
     def is_vacant(self) -> bool:
-        """Return whether the lock seems to be free, and this process neither has a poller nor queues.
+        """Return whether a waiter of this process can probably become the poller at once.
 
-        The term byte may say so wrongly. It is not believed again until it changes.
+        The process has no poller. Either it has the lock, or the lock seems to be free and the process does not queue.
+        The term byte may say wrongly that the lock is free. It is not believed again until it changes.
         """
-        if self._poller is not None or self._requested:
+        if self._poller is not None:
+            return False
+        if self._held:  # the poller was another thread of this process, or the kernel has just granted the lock
+            return True
+        if self._requested:
             return False
         term = self._byte(TERM_BYTE)
         return not term & 1 and term != self._refused
@@ -360,12 +365,12 @@ class PollerElection:
                 system.in_one_chain(partial(self._held.add, fd), partial(self._requested.clear))
                 self._begin_term()
                 return True
+            # If the byte says that the lock is free, the poller has not written it yet, or the last one wrote it late.
+            # Each waiter would try again and again if the byte were believed.
+            self._refused = term
             if may_queue:
                 self._request_lock(fd, threads)
             else:
-                # The poller has not written its byte yet, or the last one wrote it late. Each of its waiters would try
-                # again and again if the byte were believed.
-                self._refused = term
                 safe_files.close_owned(fd, self._requested)
         except BaseException:
             # An interruption. A descriptor without a thread would keep this process from all later elections.
