@@ -493,6 +493,13 @@ MUTANTS = (
         (f"{POLLER}::test_thread_beside_the_poller_of_its_process_sees_no_vacancy",),
     ),
     Mutant(
+        "a waiter whose end was interrupted stays the poller of its process",
+        "PollerElection._poller",
+        "weakref.ref(waiter)",
+        "(lambda: waiter)",
+        (f"{POLLER}::test_poller_whose_end_is_interrupted_is_replaced_by_the_next_wait",),
+    ),
+    Mutant(
         "a waiter sleeps beside a lock that its process has, and no thread polls",
         "PollerElection.is_vacant",
         "if self._held:",

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -432,3 +433,26 @@ def test_waiter_that_begins_to_sleep_while_the_poller_leaves_takes_over(memory: 
         assert follower.max_sleep(math.inf) <= 1.25 * POLL_FIRST_S, "it does not poll"
         assert seen
         follower.close()
+
+
+def test_poller_whose_end_is_interrupted_is_replaced_by_the_next_wait(memory: Path) -> None:
+    """Its traceback has gone, and with it the waiter, which nothing removes from the election any more."""
+    path = str(memory / "bell")
+    for number in count(1):
+        with closing(ChangeWatcher(path, Doorbell(path, 0o600), "auto", is_local=False, is_node=True)) as watcher:
+            poller = Waiter(watcher)
+            poller.arm(0)
+            assert poller.max_sleep(math.inf) <= 1.25 * POLL_FIRST_S
+            poller._end_sleep()
+            at = At(number, interrupt, first_inside="_log/wakeup/")
+            with suppress(KeyboardInterrupt), at:
+                poller.close()
+            del poller
+            follower = Waiter(watcher)
+            follower._may_queue = True  # as after a while: the term byte may be that of a poller that died
+            follower.arm(0)
+            assert follower.max_sleep(math.inf) <= 1.25 * POLL_FIRST_S, at.where
+            follower.close()
+        if not at.reached:
+            break
+    assert number > 5

@@ -256,7 +256,7 @@ class PollerElection:
         self._guard = system.threading.RLock()
         self._held = system.Descriptors()  # the descriptor that has the poller's lock, while this process has it
         self._requested = system.Descriptors()  # the descriptor on which a thread blocks for that lock
-        self._poller: Any = None  # the waiter of this process that polls; `self` once no waiter may poll
+        self._poller_ref: Callable[[], Any] = _no_poller
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._hurries = 0
         self._refused = -1  # the term byte at the last refusal of the lock; -1 before the first
@@ -265,6 +265,18 @@ class PollerElection:
         _elections.add(self)
 
     # -- the election --------------------------------------------------------------------------------------------------
+
+    @property
+    def _poller(self) -> Any:
+        """The waiter of this process that polls, or None; `self` once no waiter may poll.
+
+        The election does not keep it alive: if the end of its wait is interrupted, it is not removed, and never polls.
+        """
+        return self._poller_ref()
+
+    @_poller.setter
+    def _poller(self, waiter: Any) -> None:
+        self._poller_ref = _no_poller if waiter is None else weakref.ref(waiter)
 
     def add(self, waiter: Any) -> None:
         """Add `waiter`, which begins to wait, and ask the poller to poll faster."""
@@ -483,6 +495,10 @@ class PollerElection:
         self._guard = system.threading.RLock()
         self._waiting.clear()
         self._poller = self
+
+
+def _no_poller() -> None:
+    """Stand for a reference to no waiter."""
 
 
 def _armed_buckets(counters: bytes) -> Iterator[int]:
