@@ -53,7 +53,7 @@ MUTANTS = (
         "signals.defer_signals",
         "        receive()\n",
         "        for number in deferred:\n            signal.raise_signal(number)\n",
-        (f"{SIGNALS}::test_two_deferred_signals_are_both_handled_at_the_end",),
+        (f"{SIGNALS}::test_deferred_signals_are_both_handled_at_the_end",),
     ),
     Mutant(
         "an interrupted candidate keeps a descriptor, and stays out of all later elections",

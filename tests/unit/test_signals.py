@@ -169,7 +169,7 @@ def test_deferred_signal_is_raised_after_an_error_with_it_as_context():
     assert isinstance(caught.value.__context__, LookupError)
 
 
-def test_two_deferred_signals_are_both_handled_at_the_end():
+def test_deferred_signals_are_both_handled_at_the_end():
     def handle(number: int, _: object) -> None:
         seen.append(number)
         raise KeyboardInterrupt
