@@ -42,6 +42,13 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     Mutant(
+        "an author whose request can't be withdrawn writes alone, and a later leader writes it again",
+        "Combiner._withdraw",
+        "            raise StoreUnavailableError(\n",
+        "            write.is_claimed = True\n            return False\n            raise StoreUnavailableError(\n",
+        (f"{COMBINER}::test_request_that_can_not_be_withdrawn_may_still_be_applied",),
+    ),
+    Mutant(
         "the demonstration sleeps on after a signal that came just before the sleep",
         "_Processes._events",
         "pipes.select(system.SLEEP_MAX_S)",
