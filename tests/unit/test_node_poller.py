@@ -123,7 +123,8 @@ def test_poller_role_granted_to_a_process_without_waiters_is_released(start: Cal
     (fd,), (thread,) = two.election._requested, in_line()
     assert thread.daemon, "or the process could not end while another has the lock"
     before = one.election._byte(node_poller.TERM_BYTE)
-    one.election.remove(one.waiter)
+    with two.election._guard:  # the thread has the lock, and waits here until the poller has written that it left
+        one.election.remove(one.waiter)
     thread.join(HANG_S)
     assert (two.election._held, two.election._requested) == (set(), set())
     assert not two.called.is_set()
