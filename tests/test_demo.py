@@ -5,17 +5,21 @@ from __future__ import annotations
 import errno
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
 import textwrap
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fscoord import BrokenBarrierError, FileStore, FscoordError, HashStore, barrier
+from fscoord._runtime import system
+from fscoord._runtime.signals import Terminated
 from fscoord.demo import worker
 from fscoord.demo.launcher import run
 from fscoord.demo.worker import Survivors
@@ -273,6 +277,22 @@ def test_signal_ends_every_process_and_leaves_nothing(texts, monkeypatch, tmp_pa
     assert (child.returncode, out) == (code, b"")
     assert b"Traceback" not in said
     assert not any(map(is_there, pids))
+
+
+def test_signal_just_before_the_launcher_sleeps_ends_the_demonstration(texts, monkeypatch, tmp_path):
+    """It comes after Python's last look for signals, and before the call into the kernel, which it does not end."""
+
+    class Selector(selectors.EpollSelector):
+        def select(self, timeout=None):
+            assert timeout is not None, "the sleep would never end"
+            sleep = partial(self._selector.poll, timeout)
+            system.in_one_chain(partial(system.receive_signal, signal.SIGTERM), sleep)
+            return []
+
+    block_workers(monkeypatch, tmp_path, "os.read(0, 1)")
+    monkeypatch.setattr(selectors, "DefaultSelector", Selector)
+    with pytest.raises(Terminated):
+        run(3, texts, kill=False, timeout=PATIENCE_S, on_event=lambda event: None)
 
 
 def test_error_during_the_work_ends_every_process(texts):

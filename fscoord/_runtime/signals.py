@@ -10,8 +10,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fscoord._runtime import system
 
@@ -92,15 +93,18 @@ def defer_signals() -> Iterator[None]:
     """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the ``with``, whose body must be short.
 
     The function installs handlers. It does not block the signals in the kernel, because a process that is started
-    meanwhile would inherit the blocked signals.
+    meanwhile would inherit the blocked signals. A signal that has no handler is not deferred: it is ignored, or it ends
+    this process at once.
     """
     deferred: list[int] = []
+    # One C call marks all deferred signals as received (rule 1 in `interrupts`), and their handlers run after it. If a
+    # loop sent them, the exception of the first handler would end the loop.
+    receive: partial[Any] = partial(list, map(system.receive_signal, deferred))
     try:
-        with _handling(lambda number, _: deferred.append(number), "SIGINT", "SIGTERM", "SIGHUP"):
+        with _handling(lambda number, _: deferred.append(number), "SIGINT", "SIGTERM", "SIGHUP", only_handled=True):
             yield
     finally:
-        for number in deferred:
-            signal.raise_signal(number)
+        receive()
 
 
 @contextmanager
@@ -115,23 +119,40 @@ def forward_signals(call: Callable[[int], object], names: Iterable[str]) -> Iter
 
 
 @contextmanager
-def _handling(handler: Callable[[int, FrameType | None], object], *names: str) -> Iterator[None]:
+def _handling(
+    handler: Callable[[int, FrameType | None], object], *names: str, only_handled: bool = False
+) -> Iterator[None]:
     """Handle each of the signals `names` by `handler` in the body of the ``with``.
 
-    A signal that is ignored, or that this system does not have, is left alone.
+    A signal that is ignored, or that this system does not have, is left alone. With `only_handled`, so is a signal
+    without a handler.
 
     In a thread other than the main thread this function does nothing.
     """
     if system.threading.current_thread() is not system.threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (getattr(signal, name, None) for name in names) if number}
+    before: dict[int, Any] = {}
+    for number in (getattr(signal, name, None) for name in names):
+        usual = None if number is None else signal.getsignal(number)
+        if number is not None and (callable(usual) or (usual == signal.SIG_DFL and not only_handled)):
+            before[number] = usual
+    is_over = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        # An exception of another handler may end the block before all handlers are restored. Then this one stays.
+        usual = before[number] if is_over else handler
+        if callable(usual):
+            usual(number, frame)
+        else:
+            signal.signal(number, usual)
+            signal.raise_signal(number)
+
     try:
-        for number, usual in before.items():
-            if usual not in (signal.SIG_IGN, None):
-                signal.signal(number, handler)
+        for number in before:
+            signal.signal(number, handle)
         yield
     finally:
+        is_over = True
         for number, usual in before.items():
-            if usual is not None:
-                signal.signal(number, usual)
+            signal.signal(number, usual)

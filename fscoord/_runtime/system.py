@@ -371,6 +371,9 @@ def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> thr
 start_bare_thread = _thread.start_new_thread
 """Start a thread in one C call: no signal handler runs in the middle."""
 
+receive_signal: Callable[..., None] = _thread.interrupt_main
+"""Mark a signal as received, if it has a handler in Python. The main thread runs the handler after the call."""
+
 
 def load_flock_locker() -> Any:
     """Return portalocker's locker for flock(2), and the module of portalocker's exceptions."""

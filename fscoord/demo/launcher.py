@@ -118,7 +118,8 @@ class _Processes:
                 assert member.stdout is not None
                 pipes.register(member.stdout, selectors.EVENT_READ, member)
             while pipes.get_map():
-                for key, _ in pipes.select():
+                # A signal between Python's last look for signals and the system call does not end the call.
+                for key, _ in pipes.select(system.SLEEP_MAX_S):
                     member = key.data
                     told = system.os.read(key.fd, 65536)
                     *lines, begun[member.pid] = (begun[member.pid] + told).split(b"\n")

@@ -170,7 +170,7 @@ class _Worker:
         self._threads: list[system.threading.Thread] = []
         self._tails: dict[int, list[bytes]] = {STDOUT: [], STDERR: []}
         self._report: IO[bytes] | None = None
-        self._unread: list[IO[bytes] | None] = []  # the pipes that no thread reads
+        self._unused: list[IO[bytes] | None] = []  # the pipes and files that no thread uses
         self._span: tracing.Span | None = None
 
     def start(self, command: list[str], environment: Mapping[str, str]) -> None:
@@ -178,7 +178,7 @@ class _Worker:
         self._span = tracing.begin("worker", f"worker {self._rank}", "", None, "worker_rank", self._rank)
         reader, writer = system.os.pipe()
         self._report = system.os.fdopen(reader, "rb")
-        self._unread.append(self._report)
+        self._unused.append(self._report)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the command is what the user wants to run
                 [*warden.program(warden.WORKER, 0, writer), *command],
@@ -189,7 +189,7 @@ class _Worker:
                 pass_fds=[writer],
                 start_new_session=True,  # so that the terminal sends Ctrl-C to the agent alone
             )
-            self._unread += [self._process.stdout, self._process.stderr]
+            self._unused += [self._process.stdout, self._process.stderr]
         finally:
             system.os.close(writer)
 
@@ -200,11 +200,13 @@ class _Worker:
         """
         assert self._process is not None
         pipe = self._process.stdout if stream == STDOUT else self._process.stderr
+        self._unused.append(file)
         self._spawn(console.follow, pipe, stream, prefix, file, self._tails[stream])
-        self._unread.remove(pipe)
+        self._unused.remove(file)
+        self._unused.remove(pipe)
         if stream == STDERR:
             self._spawn(self._listen, list(self._threads))
-            self._unread.remove(self._report)
+            self._unused.remove(self._report)
 
     def order(self, number: int) -> None:
         """Send a signal to the worker's process group."""
@@ -229,14 +231,12 @@ class _Worker:
                 logger(__name__).warning(text, self._rank, KILL_S, self._process.pid)
         for thread in self._threads:
             thread.join(OUTPUT_END_S)
-        for pipe in self._unread:
-            if pipe is not None:
-                pipe.close()
+        for file in self._unused:
+            if file is not None:
+                file.close()
 
     def _spawn(self, call: Callable[..., None], *arguments: object) -> None:
-        thread = system.threading.Thread(target=call, args=arguments, name="fscoord-run", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        self._threads.append(system.start_thread("fscoord-run", call, *arguments))
 
     def _listen(self, outputs: list[system.threading.Thread]) -> None:
         """Read the warden's report, wait for the last output, and pass the worker's end to `on_end`."""

@@ -7,13 +7,14 @@ import logging
 import os
 import signal
 import subprocess
+import threading
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 from support.places import start_thread, until
 
-from fscoord import HashStore, RendezvousTimeoutError
+from fscoord import HashStore, RendezvousTimeoutError, StoreUnavailableError
 from fscoord.launch import Agent, Announcer, Console, Job, agent, worker
 from fscoord.rendezvous import C10dRendezvousBackend, DynamicRendezvousHandler, RendezvousSettings
 
@@ -95,3 +96,30 @@ def test_worker_whose_start_fails_leaves_no_process(monkeypatch, tmp_path):
         with pytest.raises(OSError, match="no space"):
             group.start(0, 0, {}, str(tmp_path))
         assert group.running == 0
+
+
+@pytest.mark.parametrize("started", [0, 1, 2])
+def test_worker_for_which_no_thread_is_left_leaves_no_process_or_pipe(monkeypatch, tmp_path, started):
+    def start_thread(thread: threading.Thread) -> None:
+        if thread.name == "fscoord-run":
+            begun.append(thread)
+            if len(begun) > started:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    begun: list[threading.Thread] = []
+    pipes: list[object] = []
+    start, follow = threading.Thread.start, worker._Worker.follow
+    monkeypatch.setattr(threading.Thread, "start", start_thread)
+    monkeypatch.setattr(worker._Worker, "follow", lambda *given: (pipes.append(given[0]), follow(*given)))
+    console = Console(io.BytesIO(), io.BytesIO())
+    streams = worker.Streams({None: worker.STDOUT | worker.STDERR})
+    with worker.WorkerGroup(["sleep", "600"], console, streams) as group:
+        with pytest.raises(StoreUnavailableError, match=r"can't start new thread.*ulimit -u"):
+            group.start(0, 0, {}, str(tmp_path))
+        assert group.running == 0
+    the_worker = pipes[0]
+    assert the_worker._process.returncode is not None
+    assert the_worker._report.closed
+    assert the_worker._process.stdout.closed
+    assert the_worker._process.stderr.closed

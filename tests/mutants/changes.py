@@ -22,6 +22,7 @@ OPERATIONS = "tests/unit/test_operations.py"
 EXCHANGE = "tests/contract/test_exchange.py"
 LEFTOVERS = "tests/faults/test_leftover_keys.py"
 EXTENT = "tests/unit/test_shared_extent.py"
+SIGNALS = "tests/unit/test_signals.py"
 
 
 class Mutant(NamedTuple):
@@ -40,6 +41,34 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = (
+    Mutant(
+        "an author whose request can't be withdrawn writes alone, and a later leader writes it again",
+        "Combiner._withdraw",
+        "            raise StoreUnavailableError(\n",
+        "            write.is_claimed = True\n            return False\n            raise StoreUnavailableError(\n",
+        (f"{COMBINER}::test_request_that_can_not_be_withdrawn_may_still_be_applied",),
+    ),
+    Mutant(
+        "the demonstration sleeps on after a signal that came just before the sleep",
+        "_Processes._events",
+        "pipes.select(system.SLEEP_MAX_S)",
+        "pipes.select()",
+        ("tests/test_demo.py::test_signal_just_before_the_launcher_sleeps_ends_the_demonstration",),
+    ),
+    Mutant(
+        "a handler that a Ctrl-C leaves in place goes on deferring signals, which nothing sends any more",
+        "signals._handling",
+        "before[number] if is_over else handler",
+        "handler",
+        (f"{SIGNALS}::test_signal_after_an_interrupted_end_of_a_deferral_is_not_lost",),
+    ),
+    Mutant(
+        "the exception of the first deferred signal loses the second one",
+        "signals.defer_signals",
+        "        receive()\n",
+        "        for number in deferred:\n            signal.raise_signal(number)\n",
+        (f"{SIGNALS}::test_deferred_signals_are_both_handled_at_the_end",),
+    ),
     Mutant(
         "an interrupted candidate keeps a descriptor, and stays out of all later elections",
         "PollerElection._acquire",
@@ -466,16 +495,30 @@ MUTANTS = (
     Mutant(
         "a vacancy that was wrong is believed again",
         "PollerElection._acquire",
-        "                self._refused = term\n",
+        "            self._refused = term\n",
         "",
         (f"{POLLER}::test_vacancy_that_was_wrong_is_not_believed_again",),
     ),
     Mutant(
         "a thread beside the poller of its process believes in a vacancy",
         "PollerElection.is_vacant",
-        "if self._poller is not None or self._requested:",
-        "if self._requested:",
+        "if self._poller is not None:",
+        "if self._poller is not None and not self._held:",
         (f"{POLLER}::test_thread_beside_the_poller_of_its_process_sees_no_vacancy",),
+    ),
+    Mutant(
+        "a waiter whose end was interrupted stays the poller of its process",
+        "PollerElection._poller",
+        "weakref.ref(waiter)",
+        "(lambda: waiter)",
+        (f"{POLLER}::test_poller_whose_end_is_interrupted_is_replaced_by_the_next_wait",),
+    ),
+    Mutant(
+        "a waiter sleeps beside a lock that its process has, and no thread polls",
+        "PollerElection.is_vacant",
+        "if self._held:",
+        "if False:",
+        (f"{POLLER}::test_waiter_that_begins_to_sleep_while_the_poller_leaves_takes_over",),
     ),
     Mutant(
         "a wait never queues for the poller's lock",

@@ -1067,3 +1067,24 @@ def test_arrival_in_a_durable_log_is_written_and_synced_record_by_record(path: s
         with faulty_os() as faulty, faulty.instead(calls_on(path, made)):
             barrier(store, 1, "b", LIMIT_S, 0)
     assert made == ["write", "fdatasync"] * 2
+
+
+def fail_to_remove_requests(called: str, _: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    if called == "unlink" and "/q/" in os.fspath(arguments[0]):
+        raise OSError(system.errno.EIO, "input/output error")
+
+
+def test_request_that_can_not_be_withdrawn_may_still_be_applied(path: str) -> None:
+    """If its author wrote alone, a later leader could claim the request, and append its record a second time."""
+    with ExitStack() as stack:
+        store, other = opened(path, stack, 2)
+        with Seat(store) as seat:
+            store.set_timeout(0.005)
+            refused = pytest.raises(StoreUnavailableError, match=r"can't be withdrawn.*input/output error")
+            with faulty_os() as faulty, faulty.instead(fail_to_remove_requests), refused as caught:
+                store.add("n", 1)
+            assert caught.value.maybe_applied
+            assert caught.value.errno == system.errno.EIO
+            (request,) = seat.station.requests()
+        os.unlink(request)
+        assert other.add("n", 1) == 1

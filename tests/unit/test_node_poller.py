@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,14 @@ from support.interrupts import At, interrupt
 from fscoord._log.wakeup import node_poller
 from fscoord._log.wakeup.doorbell import Doorbell
 from fscoord._log.wakeup.node_poller import PollerElection
+from fscoord._log.wakeup.waiter import POLL_FIRST_S, Waiter
+from fscoord._log.wakeup.watcher import ChangeWatcher
 from fscoord._runtime import system
 
 HANG_S = 60
 
 
-class Waiter:
+class Ticket:
     """Stands for a thread's ticket."""
 
 
@@ -34,7 +38,7 @@ class Process:
         self.bell = Doorbell(path, 0o600)
         self.called = threading.Event()
         self.election = PollerElection(self.bell, self.called.set)
-        self.waiter = Waiter()
+        self.waiter = Ticket()
 
     def close(self) -> None:
         self.election.close()
@@ -58,7 +62,7 @@ def start(memory: Path) -> Iterator[Callable[[], Process]]:
 
 def test_election_keeps_the_first_waiter_as_the_poller(start: Callable[[], Process]) -> None:
     one = start()
-    other = Waiter()
+    other = Ticket()
     for waiter in (one.waiter, other):
         one.election.add(waiter)
     assert one.election.try_elect(one.waiter)
@@ -73,7 +77,7 @@ def test_election_keeps_the_first_waiter_as_the_poller(start: Callable[[], Proce
 
 def test_poller_passes_its_role_to_another_thread_and_the_last_releases_it(start: Callable[[], Process]) -> None:
     one = start()
-    other = Waiter()
+    other = Ticket()
     for waiter in (one.waiter, other):
         one.election.add(waiter)
     assert one.election.try_elect(one.waiter)
@@ -119,7 +123,8 @@ def test_poller_role_granted_to_a_process_without_waiters_is_released(start: Cal
     (fd,), (thread,) = two.election._requested, in_line()
     assert thread.daemon, "or the process could not end while another has the lock"
     before = one.election._byte(node_poller.TERM_BYTE)
-    one.election.remove(one.waiter)
+    with two.election._guard:  # the thread has the lock, and waits here until the poller has written that it left
+        one.election.remove(one.waiter)
     thread.join(HANG_S)
     assert (two.election._held, two.election._requested) == (set(), set())
     assert not two.called.is_set()
@@ -406,3 +411,49 @@ def test_interrupted_candidate_can_still_become_the_poller(memory: Path, *, is_c
     assert number > 5
     for thread in in_line():
         thread.join(HANG_S)
+
+
+@pytest.mark.parametrize("may_queue", [False, True])
+def test_waiter_that_begins_to_sleep_while_the_poller_leaves_takes_over(memory: Path, *, may_queue: bool) -> None:
+    """It has asked already, and is not among the sleepers yet. The process holds the lock, so no other one can poll."""
+
+    def begin_sleep(sleeper: Any) -> None:
+        if sleeper is follower and not seen:
+            seen.append(sleeper)
+            poller.close()
+        begin(sleeper)
+
+    seen: list[Any] = []
+    path = str(memory / "bell")
+    with closing(ChangeWatcher(path, Doorbell(path, 0o600), "auto", is_local=False, is_node=True)) as watcher:
+        begin, watcher.begin_sleep = watcher.begin_sleep, begin_sleep  # type: ignore[method-assign]
+        poller, follower = Waiter(watcher), Waiter(watcher)
+        follower._may_queue = may_queue
+        assert poller.max_sleep(math.inf) <= 1.25 * POLL_FIRST_S
+        follower.arm(0)  # a new poller rings those that are armed
+        assert follower.max_sleep(math.inf) <= 1.25 * POLL_FIRST_S, "it does not poll"
+        assert seen
+        follower.close()
+
+
+def test_poller_whose_end_is_interrupted_is_replaced_by_the_next_wait(memory: Path) -> None:
+    """Its traceback has gone, and with it the waiter, which nothing removes from the election any more."""
+    path = str(memory / "bell")
+    for number in count(1):
+        with closing(ChangeWatcher(path, Doorbell(path, 0o600), "auto", is_local=False, is_node=True)) as watcher:
+            poller = Waiter(watcher)
+            poller.arm(0)
+            assert poller.max_sleep(math.inf) <= 1.25 * POLL_FIRST_S
+            poller._end_sleep()
+            at = At(number, interrupt, first_inside="_log/wakeup/")
+            with suppress(KeyboardInterrupt), at:
+                poller.close()
+            del poller
+            follower = Waiter(watcher)
+            follower._may_queue = True  # as after a while: the term byte may be that of a poller that died
+            follower.arm(0)
+            assert follower.max_sleep(math.inf) <= 1.25 * POLL_FIRST_S, at.where
+            follower.close()
+        if not at.reached:
+            break
+    assert number > 5

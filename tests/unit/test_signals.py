@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import count
+from types import FrameType
 
 import pytest
 from support.interrupts import At, interrupt
@@ -164,6 +167,112 @@ def test_deferred_signal_is_raised_after_an_error_with_it_as_context():
     with pytest.raises(KeyboardInterrupt) as caught:
         call()
     assert isinstance(caught.value.__context__, LookupError)
+
+
+def test_deferred_signals_are_both_handled_at_the_end():
+    def handle(number: int, _: object) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    seen: list[int] = []
+    usual, numbers = handlers(), [signal.SIGINT, signal.SIGTERM]
+    for number in numbers:
+        signal.signal(number, handle)
+    try:
+        with suppress(KeyboardInterrupt):
+            with suppress(KeyboardInterrupt), defer_signals():
+                for number in numbers:
+                    signal.raise_signal(number)
+                assert seen == []
+            time.sleep(0)  # a point at which the second one raises, if it has not yet
+    finally:
+        restore(usual)
+    assert sorted(seen) == numbers
+
+
+class AtAnyPoint:
+    """Send the signal `number` at the `point`-th point after `begin`, also in the modules of Python."""
+
+    def __init__(self, point: int, number: int) -> None:
+        self._left = point
+        self._number = number
+        self.where = ""
+        self.begin = partial(sys.setprofile, self._event)
+
+    def _event(self, frame: FrameType, event: str, _: object) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename != __file__:
+            self._left -= 1
+            if self._left == 0:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {event}"
+                signal.raise_signal(self._number)
+
+
+@pytest.mark.parametrize("later", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_after_an_interrupted_end_of_a_deferral_is_not_lost(first, later):
+    """The end is interrupted at each of its points. The block is over then, so nothing would send what is deferred."""
+    usual = handlers()
+    for point in count(1):
+        at = AtAnyPoint(point, first)
+        try:
+            with raise_on_termination():
+                try:
+                    with defer_signals():
+                        at.begin()
+                except (KeyboardInterrupt, Terminated):
+                    pass
+                finally:
+                    sys.setprofile(None)
+                with pytest.raises((KeyboardInterrupt, Terminated)) as caught:
+                    signal.raise_signal(later)
+        finally:
+            restore(usual)
+        error = caught.value
+        assert (error.number if isinstance(error, Terminated) else signal.SIGINT) == later, at.where
+        if not at.where:
+            break
+    assert point > 10
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_deferred_signal_survives_another_one_at_the_end(first):
+    """Whichever of the two raises first, the other one follows."""
+
+    def note(number: int, _: object) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    usual, second = handlers(), signal.SIGHUP
+    for point in count(1):
+        seen: list[int] = []
+        at = AtAnyPoint(point, second)
+        signal.signal(first, note)
+        signal.signal(second, note)
+        try:
+            with suppress(KeyboardInterrupt):
+                try:
+                    with defer_signals():
+                        signal.raise_signal(first)
+                        at.begin()
+                finally:
+                    sys.setprofile(None)
+            with suppress(KeyboardInterrupt):
+                time.sleep(0)  # a point at which the second one raises, if it has not yet
+        finally:
+            restore(usual)
+        assert sorted(seen) == sorted([first, second] if at.where else [first]), at.where
+        if not at.where:
+            break
+    assert point > 10
+
+
+def handlers() -> dict[int, object]:
+    return {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+
+def restore(usual: dict[int, object]) -> None:
+    for number, handler in usual.items():
+        signal.signal(number, handler)
 
 
 def test_ignored_signal_is_not_deferred():

@@ -46,7 +46,7 @@ from fscoord._log.recovery import CLOSED
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
-from fscoord.errors import FscoordError, StoreError, StoreTimeoutError
+from fscoord.errors import FscoordError, StoreError, StoreTimeoutError, StoreUnavailableError
 
 LOOK_S = 0.05
 """How long a follower waits for an answer before it tries the seat again, in seconds."""
@@ -276,12 +276,28 @@ class Combiner:
         return data if len(data) <= requests.REQUEST_MAX else None
 
     def _withdraw(self, station: Station, write: Write) -> bool:
-        """Withdraw the request of `write`. Return False if a leader may have claimed it."""
+        """Withdraw the request of `write`. Return False if a leader may have claimed it.
+
+        Raises:
+            StoreUnavailableError: the request can't be removed. A leader may claim it at any time, so the caller must
+                not write alone.
+        """
         path = write.path
-        if path and station.remove(path):
+        try:
+            is_withdrawn = bool(path) and station.remove(path)
+        except OSError as error:
+            raise_if_foreign(error)
             write.path = ""
-            return True
+            raise StoreUnavailableError(
+                f"{self._log.path}: the request {path} can't be withdrawn ({error}), so the operation may still take"
+                " effect; make its directory writable, or remove the file",
+                path=self._log.path,
+                maybe_applied=True,
+                errno=error.errno,
+            ) from error
         write.path = ""
+        if is_withdrawn:
+            return True
         write.is_claimed = True
         return False
 

@@ -256,7 +256,7 @@ class PollerElection:
         self._guard = system.threading.RLock()
         self._held = system.Descriptors()  # the descriptor that has the poller's lock, while this process has it
         self._requested = system.Descriptors()  # the descriptor on which a thread blocks for that lock
-        self._poller: Any = None  # the waiter of this process that polls; `self` once no waiter may poll
+        self._poller_ref: Callable[[], Any] = _no_poller
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._hurries = 0
         self._refused = -1  # the term byte at the last refusal of the lock; -1 before the first
@@ -265,6 +265,18 @@ class PollerElection:
         _elections.add(self)
 
     # -- the election --------------------------------------------------------------------------------------------------
+
+    @property
+    def _poller(self) -> Any:
+        """The waiter of this process that polls, or None; `self` once no waiter may poll.
+
+        The election does not keep it alive: if the end of its wait is interrupted, it is not removed, and never polls.
+        """
+        return self._poller_ref()
+
+    @_poller.setter
+    def _poller(self, waiter: Any) -> None:
+        self._poller_ref = _no_poller if waiter is None else weakref.ref(waiter)
 
     def add(self, waiter: Any) -> None:
         """Add `waiter`, which begins to wait, and ask the poller to poll faster."""
@@ -341,11 +353,16 @@ class PollerElection:
         return True
 
     def is_vacant(self) -> bool:
-        """Return whether the lock seems to be free, and this process neither has a poller nor queues.
+        """Return whether a waiter of this process can probably become the poller at once.
 
-        The term byte may say so wrongly. It is not believed again until it changes.
+        The process has no poller. Either it has the lock, or the lock seems to be free and the process does not queue.
+        The term byte may say wrongly that the lock is free. It is not believed again until it changes.
         """
-        if self._poller is not None or self._requested:
+        if self._poller is not None:
+            return False
+        if self._held:  # the poller was another thread of this process, or the kernel has just granted the lock
+            return True
+        if self._requested:
             return False
         term = self._byte(TERM_BYTE)
         return not term & 1 and term != self._refused
@@ -360,12 +377,12 @@ class PollerElection:
                 system.in_one_chain(partial(self._held.add, fd), partial(self._requested.clear))
                 self._begin_term()
                 return True
+            # If the byte says that the lock is free, the poller has not written it yet, or the last one wrote it late.
+            # Each waiter would try again and again if the byte were believed.
+            self._refused = term
             if may_queue:
                 self._request_lock(fd, threads)
             else:
-                # The poller has not written its byte yet, or the last one wrote it late. Each of its waiters would try
-                # again and again if the byte were believed.
-                self._refused = term
                 safe_files.close_owned(fd, self._requested)
         except BaseException:
             # An interruption. A descriptor without a thread would keep this process from all later elections.
@@ -478,6 +495,10 @@ class PollerElection:
         self._guard = system.threading.RLock()
         self._waiting.clear()
         self._poller = self
+
+
+def _no_poller() -> None:
+    """Stand for a reference to no waiter."""
 
 
 def _armed_buckets(counters: bytes) -> Iterator[int]:

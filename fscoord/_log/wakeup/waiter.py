@@ -175,7 +175,8 @@ class Waiter:
                 return False
             if self._is_poller:
                 return election.is_hurried(self)
-            if not self._may_queue and election.is_vacant():
+            # Looked at now that this waiter is among the sleepers: an earlier poller could not wake it.
+            if election.is_vacant():
                 self.role_changed = True
             return self.role_changed
         except OSError as error:
