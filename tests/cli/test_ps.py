@@ -104,7 +104,7 @@ def test_dead_rank_is_named_by_ps(fscoord, worker, path):
     assert re.match(
         r"BARRIER: barrier 'epoch 7': 2 of 3 came, and the first has waited for \S+ s\. Missing: 2 \(", text
     )
-    assert "(rank 2 is dead)" in text.splitlines()[0]
+    assert f"(rank 2 ({os.uname().nodename}:{dead.pid}) is dead). Start rank 2 again" in text.splitlines()[0]
     rows = table(done.out)
     assert rows[0] == ["RANK", "LABEL", "PROCESS", "STATE", "SINCE", "WAITS FOR"]
     assert [row[0] for row in rows[1:]] == ["0", "1", "2"]
@@ -122,7 +122,9 @@ def test_stopped_rank_is_named_by_ps_with_the_remedy(fscoord, worker, path):
     until(lambda: any(each.is_stopped for each in status(path).picture.participants))
     done = fscoord("ps")
     assert done.code == 1
-    assert f"(rank 2 is stopped (process {stopped.pid} on {os.uname().nodename}))" in done.out.decode()
+    first = done.out.decode().splitlines()[0]
+    assert f"(rank 2 ({os.uname().nodename}:{stopped.pid}) is stopped)" in first
+    assert first.endswith(f"(kill -CONT {stopped.pid}) or kill it")
     assert table(done.out)[3][3] == "stopped"
 
 
