@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Progress",
+    "can_redraw",
     "counted",
     "detach_stdout",
     "field",
@@ -129,6 +130,11 @@ def detach_stdout() -> None:
 def is_terminal() -> bool:
     """Return whether standard output is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
+
+
+def can_redraw() -> bool:
+    """Return whether standard output is a terminal that moves its cursor. Rich shows no live screen on any other."""
+    return is_terminal() and system.os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
 def counted(number: int, what: str) -> str:

@@ -11,7 +11,7 @@ import click
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, complete_file, store_option, store_url, time_limit, verbose
-from fscoord.cli.output import flush, is_terminal, plain, printable, table_lines, write, write_json
+from fscoord.cli.output import can_redraw, flush, plain, printable, table_lines, write, write_json
 from fscoord.status.findings import SLOW_S, StatusFinding, clock_text, duration, find_all, place_in_line, turns_of
 from fscoord.status.picture import Picture, SessionStatus
 from fscoord.status.reading import observe
@@ -36,7 +36,7 @@ slow_option = click.option(
 
 
 class Row(NamedTuple):
-    """One participant, as text."""
+    """One participant, as text. `waits` ends with the duration of the wait, which `waited` has by itself."""
 
     rank: str
     label: str
@@ -45,6 +45,7 @@ class Row(NamedTuple):
     since: str
     holds: str
     waits: str
+    waited: str
 
 
 @click.command()
@@ -94,7 +95,7 @@ def ps(
         while True:
             picture, _ = observer.look()
             findings = find_all(picture, slow)
-            if watch and is_terminal() and not as_json:
+            if watch and can_redraw() and not as_json:
                 write(CLEAR)
             _show(picture, findings, is_all=is_all, as_json=as_json)
             if not watch:
@@ -175,6 +176,7 @@ def row_of(each: SessionStatus, picture: Picture) -> Row:
         _since(each.since),
         ", ".join(each.holds),
         _waits(each, picture),
+        "" if each.waiting is None or each.alive == "no" else duration(each.waiting.seconds),
     )
 
 

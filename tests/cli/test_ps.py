@@ -382,6 +382,17 @@ def test_top_sorts_pauses_and_quits_by_keys_in_a_terminal(terminal, path):
         assert terminal.end() == 0
 
 
+@pytest.mark.parametrize("words", [["top", "--count", "2"], ["ps", "--watch"]])
+def test_dumb_terminal_gets_lines_without_escape_sequences(path, words):
+    with FileStore(path, rank=7, label="the seventh"):
+        settings = {**os.environ, "FSCOORD_STORE": path, "TERM": "dumb"}
+        terminal = Terminal([*words, "--interval", "0.01"], settings)
+        terminal.until(" here" if words[0] == "top" else "the seventh")
+        os.kill(terminal.pid, signal.SIGINT)
+        assert terminal.end() in (0, 130)
+        assert "\x1b" not in terminal.text
+
+
 def test_ps_of_a_store_in_memory_says_what_is_missing(fscoord):
     done = fscoord("ps", "mem:")
     assert done.code == 0
