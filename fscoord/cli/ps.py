@@ -10,13 +10,23 @@ import click
 
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import as_json, complete_file, store_option, store_url, time_limit, verbose
+from fscoord.cli.options import (
+    OF_THE_STORE,
+    address,
+    as_json,
+    complete_file,
+    given_timeout,
+    store_option,
+    time_limit,
+    timeout_option,
+    verbose,
+)
 from fscoord.cli.output import can_redraw, flush, plain, printable, table_lines, write, write_json
 from fscoord.status.findings import SLOW_S, StatusFinding, clock_text, duration, find_all, place_in_line, turns_of
 from fscoord.status.picture import Picture, SessionStatus
 from fscoord.status.reading import observe
 
-__all__ = ["Row", "address", "chosen", "findings_lines", "ps", "row_of", "rows", "slow_option"]
+__all__ = ["Row", "chosen", "findings_lines", "ps", "row_of", "rows", "slow_option"]
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +73,7 @@ class Row(NamedTuple):
 @slow_option
 @as_json
 @store_option
+@timeout_option(OF_THE_STORE)
 @verbose
 @click.pass_context
 def ps(
@@ -77,7 +88,8 @@ def ps(
     second.
 
     STORE is a path or an address. Without it, --store names the store. Changes nothing, and needs only permission to
-    read. A store that is not a file may not show all of this; a note says what is missing.
+    read. A store that is not a file may not show all of this; a note says what is missing. --timeout is how long to
+    wait for the server of such a store; a file is read at once.
 
     \b
     Exit codes:
@@ -90,7 +102,7 @@ def ps(
       fscoord ps --watch --slow 60
       fscoord ps --json | jq -r '.findings[].message'
     """
-    observer = observe(address(ctx, path))
+    observer = observe(address(ctx, path), given_timeout(ctx))
     try:
         while True:
             picture, _ = observer.look()
@@ -104,11 +116,6 @@ def ps(
             system.time.sleep(interval)
     finally:
         observer.close()
-
-
-def address(ctx: click.Context, path: str | None) -> str:
-    """Return the address of the store that the argument or the common options name."""
-    return store_url(ctx) if path is None else path
 
 
 def _show(picture: Picture, findings: Sequence[StatusFinding], *, is_all: bool, as_json: bool) -> None:

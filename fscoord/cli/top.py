@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import click
 
 from fscoord._runtime import system
-from fscoord.cli.options import complete_file, store_option, time_limit, verbose
+from fscoord.cli.options import (
+    OF_THE_STORE,
+    address,
+    complete_file,
+    given_timeout,
+    store_option,
+    time_limit,
+    timeout_option,
+    verbose,
+)
 from fscoord.cli.output import can_redraw, flush, printable, write
-from fscoord.cli.ps import address, chosen, findings_lines, row_of, slow_option
+from fscoord.cli.ps import chosen, findings_lines, row_of, slow_option
 from fscoord.status.findings import StatusFinding, clock_text, find_all
 from fscoord.status.picture import Picture, SessionStatus
 from fscoord.status.rates import Rates, Speed
@@ -97,6 +106,7 @@ class Keys:
 @click.option("--sort", type=click.Choice(ORDERS), default=ORDERS[0], show_default=True, help="The order of the rows.")
 @slow_option
 @store_option
+@timeout_option(OF_THE_STORE)
 @verbose
 @click.pass_context
 def top(ctx: click.Context, path: str | None, interval: float, count: int | None, sort: str, slow: float) -> None:
@@ -123,7 +133,7 @@ def top(ctx: click.Context, path: str | None, interval: float, count: int | None
     """
     keys = Keys()
     keys.order = sort
-    observer = observe(address(ctx, path))
+    observer = observe(address(ctx, path), given_timeout(ctx))
     try:
         looks = _looks(observer, slow)
         if can_redraw():

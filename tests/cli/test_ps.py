@@ -21,8 +21,9 @@ from support.places import until
 
 from fscoord import FileStore, HashStore, barrier
 from fscoord._waiting import timing
+from fscoord.errors import StoreUnavailableError
 from fscoord.recipes import Lock, Queue
-from fscoord.status import status
+from fscoord.status import reading, status
 from fscoord.stores.file import observer
 
 HANG_S = 60
@@ -212,6 +213,28 @@ def test_clones_of_a_handle_are_one_row(fscoord, path):
 def test_ps_takes_the_store_as_an_argument(fscoord, path):
     assert fscoord("ps", path).out == fscoord("ps").out
     assert fscoord("ps", f"file:{path}").code == 0
+
+
+@pytest.mark.parametrize("words", [["ps"], ["top", "-n", "1"], ["verify"], ["repair", "-o", "new"]])
+def test_two_stores_for_one_verb_are_refused(fscoord, path, words):
+    done = fscoord("--store", "other", *words, path)
+    assert (done.code, done.out) == (64, b"")
+    assert f"The argument names {path}, and --store names other; give one" in done.err
+    assert fscoord(words[0], *words[1:], path, "--store", "other").code == 64
+
+
+@pytest.mark.parametrize("words", [["ps"], ["top"]])
+def test_timeout_of_ps_and_top_is_the_limit_for_a_server(fscoord, monkeypatch, words):
+    given = []
+
+    def refuse(url: str, **options: object) -> None:
+        given.append((url, options))
+        raise StoreUnavailableError("no server")
+
+    monkeypatch.setattr(reading, "open_store", refuse)
+    assert fscoord(*words, "--timeout", "1.5", "tcp://head:1").code == 74
+    assert fscoord(*words, "tcp://head:1").code == 74
+    assert given == [("tcp://head:1", {"timeout": 1.5}), ("tcp://head:1", {})]
 
 
 @pytest.mark.parametrize("lock", ["flock", "soft"])
