@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from fscoord._arguments import VALUE_MAX, to_seconds
 from fscoord._runtime import system
+from fscoord.errors import LimitExceededError
 from fscoord.rendezvous.events import FOR_PEOPLE
 from fscoord.store import Store
 from fscoord.stores import url as urls
@@ -287,7 +288,7 @@ def content(value: bytes) -> bytes:
     log.info("reading the value from standard input")
     found = _read_input(VALUE_MAX + 1)
     if len(found) > VALUE_MAX:
-        raise click.UsageError(f"the value on standard input is over the limit of {VALUE_MAX} bytes")
+        raise LimitExceededError(f"the value on standard input is over the limit of {VALUE_MAX} bytes")
     return found
 
 
