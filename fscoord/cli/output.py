@@ -170,13 +170,24 @@ def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], numbers:
     Each cell is text that may come from other processes, so it is made `printable`.
     """
     table = [tuple(headings), *(tuple(map(printable, row)) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths = [max(map(_columns, column)) for column in zip(*table, strict=True)]
     lines = []
     for row in table:
-        cells = zip(headings, row, widths, strict=True)
-        padded = (cell.rjust(width) if heading in numbers else cell.ljust(width) for heading, cell, width in cells)
+        padded = []
+        for heading, cell, width in zip(headings, row, widths, strict=True):
+            space = " " * (width - _columns(cell))
+            padded.append(space + cell if heading in numbers else cell + space)
         lines.append("  ".join(padded).rstrip())
     return lines
+
+
+def _columns(text: str) -> int:
+    """Return how many columns of a terminal `text` takes: two for a wide character, none for a combining one."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(sign) else 2 if east_asian_width(sign) in "WF" else 1 for sign in text)
 
 
 class _RichOutput:

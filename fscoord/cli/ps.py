@@ -31,6 +31,8 @@ __all__ = ["Row", "chosen", "findings_lines", "ps", "row_of", "rows", "slow_opti
 log = logging.getLogger(__name__)
 
 HEADS: Final = ("RANK", "LABEL", "PROCESS", "STATE", "SINCE", "HOLDS", "WAITS FOR")
+HOLDS_SHOWN: Final = 3
+"""How many holds of a participant a row names. The others are counted; --json has all."""
 DAY_S: Final = 86400
 CLEAR: Final = b"\x1b[H\x1b[2J"
 """Moves the cursor of a terminal to its corner, and clears the screen."""
@@ -84,8 +86,9 @@ def ps(
     First come the findings, the most urgent first: a deadlock, a barrier or a lock that waits for a process that is
     dead or stopped, a process that keeps the log's lock, and a participant that does nothing although other
     participants wait for it. Then each participant is a line: its rank, label, host:pid and state, the time (UTC) at
-    which it opened the store, its holds, and its wait with its duration. A wait is shown after it has lasted for a
-    second.
+    which it opened the store, its first holds, and its wait with its duration. The state is alive, stopped, dead (the
+    process has ended or has closed the store) or unknown (this host or this user can't tell). A wait is shown after it
+    has lasted for a second.
 
     STORE is a path or an address. Without it, --store names the store. Changes nothing, and needs only permission to
     read. A store that is not a file may not show all of this; a note says what is missing. --timeout is how long to
@@ -181,7 +184,7 @@ def row_of(each: SessionStatus, picture: Picture) -> Row:
         f"{each.host}:{each.pid}",
         _state(each),
         _since(each.since),
-        ", ".join(each.holds),
+        _holds(each),
         _waits(each, picture),
         "" if each.waiting is None or each.alive == "no" else duration(each.waiting.seconds),
     )
@@ -202,6 +205,12 @@ def _since(seconds: float) -> str:
         return system.time.strftime(form, system.time.gmtime(seconds))
     except (OverflowError, ValueError, OSError):  # its clock may have been set to anything
         return f"{seconds:g}"
+
+
+def _holds(each: SessionStatus) -> str:
+    """Return the first holds, and the number of the others: one participant may hold a lock for each of its shards."""
+    more = len(each.holds) - HOLDS_SHOWN
+    return ", ".join(each.holds[:HOLDS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _waits(each: SessionStatus, picture: Picture) -> str:

@@ -196,6 +196,22 @@ def test_ps_of_a_store_in_order_exits_with_0(fscoord, path):
             item.ack()
 
 
+def test_row_of_ps_names_three_holds_and_counts_the_others(fscoord, path):
+    with FileStore(path, rank=0) as store:
+        for number in range(5):
+            Lock(store, f"shard/{number}").acquire()
+        assert table(fscoord("ps").out)[1][4] == "lock 'shard/0', lock 'shard/1', lock 'shard/2' and 2 more"
+        assert len(json.loads(fscoord("ps", "--json").out)["participants"][-1]["holds"]) == 5
+
+
+def test_wide_characters_of_a_label_keep_the_columns_of_ps_in_line(fscoord, path):
+    with FileStore(path, rank=0, label="日本語"), FileStore(path, rank=1, label="e\u0301te\u0301"):
+        head, *rows = fscoord("ps").out.decode().splitlines()
+    place = head.index("PROCESS")
+    # Three wide characters take three columns more than their number, and two combining ones two columns less.
+    assert [row.index(os.uname().nodename) for row in rows] == [place - 3, place + 2]
+
+
 def test_ended_sessions_are_shown_only_with_all(fscoord, path):
     for _ in range(3):
         FileStore(path, label="gone").close()
