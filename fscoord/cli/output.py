@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import OutputError
@@ -35,6 +35,7 @@ __all__ = [
     "tell",
     "telling_if_slow",
     "write",
+    "write_error",
     "write_json",
     "write_value",
 ]
@@ -122,9 +123,24 @@ def flush() -> None:
 def detach_stdout() -> None:
     """Replace standard output by /dev/null, or the interpreter would flush it once more at exit and print an error."""
     if sys.stdout is not None:
-        nowhere = system.os.open(system.os.devnull, system.os.O_WRONLY)
-        system.os.dup2(nowhere, sys.stdout.fileno())
-        system.os.close(nowhere)
+        _detach(sys.stdout)
+
+
+def write_error(text: str) -> None:
+    """Write `text` to standard error. If nothing can be written there, the exit code alone tells the error."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        _detach(sys.stderr)
+
+
+def _detach(stream: TextIO) -> None:
+    nowhere = system.os.open(system.os.devnull, system.os.O_WRONLY)
+    system.os.dup2(nowhere, stream.fileno())
+    system.os.close(nowhere)
 
 
 def is_terminal() -> bool:

@@ -421,6 +421,21 @@ def test_closed_streams_are_reported_or_not_needed(process, fscoord, path, redir
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("redirect", ["2>/dev/full", "2>&-"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("get --timeout 0 k", 75), ("-vv get --timeout 0 k", 75), ("get --tiemout 0 k", 64), ("ps nowhere", 74)],
+)
+def test_error_that_can_not_be_written_keeps_its_exit_code(path, tmp_path, words, code, redirect):
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m fscoord {words} {redirect}', sys.executable],
+        env={**os.environ, "FSCOORD_STORE": path},
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == code
+
+
 def test_closed_standard_input_is_a_usage_error_for_a_value_from_it(path):
     command = '"$0" -m fscoord set k - <&-'
     environment = {**os.environ, "FSCOORD_STORE": path}
