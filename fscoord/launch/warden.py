@@ -75,7 +75,7 @@ def main(mode: str, orders: int, report: int, lease_s: float, command: list[str]
     If the warden is killed, no end is reported, and the report is closed when no process of the command is left.
     """
     _prctl()(PR_SET_CHILD_SUBREAPER, 1)  # for this process only: a child of fork(2) does not inherit the attribute
-    guard, life = os.pipe()
+    guard, life = map(_above_standard, os.pipe())
     # The signals stay blocked in the guard: they may be sent to the whole group or job, and the warden handles them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, OWN)
     child = os.fork()
@@ -84,6 +84,20 @@ def main(mode: str, orders: int, report: int, lease_s: float, command: list[str]
     os.close(life)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _Warden(mode, orders, report, lease_s, guard).run(command)
+
+
+def _above_standard(descriptor: int) -> int:
+    """Return `descriptor`, or a copy in its place if it is 0, 1 or 2, which the guard replaces.
+
+    A pipe gets such a number if the warden was started with closed standard streams, as by ``<&- >&- 2>&-``.
+    """
+    if descriptor > 2:
+        return descriptor
+    import fcntl  # Windows has none, and imports this module, too
+
+    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return copy
 
 
 def _guard(child: int, not_ours: Iterable[int]) -> NoReturn:
