@@ -87,17 +87,17 @@ def main(mode: str, orders: int, report: int, lease_s: float, command: list[str]
 
 
 def _above_standard(descriptor: int) -> int:
-    """Return `descriptor`, or a copy in its place if it is 0, 1 or 2, which the guard replaces.
+    """Return `descriptor`, or a copy in its place if it is 0, 1 or 2, which the guard redirects.
 
     A pipe gets such a number if the warden was started with closed standard streams, as by ``<&- >&- 2>&-``.
     """
-    if descriptor > 2:
-        return descriptor
-    import fcntl  # Windows has none, and imports this module, too
-
-    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-    os.close(descriptor)
-    return copy
+    low = []
+    while descriptor <= 2:
+        low.append(descriptor)
+        descriptor = os.dup(descriptor)  # the lowest free number
+    for number in low:
+        os.close(number)
+    return descriptor
 
 
 def _guard(child: int, not_ours: Iterable[int]) -> NoReturn:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
@@ -409,9 +409,9 @@ def _binary(text: IO[str] | None) -> IO[bytes] | None:
 def _create(path: str, mode: int | None) -> IO[bytes]:
     """Create the file `path`, empty, with the permissions `mode`; None: 0644 less the umask."""
     flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_TRUNC | system.O_CLOEXEC
-    bits = 0o644 if mode is None else 0o600
-    # An opener, and not fdopen(), so that errors can name the file by its path.
-    file = open(path, "wb", opener=lambda name, _: system.os.open(name, flags, bits))  # noqa: SIM115 - closed by `follow`
+    file = system.os.fdopen(system.os.open(path, flags, 0o644 if mode is None else 0o600), "wb")
+    raw: Any = file.raw
+    raw.name = path  # as tempfile does: an error then names the path, and not the number of the descriptor
     if mode is not None:
         system.os.fchmod(file.fileno(), mode)
     return file

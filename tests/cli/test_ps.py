@@ -232,7 +232,7 @@ def test_ps_takes_the_store_as_an_argument(fscoord, path):
 
 
 @pytest.mark.parametrize("words", [["ps"], ["top", "-n", "1"], ["verify"], ["repair", "-o", "new"]])
-def test_two_stores_for_one_verb_are_refused(fscoord, path, words):
+def test_verb_that_is_given_two_stores_is_a_usage_error(fscoord, path, words):
     done = fscoord("--store", "other", *words, path)
     assert (done.code, done.out) == (64, b"")
     assert f"The argument names {path}, and --store names other; give one" in done.err
