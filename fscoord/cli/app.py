@@ -130,10 +130,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _fail(error: BaseException) -> int:
     if logging.getLogger("fscoord").isEnabledFor(logging.DEBUG):
-        traceback.print_exception(error)
+        output.write_error("".join(traceback.format_exception(error)))
     if isinstance(error, exit_codes.OutputError):
         output.detach_stdout()
     if not exit_codes.is_silent(error):
         # The message may have text of other processes, such as the name of a host.
-        click.echo(f"fscoord: {output.printable(exit_codes.message(error))}", err=True)
+        output.write_error(f"fscoord: {output.printable(exit_codes.message(error))}\n")
     return exit_codes.exit_code(error)

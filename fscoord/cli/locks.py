@@ -110,14 +110,14 @@ def sem(store: Store, /, name: bytes, slots: int, **options: Any) -> int:
       fscoord sem -j 4 downloads -- curl -O "$url"
     """
     hold_options = parse_hold_options(store, options)
-    ending = run_under(Semaphore(store, name, slots, ttl=hold_options.ttl), "the semaphore", hold_options)
+    ending = run_under(store, Semaphore(store, name, slots, ttl=hold_options.ttl), "the semaphore", hold_options)
     return ending.code if ending else hold_options.conflict_exit_code
 
 
 def _lock(store: Store, name: bytes, side: str, options: dict[str, Any]) -> int:
     hold_options = parse_hold_options(store, options)
     sides = ReadWriteLock(store, name, ttl=hold_options.ttl)
-    ending = run_under(sides.reader if side == "reader" else sides.writer, "the lock", hold_options)
+    ending = run_under(store, sides.reader if side == "reader" else sides.writer, "the lock", hold_options)
     return ending.code if ending else hold_options.conflict_exit_code
 
 
@@ -235,7 +235,7 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any
     candidate = Election(store, name, content(data), ttl=hold_options.ttl)
     while True:
         try:
-            ending = run_under(candidate, "the leadership of", hold_options)
+            ending = run_under(store, candidate, "the leadership of", hold_options)
         except LockLostError as error:
             if not again:
                 raise

@@ -10,6 +10,7 @@ from fscoord import inspect
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import DAMAGED, FALSE
 from fscoord.cli.options import (
+    address,
     as_json,
     common,
     complete_file,
@@ -156,7 +157,7 @@ def verify(ctx: click.Context, path: str | None, timeout: float, as_json: bool) 
 
 def log_path(ctx: click.Context, path: str | None) -> str:
     """Return the path of the file store that the argument or the common options name."""
-    found = file_path(store_url(ctx) if path is None else path)
+    found = file_path(address(ctx, path))
     if found is None:
         raise click.UsageError("only file stores have a log", ctx)
     return found
@@ -271,8 +272,13 @@ def _repair_lines(found: inspect.Repair) -> list[str]:
     does = ("copied", "left out") if found.is_written else ("would be copied", "would be left out")
     left = f"{found.skipped} {does[1]} ({found.skipped_bytes} bytes)"
     lines.append(f"{plain(found.source)}: {found.kept} records {does[0]}, {left}")
-    end = "is written: look at it with `fscoord verify`" if found.is_written else "was not written: that needs --yes"
-    return [*lines, f"{plain(found.output)} {end}"]
+    copy = plain(found.output)
+    end = (
+        f"is written: check it with `fscoord verify {copy}`"
+        if found.is_written
+        else "was not written: that needs --yes"
+    )
+    return [*lines, f"{copy} {end}"]
 
 
 @click.command()

@@ -15,14 +15,17 @@ from click.shell_completion import CompletionItem
 
 from fscoord._arguments import VALUE_MAX, to_seconds
 from fscoord._runtime import system
+from fscoord.errors import LimitExceededError
 from fscoord.rendezvous.events import FOR_PEOPLE
 from fscoord.store import Store
 from fscoord.stores import url as urls
 from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store
 
 __all__ = [
+    "OF_THE_STORE",
     "DirectoryPath",
     "absolute_url",
+    "address",
     "as_json",
     "common",
     "complete_file",
@@ -35,6 +38,7 @@ __all__ = [
     "store_option",
     "store_url",
     "time_limit",
+    "timeout_option",
     "verbose",
     "with_existing_store",
     "with_store",
@@ -168,6 +172,19 @@ def store_url(ctx: click.Context) -> str:
     return url
 
 
+def address(ctx: click.Context, path: str | None) -> str:
+    """Return the address of the store that the argument `path` names, or else --store or the environment variable.
+
+    --store beside `path` is refused: one of the two would be ignored.
+    """
+    if path is None:
+        return store_url(ctx)
+    other = ctx.meta.get(_URL)
+    if other not in (None, path):
+        raise click.UsageError(f"which store? The argument names {path}, and --store names {other}; give one", ctx)
+    return path
+
+
 def limit_text(limit: timedelta | float | None) -> str:
     """Return how long a wait lasts, in words."""
     seconds = math.inf if limit is None else to_seconds(limit)
@@ -269,7 +286,10 @@ def content(value: bytes) -> bytes:
     if sys.stdin is None:
         raise click.UsageError("the value - is read from standard input, which is closed")
     log.info("reading the value from standard input")
-    return _read_input(VALUE_MAX + 1)  # one byte over the limit is enough for the store to refuse the value
+    found = _read_input(VALUE_MAX + 1)
+    if len(found) > VALUE_MAX:
+        raise LimitExceededError(f"the value on standard input is over the limit of {VALUE_MAX} bytes")
+    return found
 
 
 def _read_input(size: int) -> bytes:

@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import OutputError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Progress",
+    "can_redraw",
     "counted",
     "detach_stdout",
     "field",
@@ -34,6 +35,7 @@ __all__ = [
     "tell",
     "telling_if_slow",
     "write",
+    "write_error",
     "write_json",
     "write_value",
 ]
@@ -121,14 +123,34 @@ def flush() -> None:
 def detach_stdout() -> None:
     """Replace standard output by /dev/null, or the interpreter would flush it once more at exit and print an error."""
     if sys.stdout is not None:
-        nowhere = system.os.open(system.os.devnull, system.os.O_WRONLY)
-        system.os.dup2(nowhere, sys.stdout.fileno())
-        system.os.close(nowhere)
+        _detach(sys.stdout)
+
+
+def write_error(text: str) -> None:
+    """Write `text` to standard error. If nothing can be written there, the exit code alone tells the error."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        _detach(sys.stderr)
+
+
+def _detach(stream: TextIO) -> None:
+    nowhere = system.os.open(system.os.devnull, system.os.O_WRONLY)
+    system.os.dup2(nowhere, stream.fileno())
+    system.os.close(nowhere)
 
 
 def is_terminal() -> bool:
     """Return whether standard output is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
+
+
+def can_redraw() -> bool:
+    """Return whether standard output is a terminal that moves its cursor. Rich shows no live screen on any other."""
+    return is_terminal() and system.os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
 def counted(number: int, what: str) -> str:
@@ -164,13 +186,24 @@ def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], numbers:
     Each cell is text that may come from other processes, so it is made `printable`.
     """
     table = [tuple(headings), *(tuple(map(printable, row)) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths = [max(map(_columns, column)) for column in zip(*table, strict=True)]
     lines = []
     for row in table:
-        cells = zip(headings, row, widths, strict=True)
-        padded = (cell.rjust(width) if heading in numbers else cell.ljust(width) for heading, cell, width in cells)
+        padded = []
+        for heading, cell, width in zip(headings, row, widths, strict=True):
+            space = " " * (width - _columns(cell))
+            padded.append(space + cell if heading in numbers else cell + space)
         lines.append("  ".join(padded).rstrip())
     return lines
+
+
+def _columns(text: str) -> int:
+    """Return how many columns of a terminal `text` takes: two for a wide character, none for a combining one."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(sign) else 2 if east_asian_width(sign) in "WF" else 1 for sign in text)
 
 
 class _RichOutput:

@@ -10,17 +10,29 @@ import click
 
 from fscoord._runtime import system
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import as_json, complete_file, store_option, store_url, time_limit, verbose
-from fscoord.cli.output import flush, is_terminal, plain, printable, table_lines, write, write_json
+from fscoord.cli.options import (
+    OF_THE_STORE,
+    address,
+    as_json,
+    complete_file,
+    given_timeout,
+    store_option,
+    time_limit,
+    timeout_option,
+    verbose,
+)
+from fscoord.cli.output import can_redraw, flush, plain, printable, table_lines, write, write_json
 from fscoord.status.findings import SLOW_S, StatusFinding, clock_text, duration, find_all, place_in_line, turns_of
 from fscoord.status.picture import Picture, SessionStatus
 from fscoord.status.reading import observe
 
-__all__ = ["Row", "address", "chosen", "findings_lines", "ps", "row_of", "rows", "slow_option"]
+__all__ = ["Row", "chosen", "findings_lines", "ps", "row_of", "rows", "slow_option"]
 
 log = logging.getLogger(__name__)
 
 HEADS: Final = ("RANK", "LABEL", "PROCESS", "STATE", "SINCE", "HOLDS", "WAITS FOR")
+HOLDS_SHOWN: Final = 3
+"""How many holds of a participant a row names. The others are counted; --json has all."""
 DAY_S: Final = 86400
 CLEAR: Final = b"\x1b[H\x1b[2J"
 """Moves the cursor of a terminal to its corner, and clears the screen."""
@@ -36,7 +48,7 @@ slow_option = click.option(
 
 
 class Row(NamedTuple):
-    """One participant, as text."""
+    """One participant, as text. `waits` ends with the duration of the wait, which `waited` has by itself."""
 
     rank: str
     label: str
@@ -45,6 +57,7 @@ class Row(NamedTuple):
     since: str
     holds: str
     waits: str
+    waited: str
 
 
 @click.command()
@@ -62,6 +75,7 @@ class Row(NamedTuple):
 @slow_option
 @as_json
 @store_option
+@timeout_option(OF_THE_STORE)
 @verbose
 @click.pass_context
 def ps(
@@ -72,11 +86,13 @@ def ps(
     First come the findings, the most urgent first: a deadlock, a barrier or a lock that waits for a process that is
     dead or stopped, a process that keeps the log's lock, and a participant that does nothing although other
     participants wait for it. Then each participant is a line: its rank, label, host:pid and state, the time (UTC) at
-    which it opened the store, its holds, and its wait with its duration. A wait is shown after it has lasted for a
-    second.
+    which it opened the store, its first holds, and its wait with its duration. The state is alive, stopped, dead (the
+    process has ended or has closed the store) or unknown (this host or this user can't tell). A wait is shown after it
+    has lasted for a second.
 
     STORE is a path or an address. Without it, --store names the store. Changes nothing, and needs only permission to
-    read. A store that is not a file may not show all of this; a note says what is missing.
+    read. A store that is not a file may not show all of this; a note says what is missing. --timeout is how long to
+    wait for the server of such a store; a file is read at once.
 
     \b
     Exit codes:
@@ -89,12 +105,12 @@ def ps(
       fscoord ps --watch --slow 60
       fscoord ps --json | jq -r '.findings[].message'
     """
-    observer = observe(address(ctx, path))
+    observer = observe(address(ctx, path), given_timeout(ctx))
     try:
         while True:
             picture, _ = observer.look()
             findings = find_all(picture, slow)
-            if watch and is_terminal() and not as_json:
+            if watch and can_redraw() and not as_json:
                 write(CLEAR)
             _show(picture, findings, is_all=is_all, as_json=as_json)
             if not watch:
@@ -103,11 +119,6 @@ def ps(
             system.time.sleep(interval)
     finally:
         observer.close()
-
-
-def address(ctx: click.Context, path: str | None) -> str:
-    """Return the address of the store that the argument or the common options name."""
-    return store_url(ctx) if path is None else path
 
 
 def _show(picture: Picture, findings: Sequence[StatusFinding], *, is_all: bool, as_json: bool) -> None:
@@ -173,8 +184,9 @@ def row_of(each: SessionStatus, picture: Picture) -> Row:
         f"{each.host}:{each.pid}",
         _state(each),
         _since(each.since),
-        ", ".join(each.holds),
+        _holds(each),
         _waits(each, picture),
+        "" if each.waiting is None or each.alive == "no" else duration(each.waiting.seconds),
     )
 
 
@@ -193,6 +205,12 @@ def _since(seconds: float) -> str:
         return system.time.strftime(form, system.time.gmtime(seconds))
     except (OverflowError, ValueError, OSError):  # its clock may have been set to anything
         return f"{seconds:g}"
+
+
+def _holds(each: SessionStatus) -> str:
+    """Return the first holds, and the number of the others: one participant may hold a lock for each of its shards."""
+    more = len(each.holds) - HOLDS_SHOWN
+    return ", ".join(each.holds[:HOLDS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _waits(each: SessionStatus, picture: Picture) -> str:

@@ -20,7 +20,7 @@ from fscoord.errors import StoreTimeoutError
 from fscoord.launch import Ending, run_held
 from fscoord.recipes import Contender
 from fscoord.recipes._line import not_acquired
-from fscoord.store import Store
+from fscoord.store import Store, closer_look
 
 __all__ = [
     "VERBATIM",
@@ -170,8 +170,8 @@ def environment(token: int | None) -> dict[str, str]:
     return {**system.os.environ, **own}
 
 
-def run_under(hold: _Hold, what: str, hold_options: HoldOptions) -> Ending | None:
-    """Acquire `hold`, run the command, and release it; return None if `hold` was not acquired in time."""
+def run_under(store: Store, hold: _Hold, what: str, hold_options: HoldOptions) -> Ending | None:
+    """Acquire `hold` on `store`, run the command, and release it; return None if `hold` was not acquired in time."""
     with raise_on_termination():
         start = system.time.monotonic()
         try:
@@ -179,7 +179,7 @@ def run_under(hold: _Hold, what: str, hold_options: HoldOptions) -> Ending | Non
             with telling_if_slow(log, f"waiting for {what} {hold.name!r}, {limit_text(limit)}"):
                 is_acquired = hold.acquire(timeout=limit) if limit else hold.acquire(blocking=False)
             if not is_acquired:
-                _report_conflict(hold, what, hold_options)
+                _report_conflict(store, hold, what, hold_options)
                 return None
             waited = system.time.monotonic() - start
             log.info("has %s %r after %.3f s, with token %d", what, hold.name, waited, hold.token)
@@ -199,10 +199,12 @@ def run_under(hold: _Hold, what: str, hold_options: HoldOptions) -> Ending | Non
     return ending
 
 
-def _report_conflict(hold: _Hold, what: str, hold_options: HoldOptions) -> None:
+def _report_conflict(store: Store, hold: _Hold, what: str, hold_options: HoldOptions) -> None:
     """Report the holders, as an error or, with -n or -w, in the log that -v shows."""
     holders = [holder.owner for holder in hold.holders()]
     text = not_acquired(what, hold.name, hold_options.limit, holders, len(hold.waiters()))
     if hold_options.conflict_exit_code == TIMEOUT:
-        raise StoreTimeoutError(text, keys=[hold.name], holder=next(iter(holders), None), waited=hold_options.limit)
+        raise StoreTimeoutError(
+            text + closer_look(store), keys=[hold.name], holder=next(iter(holders), None), waited=hold_options.limit
+        )
     log.info("%s", text)

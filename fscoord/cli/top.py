@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import click
 
 from fscoord._runtime import system
-from fscoord.cli.options import complete_file, store_option, time_limit, verbose
-from fscoord.cli.output import flush, is_terminal, printable, write
-from fscoord.cli.ps import address, chosen, findings_lines, row_of, slow_option
+from fscoord.cli.options import (
+    OF_THE_STORE,
+    address,
+    complete_file,
+    given_timeout,
+    store_option,
+    time_limit,
+    timeout_option,
+    verbose,
+)
+from fscoord.cli.output import can_redraw, flush, printable, write
+from fscoord.cli.ps import chosen, findings_lines, row_of, slow_option
 from fscoord.status.findings import StatusFinding, clock_text, find_all
 from fscoord.status.picture import Picture, SessionStatus
 from fscoord.status.rates import Rates, Speed
 from fscoord.status.reading import Observer, observe
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, Group
 
-__all__ = ["ORDERS", "Frame", "lines_of", "ordered", "top"]
+__all__ = ["ORDERS", "Frame", "Keys", "lines_of", "ordered", "screen", "top"]
 
 ORDERS: Final = ("wait", "rank", "rate")
 """The orders of the rows. The key ``s`` goes through them in turn."""
+
+HEADS: Final = ("RANK", "LABEL", "PROCESS", "STATE", "REC/S", "WAITED", "HOLDS", "WAITS FOR")
+NUMBERS: Final[Mapping[str, Literal["right"]]] = {"RANK": "right", "REC/S": "right", "WAITED": "right"}
+OPTIONAL: Final = ("LABEL", "HOLDS")
+"""The columns that are left out if they are empty."""
+ELASTIC: Final = ("LABEL", "STATE", "HOLDS", "WAITS FOR")
+"""The columns that are cut short if the terminal is too narrow."""
 
 KEY_POLL_S: Final = 0.1
 """How long the verb sleeps at most before it looks for a key, in seconds."""
@@ -90,6 +106,7 @@ class Keys:
 @click.option("--sort", type=click.Choice(ORDERS), default=ORDERS[0], show_default=True, help="The order of the rows.")
 @slow_option
 @store_option
+@timeout_option(OF_THE_STORE)
 @verbose
 @click.pass_context
 def top(ctx: click.Context, path: str | None, interval: float, count: int | None, sort: str, slow: float) -> None:
@@ -105,8 +122,8 @@ def top(ctx: click.Context, path: str | None, interval: float, count: int | None
         p or space  pause, and go on
         q           quit
 
-    If standard output is not a terminal, it prints a line for each interval, and a line for each finding. Changes
-    nothing.
+    If standard output is not a terminal, or one that cannot move its cursor (TERM=dumb), it prints a line for each
+    interval, and a line for each finding. Changes nothing.
 
     \b
     Examples:
@@ -116,10 +133,10 @@ def top(ctx: click.Context, path: str | None, interval: float, count: int | None
     """
     keys = Keys()
     keys.order = sort
-    observer = observe(address(ctx, path))
+    observer = observe(address(ctx, path), given_timeout(ctx))
     try:
         looks = _looks(observer, slow)
-        if is_terminal():
+        if can_redraw():
             _show_live(looks, keys, interval, count)
             return
         for number, frame in enumerate(looks, 1):
@@ -206,14 +223,14 @@ def _show_live(looks: Iterator[Frame], keys: Keys, interval: float, count: int |
         frame = next(looks)
         while True:
             shown += 1
-            live.update(_screen(frame, keys, live.console.height), refresh=True)
+            live.update(screen(frame, keys, live.console), refresh=True)
             if shown == count:
                 return
             due = system.time.monotonic() + interval
             while keys.is_paused or system.time.monotonic() < due:
                 key = pressed(min(KEY_POLL_S, max(0.0, due - system.time.monotonic())) or KEY_POLL_S)
                 if key and keys.press(key):
-                    live.update(_screen(frame, keys, live.console.height), refresh=True)
+                    live.update(screen(frame, keys, live.console), refresh=True)
                 if keys.is_over:
                     return
             frame = next(looks)
@@ -255,8 +272,8 @@ def _no_key(seconds: float) -> str:
     return ""
 
 
-def _screen(frame: Frame, keys: Keys, height: int) -> Group:
-    """Return the screen for rich: a summary, the findings, and as many participants as fit."""
+def screen(frame: Frame, keys: Keys, console: Console) -> Group:
+    """Return the screen for `console`: a summary, the findings, and as many participants as fit."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -264,26 +281,28 @@ def _screen(frame: Frame, keys: Keys, height: int) -> Group:
     summary = "; ".join([_crowd(frame.picture), *_speed_words(frame.speed)])
     state = "  [paused]" if keys.is_paused else ""
     head = f"{printable(frame.picture.place)}  {clock_text(frame.time)}  by {keys.order}{state}"
-    parts: list[Text | Table] = [Text(head, style="bold", no_wrap=True, overflow="ellipsis"), Text(summary)]
+    parts = [Text(head, style="bold", no_wrap=True, overflow="ellipsis"), Text(summary)]
     told = findings_lines(frame.findings[:FINDINGS_SHOWN])
     parts += [Text(printable(line), style="bold red") for line in told]
     if len(frame.findings) > FINDINGS_SHOWN:
         parts.append(Text(f"... and {len(frame.findings) - FINDINGS_SHOWN} more findings: fscoord ps", style="red"))
-    table = Table(box=None, pad_edge=False, expand=True)
-    for name in ("RANK", "LABEL", "PROCESS", "STATE", "REC/S", "HOLDS", "WAITS FOR"):
-        table.add_column(
-            name, justify="right" if name in ("RANK", "REC/S") else "left", no_wrap=True, overflow="ellipsis"
-        )
     found = ordered(frame, keys.order)
-    room = max(3, height - len(parts) - 4)
+    taken = sum(1 if part.no_wrap else len(part.wrap(console, console.width)) for part in parts)
+    room = max(3, console.height - taken - 2)  # less a line for the headings, and one for the keys
     speeds = {} if frame.speed is None else frame.speed.by_session
+    rows = []
     for each in found[:room]:
         row = row_of(each, frame.picture)
         rate = _rate(speeds.get(each.number, 0.0))
-        cells = (row.rank, row.label, row.process, row.state, rate, row.holds, row.waits)
+        rows.append((row.rank, row.label, row.process, row.state, rate, row.waited, row.holds, row.waits))
+    used = [column for column, head in enumerate(HEADS) if head not in OPTIONAL or any(row[column] for row in rows)]
+    table = Table(box=None, pad_edge=False, expand=True)
+    for head in map(HEADS.__getitem__, used):
+        # rich narrows the columns that may wrap before all others, the widest first.
+        table.add_column(Text(head, no_wrap=True), justify=NUMBERS.get(head, "left"), no_wrap=head not in ELASTIC)
+    for each, row_cells in zip(found, rows, strict=False):
         style = "red" if each.alive == "no" or each.is_stopped else "yellow" if each.waiting else ""
-        table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
-    parts.append(table)
+        cells = [Text(printable(row_cells[column]), no_wrap=True, overflow="ellipsis") for column in used]
+        table.add_row(*cells, style=style)
     rest = f"{len(found) - room} more participants; " if len(found) > room else ""
-    parts.append(Text(f"{rest}s sort, p pause, q quit", style="dim"))
-    return Group(*parts)
+    return Group(*parts, table, Text(f"{rest}s sort, p pause, q quit", style="dim"))

@@ -140,19 +140,23 @@ def _write_whole(path: str, text: str) -> None:
     Raises:
         OSError: the file can't be written. The error names `path`.
     """
-    if system.os.path.exists(path) and not system.os.path.isfile(path):  # a device, such as /dev/stdout
-        _write(path, text, 0)
-        return
-    target = system.os.path.realpath(path)
+    try:
+        if system.os.path.exists(path) and not system.os.path.isfile(path):  # a device, such as /dev/stdout
+            _write(path, text, 0)
+        else:
+            _replace(system.os.path.realpath(path), text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def _replace(target: str, text: str) -> None:
     draft = f"{target}.{system.random_bytes(4).hex()}"
     try:
         _write(draft, text, system.os.O_CREAT | system.os.O_EXCL)
         system.os.replace(draft, target)
-    except BaseException as error:
+    except BaseException:
         with suppress(OSError):
             system.os.unlink(draft)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror, path) from error
         raise
 
 

@@ -75,7 +75,7 @@ def main(mode: str, orders: int, report: int, lease_s: float, command: list[str]
     If the warden is killed, no end is reported, and the report is closed when no process of the command is left.
     """
     _prctl()(PR_SET_CHILD_SUBREAPER, 1)  # for this process only: a child of fork(2) does not inherit the attribute
-    guard, life = os.pipe()
+    guard, life = map(_above_standard, os.pipe())
     # The signals stay blocked in the guard: they may be sent to the whole group or job, and the warden handles them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, OWN)
     child = os.fork()
@@ -84,6 +84,20 @@ def main(mode: str, orders: int, report: int, lease_s: float, command: list[str]
     os.close(life)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _Warden(mode, orders, report, lease_s, guard).run(command)
+
+
+def _above_standard(descriptor: int) -> int:
+    """Return `descriptor`, or a copy in its place if it is 0, 1 or 2, which the guard redirects.
+
+    A pipe gets such a number if the warden was started with closed standard streams, as by ``<&- >&- 2>&-``.
+    """
+    low = []
+    while descriptor <= 2:
+        low.append(descriptor)
+        descriptor = os.dup(descriptor)  # the lowest free number
+    for number in low:
+        os.close(number)
+    return descriptor
 
 
 def _guard(child: int, not_ours: Iterable[int]) -> NoReturn:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
@@ -370,21 +370,36 @@ class Console:
 
         The console gets each line with `prefix` before it, or no line if `prefix` is empty. `file` gets the unchanged
         lines, unless it is None. At the end, both the pipe and the file are closed.
+
+        A file that can't be written, such as on a full disk, ends there, and the console tells so. The pipe is read on:
+        without a reader the worker would die of SIGPIPE.
         """
         try:
             for line in iter(lambda: pipe.readline(LINE_MAX), b""):
                 whole = line if line.endswith(b"\n") else line + b"\n"
                 if prefix:
                     self.write(stream, prefix + whole)
-                if file is not None:
-                    file.write(line)
-                    file.flush()
+                if file is not None and not self._log(file, line):
+                    file = None
                 tail.append(whole)
                 del tail[:-TAIL]
         finally:
             pipe.close()
             if file is not None:
                 file.close()
+
+    def _log(self, file: IO[bytes], line: bytes) -> bool:
+        """Write `line` to `file`. After an error close the file, print the error, and return False."""
+        try:
+            file.write(line)
+            file.flush()
+        except OSError as error:
+            with suppress(OSError):  # it tries once more to write its buffer
+                file.close()
+            words = f"fscoord: {file.name}: {error.strerror}; the file ends here, and the worker goes on\n"
+            self.write(STDERR, words.encode(errors="surrogateescape"))
+            return False
+        return True
 
 
 def _binary(text: IO[str] | None) -> IO[bytes] | None:
@@ -395,6 +410,8 @@ def _create(path: str, mode: int | None) -> IO[bytes]:
     """Create the file `path`, empty, with the permissions `mode`; None: 0644 less the umask."""
     flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_TRUNC | system.O_CLOEXEC
     file = system.os.fdopen(system.os.open(path, flags, 0o644 if mode is None else 0o600), "wb")
+    raw: Any = file.raw
+    raw.name = path  # as tempfile does: an error then names the path, and not the number of the descriptor
     if mode is not None:
         system.os.fchmod(file.fileno(), mode)
     return file

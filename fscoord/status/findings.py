@@ -119,7 +119,7 @@ def _log_lock(view: _View, slow: float) -> Iterator[StatusFinding]:
     if held is None:
         return
     holder = view.by_number.get(held.session or 0)
-    title = held.holder if holder is None else f"{holder.title} ({holder.host}:{holder.pid})"
+    title = held.holder if holder is None else _named(holder)
     sessions = () if holder is None else (holder.number,)
     if holder is not None and holder.is_stopped:
         yield StatusFinding(
@@ -192,7 +192,7 @@ def _deadlocks(view: _View) -> Iterator[StatusFinding]:
         yield StatusFinding(
             DEADLOCK,
             f"{'; '.join(steps)}. None of them can go on unless another thread of one of them releases its hold: end"
-            " one of them",
+            f" one of them ({', '.join(_process(view.by_number[number]) for number in ring)})",
             ring,
             view.seconds(ring),
             NEVER_ENDS,
@@ -269,12 +269,13 @@ def _missing_ranks(view: _View, head: str, ranks: list[int], seconds: float, slo
     if urgency == SLOW and seconds < slow:
         return
     ordered = sorted(ranks, key=lambda rank: (_urgency(found[rank]), rank))
-    shown = [f"rank {rank} {_state(found[rank])}" for rank in ordered[:RANKS_SHOWN]]
+    shown = [_rank_state(rank, found[rank]) for rank in ordered[:RANKS_SHOWN]]
     more = f"; and {len(ranks) - RANKS_SHOWN} more" if len(ranks) > RANKS_SHOWN else ""
     names = ", ".join(map(str, ranks[:RANKS_SHOWN])) + ("..." if len(ranks) > RANKS_SHOWN else "")
     words = f"{head}. Missing: {names} ({'; '.join(shown)}{more})" if ranks else f"{head}. No rank is missing"
     sessions = tuple(each.number for each in found.values() if each is not None)
-    yield StatusFinding(MISSING, words, sessions, seconds, urgency)
+    remedy = next((_remedy(each) for each in map(found.__getitem__, ordered) if each is not None), "")
+    yield StatusFinding(MISSING, words + remedy, sessions, seconds, urgency)
 
 
 def _exchanges(view: _View, known: set[str]) -> Iterator[tuple[str, str, list[SessionStatus]]]:
@@ -330,13 +331,13 @@ def _locks(view: _View, slow: float) -> Iterator[StatusFinding]:
         queue = _people(len(waiters))
         what = f"{line.kind} {line.name!r}"
         if urgent and (line.needs_all or len(urgent) == len(holders)):
-            words = "; ".join(f"{each.title} ({each.host}:{each.pid}) holds it and is {_fate(each)}" for each in urgent)
+            words = "; ".join(f"{_named(each)} holds it and is {_fate(each)}" for each in urgent)
             remedy = "" if any(each.alive == "no" for each in urgent) else _remedy(urgent[0])
             numbers = tuple(each.number for each in urgent)
             urgency = min(map(_urgency, urgent))
             yield StatusFinding(LOCK_HELD, f"{what}: {words}, and {queue} for it{remedy}", numbers, seconds, urgency)
         elif seconds >= slow and all(each is not None and _does_nothing(view, each, slow) for each in holders):
-            words = "; ".join(f"{each.title} {_state(each)}" for each in holders if each is not None)
+            words = "; ".join(f"{_named(each)} {_state(each)}" for each in holders if each is not None)
             numbers = tuple(each.number for each in holders if each is not None)
             text = f"{what}: {queue} for it, the first for {duration(seconds)}, and its holder does nothing here"
             yield StatusFinding(IDLE, f"{text}: {words}", numbers, seconds, SLOW)
@@ -346,10 +347,6 @@ def _does_nothing(view: _View, each: SessionStatus, slow: float) -> bool:
     if each.waiting is not None or turns_of(view.picture.lines, each.number):
         return False
     return each.idle is None or each.idle >= slow
-
-
-def _remedy(holder: SessionStatus) -> str:
-    return f". Continue it (kill -CONT {holder.pid}) or kill it"
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -392,10 +389,13 @@ def _urgency(each: SessionStatus | None) -> int:
     return NEVER_ENDS if each.alive == "no" else STOPPED if each.is_stopped else SLOW
 
 
-def _state(each: SessionStatus | None) -> str:
-    """Return the state of a rank that others wait for, as the words that follow its name."""
-    if each is None:
-        return "was never here"
+def _rank_state(rank: int, each: SessionStatus | None) -> str:
+    """Return the state of a rank that others wait for, with its process, as a clause."""
+    return f"rank {rank} was never here" if each is None else f"rank {rank} ({_process(each)}) {_state(each)}"
+
+
+def _state(each: SessionStatus) -> str:
+    """Return the state of a participant that others wait for, as the words that follow its name."""
     if each.alive == "no" or each.is_stopped:
         return f"is {_fate(each)}"
     alive = "is alive" if each.alive == "yes" else "may be alive"
@@ -406,8 +406,24 @@ def _state(each: SessionStatus | None) -> str:
 
 def _fate(each: SessionStatus) -> str:
     if each.alive != "no":
-        return f"stopped (process {each.pid} on {each.host})"
+        return "stopped"
     return "dead" if each.found_dead is None else f"dead, as found at {clock_text(each.found_dead)}"
+
+
+def _remedy(each: SessionStatus) -> str:
+    """Return a sentence with the remedy for a participant that is dead or stopped; empty if it is neither."""
+    if each.alive == "no":
+        return "" if each.rank is None else f". Start rank {each.rank} again, or end the job"
+    return f". Continue {each.pid} on {each.host} (kill -CONT {each.pid}) or kill it" if each.is_stopped else ""
+
+
+def _process(each: SessionStatus) -> str:
+    return f"{each.host}:{each.pid}"
+
+
+def _named(each: SessionStatus) -> str:
+    """Return the title of `each` with its process, which the title of a participant without a rank has already."""
+    return each.title if each.rank is None else f"{each.title} ({_process(each)})"
 
 
 def _title(view: _View, number: int) -> str:

@@ -84,14 +84,18 @@ def status(store: Any, slow: float = SLOW_S) -> Status:
     return Status(picture, tuple(find_all(picture, slow)))
 
 
-def observe(store: Any) -> Observer:
-    """Return an observer of `store`: a path, an address, or a store."""
+def observe(store: Any, timeout: float | None = None) -> Observer:
+    """Return an observer of `store`: a path, an address, or a store.
+
+    `timeout` is how long an operation waits for the server of a store that is not a file; None is the default.
+    """
     if isinstance(store, Store):
         return _observe_store(store)
     scheme, host, path, options = parse_url(store)
     if scheme == "file" and host in {"", "localhost"}:
         return _FileStoreObserver(path, {name: value for name, value in options.items() if name in _READING})
-    return _StoreObserver(open_store(store), str(store), owns=True)
+    limits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    return _StoreObserver(open_store(store, **limits), str(store), owns=True)
 
 
 _READING = ("lock", "coherence")

@@ -421,6 +421,37 @@ def test_closed_streams_are_reported_or_not_needed(process, fscoord, path, redir
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("redirect", ["<&- >&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_command_under_a_lock_runs_with_closed_streams(path, tmp_path, redirect):
+    """With two of them closed a pipe between warden and guard gets the number of a standard stream.
+
+    The command sleeps so that a warden that takes its guard for dead has the time to kill it.
+    """
+    made = tmp_path / "made"
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m fscoord lock l sh -c "sleep 0.1; echo x >{made}; exit 7" {redirect}', sys.executable],
+        env={**os.environ, "FSCOORD_STORE": path},
+        check=False,
+    )
+    assert done.returncode == 7
+    assert made.read_text() == "x\n"
+
+
+@pytest.mark.parametrize("redirect", ["2>/dev/full", "2>&-"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("get --timeout 0 k", 75), ("-vv get --timeout 0 k", 75), ("get --tiemout 0 k", 64), ("ps nowhere", 74)],
+)
+def test_error_that_can_not_be_written_keeps_its_exit_code(path, tmp_path, words, code, redirect):
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m fscoord {words} {redirect}', sys.executable],
+        env={**os.environ, "FSCOORD_STORE": path},
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == code
+
+
 def test_closed_standard_input_is_a_usage_error_for_a_value_from_it(path):
     command = '"$0" -m fscoord set k - <&-'
     environment = {**os.environ, "FSCOORD_STORE": path}

@@ -104,7 +104,7 @@ def test_lock_not_acquired_in_time_has_the_exit_codes_of_flock(fscoord, store):
         assert done.code == 75
         assert (
             f"timeout: the lock 'a' not acquired within 0.01 s; held by {os.uname().nodename}:{os.getpid()}, nobody"
-            in done.err
+            f" else waiting; to look closer, run fscoord ps {store.path}\n" in done.err
         )
         assert "held by" in fscoord("lock", "-v", "-n", "a", "true").err
     assert fscoord("lock", "-n", "a", "true").code == 0

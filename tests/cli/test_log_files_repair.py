@@ -40,7 +40,7 @@ def test_repair_with_yes_writes_a_store_and_leaves_the_log_as_it_was(fscoord, pa
     before = Path(path).read_bytes()
     done = fscoord("repair", path, "-o", path + ".new", "--yes")
     assert (done.code, done.err) == (0, "")
-    assert done.out.decode().endswith(f"{path}.new is written: look at it with `fscoord verify`\n")
+    assert done.out.decode().endswith(f"{path}.new is written: check it with `fscoord verify {path}.new`\n")
     assert Path(path).read_bytes() == before
     assert fscoord("verify", path + ".new").code == 0
     assert fscoord("--store", path + ".new", "keys").out == b"first\n"

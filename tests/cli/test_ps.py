@@ -21,8 +21,9 @@ from support.places import until
 
 from fscoord import FileStore, HashStore, barrier
 from fscoord._waiting import timing
+from fscoord.errors import StoreUnavailableError
 from fscoord.recipes import Lock, Queue
-from fscoord.status import status
+from fscoord.status import reading, status
 from fscoord.stores.file import observer
 
 HANG_S = 60
@@ -104,7 +105,7 @@ def test_dead_rank_is_named_by_ps(fscoord, worker, path):
     assert re.match(
         r"BARRIER: barrier 'epoch 7': 2 of 3 came, and the first has waited for \S+ s\. Missing: 2 \(", text
     )
-    assert "(rank 2 is dead)" in text.splitlines()[0]
+    assert f"(rank 2 ({os.uname().nodename}:{dead.pid}) is dead). Start rank 2 again" in text.splitlines()[0]
     rows = table(done.out)
     assert rows[0] == ["RANK", "LABEL", "PROCESS", "STATE", "SINCE", "WAITS FOR"]
     assert [row[0] for row in rows[1:]] == ["0", "1", "2"]
@@ -122,7 +123,9 @@ def test_stopped_rank_is_named_by_ps_with_the_remedy(fscoord, worker, path):
     until(lambda: any(each.is_stopped for each in status(path).picture.participants))
     done = fscoord("ps")
     assert done.code == 1
-    assert f"(rank 2 is stopped (process {stopped.pid} on {os.uname().nodename}))" in done.out.decode()
+    first = done.out.decode().splitlines()[0]
+    assert f"(rank 2 ({os.uname().nodename}:{stopped.pid}) is stopped)" in first
+    assert first.endswith(f"(kill -CONT {stopped.pid}) or kill it")
     assert table(done.out)[3][3] == "stopped"
 
 
@@ -193,6 +196,22 @@ def test_ps_of_a_store_in_order_exits_with_0(fscoord, path):
             item.ack()
 
 
+def test_row_of_ps_names_three_holds_and_counts_the_others(fscoord, path):
+    with FileStore(path, rank=0) as store:
+        for number in range(5):
+            Lock(store, f"shard/{number}").acquire()
+        assert table(fscoord("ps").out)[1][4] == "lock 'shard/0', lock 'shard/1', lock 'shard/2' and 2 more"
+        assert len(json.loads(fscoord("ps", "--json").out)["participants"][-1]["holds"]) == 5
+
+
+def test_wide_characters_of_a_label_keep_the_columns_of_ps_in_line(fscoord, path):
+    with FileStore(path, rank=0, label="日本語"), FileStore(path, rank=1, label="e\u0301te\u0301"):
+        head, *rows = fscoord("ps").out.decode().splitlines()
+    place = head.index("PROCESS")
+    # Three wide characters take three columns more than their number, and two combining ones two columns less.
+    assert [row.index(os.uname().nodename) for row in rows] == [place - 3, place + 2]
+
+
 def test_ended_sessions_are_shown_only_with_all(fscoord, path):
     for _ in range(3):
         FileStore(path, label="gone").close()
@@ -210,6 +229,28 @@ def test_clones_of_a_handle_are_one_row(fscoord, path):
 def test_ps_takes_the_store_as_an_argument(fscoord, path):
     assert fscoord("ps", path).out == fscoord("ps").out
     assert fscoord("ps", f"file:{path}").code == 0
+
+
+@pytest.mark.parametrize("words", [["ps"], ["top", "-n", "1"], ["verify"], ["repair", "-o", "new"]])
+def test_verb_that_is_given_two_stores_is_a_usage_error(fscoord, path, words):
+    done = fscoord("--store", "other", *words, path)
+    assert (done.code, done.out) == (64, b"")
+    assert f"The argument names {path}, and --store names other; give one" in done.err
+    assert fscoord(words[0], *words[1:], path, "--store", "other").code == 64
+
+
+@pytest.mark.parametrize("words", [["ps"], ["top"]])
+def test_timeout_of_ps_and_top_is_the_limit_for_a_server(fscoord, monkeypatch, words):
+    given = []
+
+    def refuse(url: str, **options: object) -> None:
+        given.append((url, options))
+        raise StoreUnavailableError("no server")
+
+    monkeypatch.setattr(reading, "open_store", refuse)
+    assert fscoord(*words, "--timeout", "1.5", "tcp://head:1").code == 74
+    assert fscoord(*words, "tcp://head:1").code == 74
+    assert given == [("tcp://head:1", {"timeout": 1.5}), ("tcp://head:1", {})]
 
 
 @pytest.mark.parametrize("lock", ["flock", "soft"])
@@ -378,6 +419,17 @@ def test_top_sorts_pauses_and_quits_by_keys_in_a_terminal(terminal, path):
         assert "[paused]" not in terminal.text
         terminal.press("q")
         assert terminal.end() == 0
+
+
+@pytest.mark.parametrize("words", [["top", "--count", "2"], ["ps", "--watch"]])
+def test_dumb_terminal_gets_lines_without_escape_sequences(path, words):
+    with FileStore(path, rank=7, label="the seventh"):
+        settings = {**os.environ, "FSCOORD_STORE": path, "TERM": "dumb"}
+        terminal = Terminal([*words, "--interval", "0.01"], settings)
+        terminal.until(" here" if words[0] == "top" else "the seventh")
+        os.kill(terminal.pid, signal.SIGINT)
+        assert terminal.end() in (0, 130)
+        assert "\x1b" not in terminal.text
 
 
 def test_ps_of_a_store_in_memory_says_what_is_missing(fscoord):

@@ -82,6 +82,12 @@ def test_directory_that_is_missing_or_a_file_is_an_error_of_input(fscoord, tmp_p
         assert fscoord("doctor", str(tmp_path / name)).code == 74
 
 
+@pytest.mark.parametrize("verb", ["export", "html"])
+def test_error_of_a_full_device_names_it(fscoord, traces, verb):
+    done = fscoord("trace", verb, traces, "-o", "/dev/full")
+    assert (done.code, done.err) == (74, "fscoord: /dev/full: No space left on device\n")
+
+
 def test_output_that_can_not_be_written_is_an_error_of_input_and_output(fscoord, traces, tmp_path):
     done = fscoord("trace", "export", traces, "-o", str(tmp_path / "no" / "such" / "directory"))
     assert done.code == 74

@@ -23,6 +23,14 @@ def test_standard_input_is_stored_and_printed_byte_for_byte(fscoord):
     assert fscoord("get", "k") == (0, ALL_BYTES, "")
 
 
+def test_value_on_standard_input_over_the_limit_is_refused(fscoord, monkeypatch):
+    monkeypatch.setattr(options, "VALUE_MAX", 4)
+    assert fscoord("set", "k", "-", stdin=b"1234") == (0, b"", "")
+    done = fscoord("set", "k", "-", stdin=b"123456")
+    assert (done.code, done.err) == (64, "fscoord: the value on standard input is over the limit of 4 bytes\n")
+    assert fscoord("get", "k").out == b"1234"
+
+
 def test_standard_input_is_read_only_when_it_has_something(monkeypatch):
     """The process sleeps in poll(2), for a second at most; in read(2) it would miss a signal that comes just before."""
     reader, writer = os.pipe()

@@ -49,6 +49,18 @@ def test_lines_are_whole_long_ones_cut_and_the_last_kept(tmp_path):
     assert (tmp_path / "file").read_bytes() == text
 
 
+def test_file_on_a_full_disk_ends_and_the_output_is_read_on():
+    """/dev/full refuses each write as a full disk does. A pipe without a reader would kill the worker."""
+    out, err = io.BytesIO(), io.BytesIO()
+    tail: list[bytes] = []
+    with open("/dev/full", "wb") as file:
+        Console(out, err).follow(io.BytesIO(b"one\ntwo\n"), 1, b"[0] ", file, tail)
+    assert out.getvalue() == b"[0] one\n[0] two\n"
+    assert tail == [b"one\n", b"two\n"]
+    words = b"fscoord: /dev/full: No space left on device; the file ends here, and the worker goes on\n"
+    assert err.getvalue() == words
+
+
 def test_console_that_nobody_reads_any_more_is_given_up():
     reader, writer = os.pipe()
     os.close(reader)

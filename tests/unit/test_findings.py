@@ -77,8 +77,9 @@ def test_barrier_tells_how_many_came_and_the_state_of_each_missing_rank() -> Non
     (found,) = find_all(seen)
     assert found.kind == "barrier"
     assert found.message == (
-        "barrier 'epoch 7': 5 of 8 came, and the first has waited for 42 s. Missing: 5, 6, 7 (rank 7 is dead, as found"
-        " at 12:03:11 UTC; rank 5 is alive, waits for nothing here, last wrote 41 s ago; rank 6 was never here)"
+        "barrier 'epoch 7': 5 of 8 came, and the first has waited for 42 s. Missing: 5, 6, 7 (rank 7 (node8:1008) is"
+        " dead, as found at 12:03:11 UTC; rank 5 (node6:1006) is alive, waits for nothing here, last wrote 41 s ago;"
+        " rank 6 was never here). Start rank 7 again, or end the job"
     )
     assert found.sessions == (6, 8)
     assert found.seconds == 42.0
@@ -94,11 +95,17 @@ def test_barrier_whose_missing_ranks_live_is_a_finding_only_after_a_while() -> N
     assert kinds(find_all(seen(0.5), slow=0)) == ["barrier"]
 
 
-@pytest.mark.parametrize("state", [{"alive": "no"}, {"is_stopped": True}])
-def test_barrier_that_waits_for_a_dead_or_stopped_rank_is_a_finding_at_once(state: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"alive": "no"}, "is dead). Start rank 2 again, or end the job"),
+        ({"is_stopped": True}, "is stopped). Continue 1002 on node2 (kill -CONT 1002) or kill it"),
+    ],
+)
+def test_barrier_that_waits_for_a_dead_or_stopped_rank_is_a_finding_at_once(state: dict[str, Any], words: str) -> None:
     rounds = (round_of("b", 2, [2]),)
     (found,) = find_all(picture(person(1, 1, at_barrier("b", 1.5)), person(2, **state), rounds=rounds))
-    assert "rank 2 is dead" in found.message or "rank 2 is stopped (process 1002 on node2)" in found.message
+    assert found.message.endswith(f"Missing: 2 (rank 2 (node2:1002) {words}")
 
 
 def test_rank_that_was_restarted_is_not_dead() -> None:
@@ -125,7 +132,7 @@ def test_exchange_names_the_ranks_whose_data_is_missing() -> None:
     seen = picture(person(1, 0, waits), person(2, 1, alive="no", found_dead=DEATH), person(3, 2))
     (found,) = find_all(seen)
     assert found.message.startswith(
-        "exchange 'x' of 3 ranks: 1 wait, the first for 42 s. Missing: 1, 2 (rank 1 is dead"
+        "exchange 'x' of 3 ranks: 1 wait, the first for 42 s. Missing: 1, 2 (rank 1 (node2:1002) is dead"
     )
 
 
@@ -133,7 +140,7 @@ def test_exchange_whose_ranks_wait_for_one_key_names_those_that_do_not_wait() ->
     waits = waiting("exchange", "x", "x/given", size=3)
     seen = picture(person(1, 0, waits), person(2, 1, waits), person(3, 2))
     (found,) = find_all(seen)
-    assert "Missing: 2 (rank 2 is alive" in found.message
+    assert "Missing: 2 (rank 2 (node3:1003) is alive" in found.message
 
 
 def test_deadlock_of_two_locks_is_spelled_out() -> None:
@@ -146,7 +153,7 @@ def test_deadlock_of_two_locks_is_spelled_out() -> None:
     assert kinds(found) == ["deadlock"]
     assert found[0].message == (
         "rank 0 waits for lock 'b', which rank 1 holds; rank 1 waits for lock 'a', which rank 0 holds. None of them"
-        " can go on unless another thread of one of them releases its hold: end one of them"
+        " can go on unless another thread of one of them releases its hold: end one of them (node1:1001, node2:1002)"
     )
     assert found[0].sessions == (1, 2)
     assert found[0].seconds == 42.0
@@ -204,9 +211,15 @@ def test_lock_whose_holder_is_stopped_is_a_finding_with_the_remedy() -> None:
     (found,) = find_all(seen)
     assert found.kind == "lock"
     assert found.message == (
-        "lock 'a': rank 1 (node1:1001) holds it and is stopped (process 1001 on node1), and 1 waits for it. Continue it"
+        "lock 'a': rank 1 (node1:1001) holds it and is stopped, and 1 waits for it. Continue 1001 on node1"
         " (kill -CONT 1001) or kill it"
     )
+
+
+def test_process_of_a_holder_without_a_rank_is_named_once() -> None:
+    holder = person(1, is_stopped=True)._replace(rank=None)
+    (found,) = find_all(picture(holder, person(2, waits=in_line("a", 2, 1.5)), lines=(line("a", [1], [2]),)))
+    assert found.message.startswith("lock 'a': node1:1001 holds it and is stopped, and")
 
 
 def test_lock_for_which_nobody_waits_is_no_finding() -> None:
