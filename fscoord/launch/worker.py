@@ -371,8 +371,8 @@ class Console:
         The console gets each line with `prefix` before it, or no line if `prefix` is empty. `file` gets the unchanged
         lines, unless it is None. At the end, both the pipe and the file are closed.
 
-        A file that can't be written, such as on a full disk, ends there, and the console gets a message. The pipe is read on:
-        without a reader the worker would die of SIGPIPE.
+        A file that can't be written, such as on a full disk, ends there, and the console gets a message. The pipe is
+        read on: without a reader the worker would die of SIGPIPE.
         """
         try:
             for line in iter(lambda: pipe.readline(LINE_MAX), b""):
