@@ -70,7 +70,7 @@ def ps(
     """Show what every participant of a store does now.
 
     First come the findings, the most urgent first: a deadlock, a barrier or a lock that waits for a process that is
-    dead or stopped, a process that keeps the log's lock, and a participant that does nothing although other
+    dead or stopped, a process that keeps the log lock, and a participant that does nothing although other
     participants wait for it. Then each participant is a line: its rank, label, host:pid and state, the time (UTC) at
     which it opened the store, its holds, and its wait with its duration. A wait is shown after it has lasted for a
     second.
