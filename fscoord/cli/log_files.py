@@ -119,7 +119,7 @@ lock_option = click.option(
     default=LOCK_LIMIT_S,
     metavar="SECONDS",
     show_default=True,
-    help="How long to wait for the log's lock.",
+    help="How long to wait for the log lock.",
 )
 
 
@@ -142,7 +142,7 @@ def verify(ctx: click.Context, path: str | None, timeout: float, as_json: bool) 
     Exit codes:
         0  sound, also if the last record was never finished
        65  damaged, or not a log
-       75  another process kept the log's lock, so nothing is certain
+       75  another process kept the log lock, so nothing is certain
 
     \b
     Examples:
@@ -233,8 +233,8 @@ def repair(
 
     \b
     Examples:
-      fscoord repair /shared/job/store --output /shared/job/store.repaired
-      fscoord repair /shared/job/store --output /shared/job/store.repaired --yes
+      fscoord repair /shared/job/store --output /shared/job/repaired
+      fscoord repair /shared/job/store --output /shared/job/repaired --yes
     """
     with Progress("copying") as progress:
         found = inspect.repair(

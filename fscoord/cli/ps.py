@@ -84,7 +84,7 @@ def ps(
     """Show what every participant of a store does now.
 
     First come the findings, the most urgent first: a deadlock, a barrier or a lock that waits for a process that is
-    dead or stopped, a process that keeps the log's lock, and a participant that does nothing although other
+    dead or stopped, a process that keeps the log lock, and a participant that does nothing although other
     participants wait for it. Then each participant is a line: its rank, label, host:pid and state, the time (UTC) at
     which it opened the store, its first holds, and its wait with its duration. The state is alive, stopped, dead (the
     process has ended or has closed the store) or unknown (this host or this user can't tell). A wait is shown after it
