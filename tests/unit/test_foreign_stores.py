@@ -67,7 +67,8 @@ class Recorder:
 class Plain:
     """A store in the memory of threads, as a test of torch's functions may have one.
 
-    Time-outs raise `late`. A wait for a key in `never` times out at once.
+    Time-outs raise `late`. A wait for a key in `never` times out at once. `limits` has the timeouts that waits were
+    given.
     """
 
     def __init__(self, late: Exception) -> None:
@@ -75,6 +76,7 @@ class Plain:
         self.values: dict[str, str] = {}
         self.changed = threading.Condition()
         self.never: set[str] = set()
+        self.limits: list[timedelta] = []
         self.timeout = OWN
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -91,7 +93,9 @@ class Plain:
             return int(self.values[key])
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        limit = (timeout or self.timeout).total_seconds()
+        if timeout is not None:
+            self.limits.append(timeout)
+        limit = (self.timeout if timeout is None else timeout).total_seconds()
         with self.changed:
             if self.never.intersection(keys) or not self.changed.wait_for(
                 lambda: all(key in self.values for key in keys), limit
@@ -229,6 +233,14 @@ def test_rank_0_looks_for_16_missing_ranks_and_no_more() -> None:
     error = caught(barrier, store, 20, "b", 0, 0, None, 0)
     assert isinstance(error, StoreTimeoutError)
     assert error.missing_ranks == tuple(map(str, range(1, 17)))
+
+
+def test_rank_0_gives_time_to_the_first_missing_rank_only() -> None:
+    """The others have had the same time."""
+    store: Any = Plain(TimeoutError("late"))
+    store.never = {"b1/TRACE", "b2/TRACE", "b3/TRACE"}
+    assert isinstance(caught(barrier, store, 4, "b", 0, 0, None, 7), StoreTimeoutError)
+    assert store.limits == [timedelta(seconds=7), timedelta(milliseconds=1), timedelta(milliseconds=1)]
 
 
 @pytest.mark.parametrize("rank", [None, 1])
