@@ -12,7 +12,8 @@ The command sees NFS_A, NFS_B, NFS_HOSTS, NFS_SERVER_DIR, NFS_VERS, NFS_OUT, and
   on_host a|b COMMAND       run it with that client's network and host name
   link_host a|b up|down     cut that client's network, or heal it
   nfs_server stop|start|restart|endgrace|notify
-Exit status: the command's; 124 it took too long; 125 the lab itself failed.
+Exit status: the command's; 124 it took too long; 125 the lab itself failed: it could not be built, or its guest did not
+boot, or froze.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ from pathlib import Path
 
 CACHE = Path(__file__).resolve().parent  # `nfslab` copies this file beside what it built
 PORTS = ("out", "status", "ready")
-"""What the guest says: the command's output, its exit status, when it was ready to begin."""
+"""What the guest says: the command's output, its exit status, and a byte every 5 s from when it is ready to begin."""
+BOOT_S = 180
+"""How long a guest may boot, in seconds. It takes 5 to 30 s."""
+FROZEN_S = 120
+"""After how many seconds without such a byte a guest counts as frozen. A busy guest still says one in a few seconds."""
 LOGS = ("console.log", "engine.log", "host.log")
 
 
@@ -193,12 +198,17 @@ class Run:
         selector = selectors.DefaultSelector()
         for name, port in ports.items():
             selector.register(port, selectors.EVENT_READ, name)
-        status = b""
+        status, heard = b"", self.started
         while selector.get_map():
             left = self.started + self.given.timeout - time.monotonic()
             if left <= 0:
                 say(f"not done after {self.given.timeout:g} s")
                 return 124
+            silent = time.monotonic() - heard
+            if silent > (BOOT_S if self.ready is None else FROZEN_S):
+                happened = "froze while it ended" if status else "did not boot" if self.ready is None else "froze"
+                say(f"the guest {happened}: no sign of it for {silent:.0f} s")
+                break
             for key, _ in selector.select(min(left, 1)):
                 try:
                     data = key.fileobj.recv(65536)
@@ -212,9 +222,11 @@ class Run:
                     sys.stdout.buffer.flush()
                 elif key.data == "status":
                     status += data
-                elif self.ready is None:
-                    self.ready = time.monotonic() - self.started
-        self.processes[-1].wait(timeout=60)
+                else:
+                    heard = time.monotonic()
+                    self.ready = self.ready or heard - self.started
+        else:
+            self.processes[-1].wait(timeout=60)
         return int(status.split()[0]) if status.split() else 125
 
     def show_logs(self) -> None:
