@@ -74,7 +74,7 @@ def test_follower_that_is_interrupted_anywhere_is_done_once_or_never(store: File
             total = now
             if not at.reached:
                 break
-        assert number > 100
+        assert number > 60
         assert leader.served > number
 
 
@@ -157,5 +157,5 @@ def test_fork_in_a_signal_handler_of_a_follower_goes_on_in_both(store: FileStore
         if children:
             assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0, at.where
         assert store.add("n", 0) - before in (1, 2), at.where
-    assert number > 100
+    assert number > 60
     assert combiner_of(store)

@@ -31,8 +31,8 @@ from fscoord._log.access.network import NetworkAccess
 from fscoord._log.combining import batch, combiner
 from fscoord._log.combining.batch import Batch, Write
 from fscoord._log.combining.combiner import Combiner
-from fscoord._log.combining.request import ALONE, DONE, LEAD, Author, encode_request
-from fscoord._log.combining.station import Station
+from fscoord._log.combining.request import ALONE, DONE, LEAD, REQUEST_MAX, Author, encode_request
+from fscoord._log.combining.station import LINK_MAX, VERSION, Station
 from fscoord._log.format import record
 from fscoord._log.io.writer import SharedLogWriter
 from fscoord._log.recovery import GENERATION
@@ -646,7 +646,7 @@ def foreign_request(path: str, store: FileStore, change: Callable[[Author], Auth
         waiting = Seat(store)
         stack.callback(lambda: (waiting.station.give_back(waiting.slot), waiting.station.close()))
         data = encode_request(change(author), 5, waiting.slot.name, Operation(record.SET, b"foreign", b"1").encode())
-        waiting.station.publish(waiting.slot, data, waiting.station.request_path("x"))
+        waiting.station.publish(waiting.slot, data, waiting.station.request_path(0.0, "x"))
         assert len(station.requests()) == 1
         store.set("k", "1")
         assert station.requests() == []
@@ -698,7 +698,7 @@ def test_request_whose_author_is_gone_is_dropped(path: str) -> None:
         author = Author(session, log.table.sessions[session].alive_id, log.follower.life, log.follower.run)
         gone = Seat(store)
         data = encode_request(author, 5, gone.slot.name, Operation(record.SET, b"foreign", b"1").encode())
-        gone.station.publish(gone.slot, data, gone.station.request_path("x"))
+        gone.station.publish(gone.slot, data, gone.station.request_path(0.0, "x"))
         gone.station.give_back(gone.slot)
         gone.station.close()
         for content in (b"", data[:20], data[:-1] + b"?"):
@@ -730,14 +730,19 @@ def test_writers_go_on_alone_where_the_directory_is_removed_meanwhile(path: str)
         assert store.add("n", 1) == 3
 
 
-@pytest.mark.parametrize("name", ["mkdir", "open", "write", "rename"])
-def test_writers_go_on_alone_where_the_files_of_the_host_fail(name: str, path: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "size"), [("mkdir", 1), ("symlink", 1), ("open", LINK_MAX), ("write", LINK_MAX), ("rename", LINK_MAX)]
+)
+def test_writers_go_on_alone_where_the_files_of_the_host_fail(name: str, size: int, path: str) -> None:
+    failed: list[str] = []
+
     def fails(called: str, _: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        first = arguments[0]
+        where = arguments[1] if called == "symlink" else arguments[0]
         if called != name:
             return
-        where = os.readlink(f"/proc/self/fd/{first}") if isinstance(first, int) else os.fspath(first)
-        if ".1/" in where + "/" and "/node/" in where:
+        where = os.readlink(f"/proc/self/fd/{where}") if isinstance(where, int) else os.fspath(where)
+        if VERSION + "/" in where + "/" and "/node/" in where:
+            failed.append(where)
             raise OSError(system.errno.ENOSPC, "no space left on device")
 
     with ExitStack() as stack:
@@ -746,7 +751,29 @@ def test_writers_go_on_alone_where_the_files_of_the_host_fail(name: str, path: s
             stack.enter_context(Seat(store))
         with faulty_system() as faulty, faulty.instead(fails):
             store = stack.enter_context(FileStore(path, timeout=LIMIT_S))
-            assert [store.add("n", 1) for _ in range(3)] == [1, 2, 3]
+            for _ in range(3):
+                store.append("k", "x" * size)
+            assert store.get("k") == b"x" * 3 * size
+    assert failed
+
+
+@pytest.mark.parametrize("size", [0, 1, LINK_MAX - 200, LINK_MAX, REQUEST_MAX - 200])
+def test_request_of_any_length_is_published_whole_and_leaves_nothing(size: int, path: str) -> None:
+    with ExitStack() as stack:
+        leader, follower = opened(path, stack, 2)
+        with Seat(leader) as seat:
+            value = bytes(number % 256 for number in range(size))
+            thread = start_thread(follower.append, "k", value)
+            (request,) = seat.requests(1)
+            assert os.path.islink(request) is (size < LINK_MAX)
+            assert seat.claim().operation == Operation(record.APPEND, b"k", value).encode()
+            seat.leave()
+        leader.set("another", "1")
+        thread.join()
+        assert leader.get("k") == value
+        directory = station_of(leader).directory
+        assert os.listdir(os.path.join(directory, "q")) == []
+        assert not [name for name in os.listdir(os.path.join(directory, "a")) if "new" in name]
 
 
 @pytest.mark.parametrize("obstacle", ["foreign", "file", "link", "absent"])
@@ -807,7 +834,7 @@ def test_leader_whose_files_of_the_host_fail_after_the_write_has_written_once(pa
         station = station_of(store)
         station._swept_at = -NEVER_S
         station._add_slot(station._free_slots.append)  # as of another thread, which the removal uses
-        late = Path(station.request_path("late"))
+        late = Path(station.request_path(0.0, "late"))
         late.touch()
         stack.callback(late.unlink)
         faulty = stack.enter_context(faulty_os())

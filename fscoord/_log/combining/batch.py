@@ -162,7 +162,7 @@ class Batch:
         self._write = write
         self._station = station
         self._slot = slot
-        self._life = system.time.monotonic_ns()
+        self._life = int(write.started * 1e9)
         self.claims: list[Claim] = []
         self.keys: list[bytes] = []
         self.failed: list[Claim] = []

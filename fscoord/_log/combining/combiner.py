@@ -64,14 +64,6 @@ RETRY_S = 5.0
 """The pause between two attempts to open a station, and between two checks that it is still there, in seconds."""
 
 
-def _free(slot: Slot) -> None:
-    """Leave the seat, if the thread of `slot` has it."""
-    try:
-        slot.free()
-    except OSError as error:  # a signal handler has forked, and this is the child: the seat is the parent's
-        raise_if_foreign(error)
-
-
 class Combiner:
     """The combined writes of one handle.
 
@@ -113,7 +105,7 @@ class Combiner:
         if log.handle.shared.leader == system.threading.get_ident():
             raise log.entered_twice()
         write = Write(operation, log.writer.next_time(), limit)
-        station = self._station_for(operation)
+        station = self._station_for(operation, write.started)
         if station is None:
             return self._write_alone(write)
         taken: list[Slot] = []
@@ -127,7 +119,7 @@ class Combiner:
             return self._write_with(station, taken[0], write)
         finally:
             for slot in taken:
-                _free(slot)
+                station.leave_seat(slot)
                 if system.process_epoch() == station.epoch:
                     station.give_back(slot)
 
@@ -139,14 +131,14 @@ class Combiner:
 
     # -- the station -----------------------------------------------------------------------------------------------
 
-    def _station_for(self, operation: Operation) -> Station | None:
-        """Return the station, or None if `operation` must be written alone."""
+    def _station_for(self, operation: Operation, now: float) -> Station | None:
+        """Return the station, or None if `operation` must be written alone. `now` is the time, monotonic."""
         handle, access = self._log.handle, self._log.access
         if operation.size > requests.REQUEST_MAX or handle.lock.kind != OFD:  # a long operation is its own batch
             return None
         if not (isinstance(access, NetworkAccess) and access.coherence == "direct") or handle.is_copy:
             return None
-        station, now = self._stations.get("open"), system.time.monotonic()
+        station = self._stations.get("open")
         if station is not None and station.is_closed:  # after a fork
             self._drop(station)
             self._check_at, station = 0.0, None
@@ -241,7 +233,7 @@ class Combiner:
         try:
             try:
                 # Before the publishing: an interruption directly after it must find the path.
-                write.path = station.request_path(f"{session}.{write.time}")
+                write.path = station.request_path(write.started, f"{session}.{write.time}")
                 station.publish(slot, data, write.path)
             except OSError as error:
                 raise_if_foreign(error)
@@ -303,8 +295,8 @@ class Combiner:
 
     def _follow(self, station: Station, slot: Slot, write: Write) -> Any:
         """Wait for the answer to the published request of `write`, or take the seat over."""
-        state, since = b"", system.time.monotonic()
-        wait_s = 0.0  # the first look at the seat comes at once, after the publishing
+        state, since = b"", write.started
+        now, wait_s = write.started, 0.0
         while True:
             answer = self._receive(station, slot, write, wait_s) if wait_s else None
             if system.process_epoch() != station.epoch:  # a signal handler has forked, and this is the child
@@ -314,33 +306,34 @@ class Combiner:
                 return self._take(answer, write)
             if station.try_seat(slot):
                 return self._take_over(station, slot, write)
-            now = system.time.monotonic()
-            if now >= write.deadline:
-                return self._give_up(station, write)
-            if self._log.handle.recovery & CLOSED:
-                self._withdraw(station, write)
-                return self._write_alone(write)  # raises
-            seen = station.seat_state()
-            if seen != state:
-                state, since = seen, now
-            phase = requests.decode_seat(seen)[0]
-            if now - since > (STALLED_S if phase == requests.WAITING else SILENT_S + self._jitter):
-                self._bypass(state, now - since)
-                self._withdraw(station, write)
-                return self._write_alone(write)
+            if wait_s:  # the first attempt comes at once, after the publishing
+                now = system.time.monotonic()
+                if now >= write.deadline:
+                    return self._give_up(station, write)
+                if self._log.handle.recovery & CLOSED:
+                    self._withdraw(station, write)
+                    return self._write_alone(write)  # raises
+                seen = station.seat_state()
+                if seen != state:
+                    state, since = seen, now
+                phase = requests.decode_seat(seen)[0]
+                if now - since > (STALLED_S if phase == requests.WAITING else SILENT_S + self._jitter):
+                    self._bypass(state, now - since)
+                    self._withdraw(station, write)
+                    return self._write_alone(write)
             wait_s = max(min(LOOK_S, write.deadline - now), 0.001)
 
     def _receive(self, station: Station, slot: Slot, write: Write, seconds: float) -> Answer | None:
         """Return the answer to `write`; None if none has come within `seconds`, or if the seat is free."""
-        until = system.time.monotonic() + seconds
         while True:
-            data = station.receive(slot, max(until - system.time.monotonic(), 0.0))
+            data = station.receive(slot, seconds)
             if data is None:
                 return None
             answer = Answer.decode(data)
             if answer is None or answer.verdict == requests.LEAD:
                 return None
-            # The address may have been used for an earlier request, whose answer comes late.
+            # The address may have been used for an earlier request, whose answer came late. Few answers do, so the wait
+            # begins anew without a look at the clock.
             if answer.time == write.time:
                 return answer
 
@@ -371,8 +364,9 @@ class Combiner:
         finally:
             try:
                 slot.free()
-            except OSError as error:  # as in `_free`
+            except OSError as error:  # as in `Station.leave_seat`
                 raise_if_foreign(error)
+            slot.may_have_seat = False
         # The leader has left the seat, and may be about to tell the result.
         answer = self._receive(station, slot, write, TELL_S)
         return self._write_alone(write) if answer is None else self._take(answer, write)
@@ -417,11 +411,12 @@ class Combiner:
             # A C function comes first, as in `Log.update`: otherwise Ctrl-C could leave the seat taken.
             try:
                 slot.free()
-            except OSError as error:  # as in `_free`
+            except OSError as error:  # as in `Station.leave_seat`
                 raise_if_foreign(error)
+            slot.may_have_seat = False
             shared.leader = 0
             self._tell(station, slot, batch, is_written=is_written)
-        station.sweep_if_due()
+        station.sweep_if_due(write.started)
         return self._finish(write, batch)
 
     def _tell(self, station: Station, slot: Slot, batch: Batch, *, is_written: bool) -> None:
