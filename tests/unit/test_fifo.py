@@ -125,7 +125,7 @@ def test_poller_of_a_node_rings_and_is_hurried_through_the_fifo(source: FifoSour
     assert not election.notify([7])
     assert not source.wait(0)
     election.heartbeat(0.1)
-    election.add(threading.current_thread())  # stands for a waiter
+    election.hurry(ringer.read())
     assert source.wait(0)
     election.close()
 

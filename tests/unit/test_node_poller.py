@@ -377,7 +377,7 @@ def test_new_waiter_hurries_a_slow_poller(pace: int, is_hurried: bool, start: Ca
     one.election.heartbeat(pace / 1000)
     assert not one.election.is_hurried(one.waiter)
     with faulty_os() as faulty:
-        two.election.add(two.waiter)
+        two.election.hurry(two.bell.read())
     assert one.election.is_hurried(one.waiter) is is_hurried
     assert (("utime", two.bell.fd) in faulty.calls) is is_hurried, "that is the event which others listen for"
     assert not two.election.is_hurried(two.waiter)

@@ -156,10 +156,10 @@ def test_waiter_sleeps_on_while_the_poller_beats_and_looks_when_it_stops(monkeyp
         def heartbeat_count(self) -> int:
             return self.beats_seen.pop(0)
 
-        def try_elect(self, waiting: object, *, may_queue: bool) -> bool:
+        def try_elect(self, waiting: object, *, may_queue: bool, state: object = None) -> bool:
             return False
 
-        def is_vacant(self) -> bool:
+        def is_vacant(self, state: object) -> bool:
             return False
 
     clock = Clock()

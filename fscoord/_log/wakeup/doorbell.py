@@ -31,6 +31,7 @@ closed it. Until then each waiter makes a slow poll.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Final
 from zlib import crc32
@@ -43,6 +44,8 @@ SIZE: Final = 4096
 LAST_BUCKET: Final = SIZE - 1
 FIFO_BYTE: Final = SIZE + 3
 """The byte that is 1 once a process has opened the FIFO. `node_poller` uses the three bytes before it."""
+STATE_SIZE: Final = SIZE + 8
+"""How many bytes `Doorbell.read` returns: the buckets, and the bytes after them that are the same for all waiters."""
 FIFO_SUFFIX: Final = ".fifo"
 
 
@@ -104,18 +107,22 @@ class Doorbell:
         """Forget the descriptors, which the fork has closed."""
         self.fd = self._fifo = -1
 
-    def arm(self, number: int) -> bytes:
-        """Make byte `number` odd, so that a write to that bucket rings. Return the new byte, which `is_rung` takes."""
-        seen = int.from_bytes(system.os.pread(self.fd, 1, number), "little")  # 0 if the bell was truncated
+    def read(self) -> bytes:
+        """Return the first `STATE_SIZE` bytes. The bytes that a truncated bell does not have are 0."""
+        return system.os.pread(self.fd, STATE_SIZE, 0).ljust(STATE_SIZE, b"\0")
+
+    def arm(self, number: int, state: bytes | None = None) -> bytes:
+        """Make byte `number` odd, so that a write to that bucket rings. Return the new byte, which `is_rung` takes.
+
+        Args:
+            number: the bucket.
+            state: what `read` has returned just now; None: the byte is read.
+        """
+        seen = int.from_bytes(system.os.pread(self.fd, 1, number), "little") if state is None else state[number]
         armed = bytes([seen | 1])
         if not seen & 1:
             system.os.pwrite(self.fd, armed, number)
         return armed
-
-    def is_armed(self, number: int) -> bool:
-        """Return whether a waiter has armed bucket `number`, so that a write to it rings."""
-        seen = system.os.pread(self.fd, 1, number)
-        return bool(seen) and bool(seen[0] & 1)
 
     def is_rung(self, number: int, armed: bytes) -> bool:
         """Return whether bucket `number` was written to since `arm` returned `armed`."""
@@ -127,6 +134,12 @@ class Doorbell:
         if seen and seen[0] & 1:
             system.os.pwrite(self.fd, bytes([(seen[0] + 1) & 0xFF]), number)
             self.signal()
+
+    def ring_armed(self, numbers: Iterable[int], state: bytes) -> None:
+        """Wake the waiters of the buckets `numbers`, whose bytes are odd in `state`, which `read` has returned."""
+        for number in numbers:
+            system.os.pwrite(self.fd, bytes([(state[number] + 1) & 0xFF]), number)
+        self.signal()
 
     def signal(self) -> None:
         """End the sleep of every process that watches the bell."""

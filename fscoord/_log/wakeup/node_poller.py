@@ -258,7 +258,7 @@ class PollerElection:
         self._requested = system.Descriptors()  # the descriptor on which a thread blocks for that lock
         self._poller_ref: Callable[[], Any] = _no_poller
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._hurries = 0
+        self._hurries = self._beats = 0
         self._refused = -1  # the term byte at the last refusal of the lock; -1 before the first
         for owned_fds in (self._held, self._requested):
             system.close_when_collected(self, owned_fds)
@@ -278,11 +278,16 @@ class PollerElection:
     def _poller(self, waiter: Any) -> None:
         self._poller_ref = _no_poller if waiter is None else weakref.ref(waiter)
 
+    # A `state` is what `Doorbell.read` has returned just now. A method that gets none reads the byte that it needs.
+
     def add(self, waiter: Any) -> None:
-        """Add `waiter`, which begins to wait, and ask the poller to poll faster."""
+        """Add `waiter`, which begins to wait."""
         self._waiting.add(waiter)
-        if self._byte(INTERVAL_BYTE) > SLOW_INTERVAL_MS:
-            self._put(HURRY_BYTE, self._byte(HURRY_BYTE) + 1)
+
+    def hurry(self, state: bytes) -> None:
+        """Ask the poller to poll faster, if it polls slowly. A waiter calls this method once, at its first arming."""
+        if state[INTERVAL_BYTE] > SLOW_INTERVAL_MS:
+            self._put(HURRY_BYTE, state[HURRY_BYTE] + 1)
             self._bell.signal()
 
     def remove(self, waiter: Any) -> None:
@@ -316,7 +321,7 @@ class PollerElection:
         # at the buckets reads the byte before it sleeps.
         try:
             self._put(TERM_BYTE, (self._byte(TERM_BYTE) | 1) + 1)
-            if 1 in system.os.pread(self._bell.fd, SIZE, 0).translate(_PARITY):
+            if 1 in self._bell.read()[:SIZE].translate(_PARITY):
                 self._bell.signal()
         except OSError as error:  # the bell is closed, or lost; a waiter queues later
             raise_if_foreign(error)
@@ -332,7 +337,7 @@ class PollerElection:
             self._poller = self  # so that no waiter becomes the poller
             self._resign()
 
-    def try_elect(self, waiter: Any, *, may_queue: bool = True) -> bool:
+    def try_elect(self, waiter: Any, *, may_queue: bool = True, state: bytes | None = None) -> bool:
         """Make `waiter` the poller if there is none. Return whether `waiter` is the poller.
 
         If another process is the poller and `may_queue` is true, a thread begins to wait for the poller's lock.
@@ -343,16 +348,17 @@ class PollerElection:
             if self._poller is not None or (self._requested and not self._held):
                 return False
             if not self._held:
-                if not may_queue and not self.is_vacant():
+                if not may_queue and not self.is_vacant(state):
                     return False
                 if not self._acquire(may_queue=may_queue):
                     return False
             self._poller = waiter
-        self._hurries = self._byte(HURRY_BYTE)
+        found = self._bell.read()
+        self._hurries, self._beats = found[HURRY_BYTE], found[HEARTBEAT_BYTE]
         self.notify(range(SIZE))  # the previous poller may have died between a poll and its ring
         return True
 
-    def is_vacant(self) -> bool:
+    def is_vacant(self, state: bytes | None = None) -> bool:
         """Return whether a waiter of this process can probably become the poller at once.
 
         The process has no poller. Either it has the lock, or the lock seems to be free and the process does not queue.
@@ -364,7 +370,7 @@ class PollerElection:
             return True
         if self._requested:
             return False
-        term = self._byte(TERM_BYTE)
+        term = self._byte(TERM_BYTE) if state is None else state[TERM_BYTE]
         return not term & 1 and term != self._refused
 
     def _acquire(self, *, may_queue: bool) -> bool:
@@ -446,16 +452,18 @@ class PollerElection:
 
     def heartbeat(self, pause: float) -> None:
         """Record that this process has just polled, and will poll again in `pause` seconds."""
-        self._put(HEARTBEAT_BYTE, self._byte(HEARTBEAT_BYTE) + 1)
-        self._put(INTERVAL_BYTE, min(int(pause * 1000), 255))
+        self._beats = (self._beats + 1) & 0xFF
+        system.os.pwrite(self._bell.fd, bytes([self._beats, min(int(pause * 1000), 255)]), HEARTBEAT_BYTE)
 
     def heartbeat_count(self) -> int:
         """Return a number that changes for as long as the poller polls."""
         return self._byte(HEARTBEAT_BYTE)
 
-    def is_hurried(self, waiter: Any) -> bool:
+    def is_hurried(self, waiter: Any, state: bytes | None = None) -> bool:
         """Return whether `waiter` is the poller, and was asked to poll faster since `ack_hurry`."""
-        return self._poller is waiter and self._byte(HURRY_BYTE) != self._hurries
+        if self._poller is not waiter:
+            return False
+        return (self._byte(HURRY_BYTE) if state is None else state[HURRY_BYTE]) != self._hurries
 
     def ack_hurry(self) -> None:
         """Record that all requests for faster polls so far were seen."""
@@ -472,16 +480,13 @@ class PollerElection:
             buckets: the buckets.
             extent: returns what the caller has read last. It becomes the shared extent of the node before the ring.
         """
-        fd = self._bell.fd
-        counters = system.os.pread(fd, SIZE, 0)
-        armed = [number for number in _armed_buckets(counters) if number in buckets]
+        state = self._bell.read()
+        armed = [number for number in _armed_buckets(state[:SIZE]) if number in buckets]
         found = extent() if armed and extent is not None else None
         if found is not None:
             shared_extent.publish(self._bell, found)
-        for number in armed:
-            system.os.pwrite(fd, bytes([(counters[number] + 1) & 0xFF]), number)
         if armed:
-            self._bell.signal()
+            self._bell.ring_armed(armed, state)
         return bool(armed)
 
     def _byte(self, offset: int) -> int:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from fscoord._log.io.extent import Extent
-from fscoord._log.wakeup.doorbell import SIZE
+from fscoord._log.wakeup.doorbell import SIZE, Doorbell
 from fscoord._log.wakeup.node_poller import QUEUE_AFTER_S, PollerElection
 from fscoord._log.wakeup.watcher import ChangeWatcher
 from fscoord._runtime import system
@@ -51,6 +51,7 @@ class Waiter:
     _wakes_at: float | None = None  # the end of the current sleep without a ring; None: no sleep
     _is_beside_election = False
     _is_poller = False
+    _has_hurried = False
     _may_queue = False  # whether the wait is long enough to queue for the poller's lock
     _pause = 0.0  # the length of the last sleep without a ring; 0.0 before the first
     _poll_pause = POLL_FIRST_S
@@ -77,17 +78,7 @@ class Waiter:
         self.event_count = watcher.event_count
         self._deaths = watcher.deaths
         if watcher.election is not None:
-            self._last_own_poll = system.time.monotonic()
-            self._join_election()
-
-    def _join_election(self) -> None:
-        election = self.watcher.election
-        if election is not None:
-            try:
-                election.add(self)
-            except OSError as error:
-                raise_if_foreign(error)
-                self.watcher.fall_back_to_polling(error)
+            watcher.election.add(self)
 
     def stand_for_election(self) -> None:
         """Become the poller now if there is none, instead of at the next sleep.
@@ -113,18 +104,37 @@ class Waiter:
         if watcher.election is not None:
             watcher.election.remove(self)
 
-    def arm(self, bucket: int) -> None:
-        """Arm `bucket` before a look at the log, so that a write to it after that look ends the next sleep."""
+    def arm(self, bucket: int, *, stands: bool = False) -> None:
+        """Arm `bucket` before a look at the log, so that a write to it after that look ends the next sleep.
+
+        With `stands`, do first what `stand_for_election` does.
+        """
         watcher = self.watcher
         self.event_count, self._deaths, bell = watcher.event_count, watcher.deaths, watcher.bell
         if bell is not None:
             try:
-                self._bucket, self._mark = bucket, bell.arm(bucket)
+                state = None if watcher.election is None else self._meet_poller(watcher.election, bell, stands=stands)
+                self._bucket, self._mark = bucket, bell.arm(bucket, state)
                 if self._other_buckets:
-                    self._other_marks = list(map(bell.arm, self._other_buckets))
+                    self._other_marks = [bell.arm(number, state) for number in self._other_buckets]
             except OSError as error:
                 raise_if_foreign(error)
                 watcher.fall_back_to_polling(error)
+
+    def _meet_poller(self, election: PollerElection, bell: Doorbell, *, stands: bool) -> bytes:
+        """Read the bell of the node, make a slow poller poll faster, and stand for election if `stands` is true.
+
+        Return what `Doorbell.read` returns. One read serves all that this wait needs to know before its look.
+        """
+        state = bell.read()
+        if not self._has_hurried:
+            self._has_hurried = True
+            election.hurry(state)
+        if stands:
+            self._is_poller = election.try_elect(self, may_queue=False, state=state)
+            if self._is_poller:  # the election has rung every key
+                state = bell.read()
+        return state
 
     def notify_node(self, buckets: Collection[int], extent: Callable[[], Extent | None] | None = None) -> None:
         """Ring the node's bell for `buckets`, which a look found changed. Only the poller of the node rings.
@@ -169,14 +179,17 @@ class Waiter:
         if bell is None:
             return self.event_count != watcher.event_count
         try:
-            if bell.is_rung(self._bucket, self._mark) or any(map(bell.is_rung, self._other_buckets, self._other_marks)):
-                return True
             if election is None:
-                return False
+                is_rung = bell.is_rung
+                return is_rung(self._bucket, self._mark) or any(map(is_rung, self._other_buckets, self._other_marks))
+            state = bell.read()
+            marks = zip((self._bucket, *self._other_buckets), (self._mark, *self._other_marks), strict=False)
+            if any(state[number : number + 1] != mark for number, mark in marks):
+                return True
             if self._is_poller:
-                return election.is_hurried(self)
+                return election.is_hurried(self, state)
             # Looked at now that this waiter is among the sleepers: an earlier poller could not wake it.
-            if election.is_vacant():
+            if election.is_vacant(state):
                 self.role_changed = True
             return self.role_changed
         except OSError as error:
@@ -193,8 +206,10 @@ class Waiter:
         watcher = self.watcher
         try:
             while True:
+                now = None
                 if self._wakes_at is None:
-                    self._wakes_at = self._begin_sleep(deadline)
+                    now = system.time.monotonic()
+                    self._wakes_at = self._begin_sleep(now, deadline)
                     watcher.begin_sleep(self)
                 # The usual case is decided without a call: without an event or an election, only `close` ends a sleep.
                 if self.event_count != watcher.event_count or self.is_over or watcher.election is not None:
@@ -202,7 +217,7 @@ class Waiter:
                 else:
                     is_rung = False
                 if not is_rung:
-                    seconds = self._wakes_at - system.time.monotonic()
+                    seconds = self._wakes_at - (system.time.monotonic() if now is None else now)
                     if seconds > 0:
                         return seconds
                 watcher.end_sleep(self)
@@ -233,10 +248,9 @@ class Waiter:
             self._end_sleep()
         self.was_rung = False
 
-    def _begin_sleep(self, deadline: float) -> float:
-        """Begin a sleep. Return the time, by the monotonic clock, at which it ends unless a ring comes first."""
-        now = system.time.monotonic()
-        self.role_changed = False
+    def _begin_sleep(self, now: float, deadline: float) -> float:
+        """Begin a sleep at `now`. Return the monotonic time at which it ends unless a ring comes first."""
+        has_cause, self.role_changed = self.role_changed, False
         election = self.watcher.election
         self._is_beside_election = election is not None
         if election is None:
@@ -248,15 +262,19 @@ class Waiter:
                 pause *= random.uniform(0.75, 1.25)  # so that many waiters do not poll at once
         else:
             was_poller = self._is_poller
-            self._is_poller = election.try_elect(self, may_queue=self._may_queue)
+            self._last_own_poll = self._last_own_poll or now  # the wait has just looked
+            # A vacancy is seen by `is_rung`, once this waiter is among the sleepers, and is then the cause.
+            if has_cause or was_poller or self._may_queue:
+                self._is_poller = election.try_elect(self, may_queue=self._may_queue)
             if self._is_poller and not was_poller:
                 # The election has rung every key, this waiter's too. A look for that ring would be a request in vain:
                 # the waiter has just looked, and its first poll comes in a millisecond. A death still ends the sleep,
                 # because `_deaths` stays.
                 bell = self.watcher.bell
                 if bell is not None:
-                    self._mark = bell.arm(self._bucket)
-                    self._other_marks = list(map(bell.arm, self._other_buckets))
+                    state = bell.read()
+                    self._mark = bell.arm(self._bucket, state)
+                    self._other_marks = [bell.arm(number, state) for number in self._other_buckets]
             if self._is_poller:
                 pause = self._poll_pause * random.uniform(0.75, 1.25)
             else:

@@ -92,8 +92,8 @@ class ChangeNotifier:
         if bell is not None:
             try:
                 if self.passes_on_changes:
-                    names = list(names)
-                    self._publish(bell, names)
+                    self._ring_node(bell, names)
+                    return
                 for name in names:
                     bell.ring(crc32(name) & LAST_BUCKET)  # as `bucket`, without a call
             except OSError as error:
@@ -101,12 +101,18 @@ class ChangeNotifier:
                 self._warn(error)
                 self._bell = None
 
-    def _publish(self, bell: Doorbell, names: list[bytes]) -> None:
-        """Make what this handle has read and written the shared extent of the node, if a waiter will be rung."""
-        if isinstance(self._log, WatchedLog) and any(bell.is_armed(crc32(name) & LAST_BUCKET) for name in names):
-            extent = self._log.recent_extent()
+    def _ring_node(self, bell: Doorbell, names: Iterable[bytes]) -> None:
+        """Ring the bell of the node for `names`.
+
+        If a waiter is rung, what this handle has read and written becomes the shared extent of the node before.
+        """
+        state = bell.read()
+        armed = [number for number in {crc32(name) & LAST_BUCKET for name in names} if state[number] & 1]
+        if armed:
+            extent = self._log.recent_extent() if isinstance(self._log, WatchedLog) else None
             if extent is not None:
                 shared_extent.publish(bell, extent)
+            bell.ring_armed(armed, state)
 
     # -- for one wait ----------------------------------------------------------------------------------------------
 

@@ -78,6 +78,9 @@ class Condition(ABC, Generic[T]):
     arms_wait = False
     """Whether the first look changes the store, and arms the wait itself, under the log's lock; see `Arrival`."""
 
+    arms_under_lock = True
+    """Whether such a look calls `arm` while it holds the log's lock."""
+
     has_read = False
     """Whether the wait has just read on in the shared extent of its node, so that the look need not read from the
     server. Such a look usually finds the key. It can't show that a key does not exist."""
@@ -163,7 +166,7 @@ class FileWait(Generic[T]):
             is_early = not self._has_looked
             if is_early and not self._condition.arms_wait:
                 return  # too early to say whether there will be a sleep
-            if system.time.monotonic() >= self._deadline:
+            if (self._started if is_early else system.time.monotonic()) >= self._deadline:
                 return  # there will be no sleep
             notifier, death_watch = self._notifier, self._condition.death_watch
             if death_watch is not None:
@@ -179,7 +182,7 @@ class FileWait(Generic[T]):
             self._waiter = waiter
             notifier.add_waiter(waiter)
             if is_early:
-                if notifier.passes_on_changes:  # only there is an election
+                if self._condition.arms_under_lock and notifier.passes_on_changes:  # only there is an election
                     waiter.stand_for_election()
                 return
         self._arm()
@@ -191,11 +194,12 @@ class FileWait(Generic[T]):
             return
         # Arming for one missing key is enough: while this key is missing, no look can end the wait.
         self._armed_for = name = self._condition.missing[0]
-        waiter.arm(crc32(name) & LAST_BUCKET)  # as `bucket`, without a call
+        stands = not (self._has_looked or self._condition.arms_under_lock)
+        waiter.arm(crc32(name) & LAST_BUCKET, stands=stands)  # as `bucket`, without a call
 
     def look(self) -> T | NotYet:
         """See `Wait.look`."""
-        now = system.time.monotonic()
+        now = system.time.monotonic() if self._has_looked else self._started
         left = self._deadline - now
         if self._was_rung and self._notifier.passes_on_changes:
             found = self._look_in_extent(left)
@@ -450,6 +454,7 @@ class Arrival(Condition["bytes | None"]):
         self._write_timeout = write_timeout
         self._notify = notify
         self._has_arrived = False
+        self.arms_under_lock = combiner is None or not isinstance(request.judge, LastOfCount | LastOfRanks)
         self.missing = [request.done]
 
     def new_slow_logger(self, started: float) -> SlowWaitLogger:
@@ -471,7 +476,7 @@ class Arrival(Condition["bytes | None"]):
             return None if log.inspect(lambda: self._state.has(request.done)) else NOT_YET
         kind = record.ADD if request.kind == COUNT else record.APPEND
         judge = request.judge
-        if self._combiner is not None and isinstance(judge, LastOfCount | LastOfRanks):
+        if self._combiner is not None and isinstance(judge, LastOfCount | LastOfRanks):  # and so not `arms_under_lock`
             # Armed before the arrival can be in the log, and so before the record of the last arrival.
             arm()
             operation = Operation(kind, request.key, request.piece, done=request.done, judge=judge)
