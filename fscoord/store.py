@@ -448,7 +448,7 @@ class Store(ABC):
         return run_blocking(self, self._arrival_steps(request))
 
     def _arrival_steps(self, request: ArrivalRequest) -> WaitSteps[bytes | None]:
-        start = system.time.monotonic()
+        start = system.time.monotonic() if request.started is None else request.started
         if request.kind == COUNT:
             value = b"%d" % self.add(request.key, 1)
         else:
@@ -692,7 +692,7 @@ def _counted_arrival(key: Key, world_size: int, timeout: float) -> ArrivalReques
     if len(counter) > KEY_MAX:
         key_bytes(counter)  # raises the error
 
-    return new_tuple(ArrivalRequest, (COUNT, counter, b"", last, LastOfCount(world_size), timeout, None))
+    return new_tuple(ArrivalRequest, (COUNT, counter, b"", last, LastOfCount(world_size), timeout, None, None))
 
 
 def _not_counted(error: Exception) -> BarrierError:

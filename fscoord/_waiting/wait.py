@@ -158,10 +158,11 @@ class ArrivalRequest(NamedTuple):
         judge: returns, for the new value of `key`, whether this arrival is the last, which sets `done`; None if the
             caller must decide. It is called under the lock of the store, so it must not use the store. A
             `LastOfCount` or a `LastOfRanks` can be evaluated in another process.
-        timeout: the longest time from the call until `done` is set, in seconds. The write itself is limited by the
+        timeout: the longest time from `started` until `done` is set, in seconds. The write itself is limited by the
             timeout of the store.
         new_slow_logger: returns the logger of the warnings about a long wait, given the time when the wait began. None:
             the store logs its own warnings.
+        started: when the call began, by the monotonic clock; None: now.
 
     The answer is the new value of `key` if `judge` returned None. Otherwise the answer is None, when `done` is set.
     """
@@ -173,6 +174,7 @@ class ArrivalRequest(NamedTuple):
     judge: Callable[[bytes], bool | None]
     timeout: float
     new_slow_logger: Callable[[float], SlowWaitLogger] | None = None
+    started: float | None = None
 
 
 new_tuple: Final = tuple.__new__

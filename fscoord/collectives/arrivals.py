@@ -309,9 +309,16 @@ class Arrivals:
         self._store.announce_rank(call.rank)
         if len(key) > KEY_MAX:
             key_bytes(key)  # raises the error
-        left = call.timeout - (system.time.monotonic() - call.start)  # as `Attempt.left`, without a call
-        left = left if left > 0 else 0.0
-        values = (APPEND, key, self._own, self._complete, self._is_last, left, self._new_slow_logger)
+        values = (
+            APPEND,
+            key,
+            self._own,
+            self._complete,
+            self._is_last,
+            call.timeout,
+            self._new_slow_logger,
+            call.start,
+        )
         return new_tuple(ArrivalRequest, values)
 
     def time_out(self, error: StoreTimeoutError) -> None:

@@ -11,7 +11,7 @@ the session that requested it. Any writer may lead, for one hold of the lock. Th
 - `batch`: the plan of one hold of the log's lock: which requests it claims, and which records it appends.
 - `combiner`: the protocol, from the author of an operation to its result.
 
-Safety rests on two things only: the log's lock, and unlink(2) of a request file, which exactly one process wins.
+Safety rests on two things only: the log's lock, and unlink(2) of a request, which succeeds for exactly one process.
 Everything else on the host (the seat, the answers) may be lost, delayed or duplicated. A request is claimed only by the
 holder of the log's lock that has read to the end, and a claim ends with that hold. An author that receives no answer
 looks for its record in the log, under the log's lock.

@@ -102,11 +102,11 @@ class Write:
         refusal: the error with which it was refused.
     """
 
-    def __init__(self, operation: Any, time: int, limit: float) -> None:
+    def __init__(self, operation: Any, time: int, limit: float, started: float | None = None) -> None:
         self.operation = operation
         self.time = time
         self.epoch = system.process_epoch()
-        self.started = system.time.monotonic()
+        self.started = system.time.monotonic() if started is None else started
         self.deadline = self.started + max(limit, LOCK_GRACE_S)
         self.path = ""
         self.watch: Watch | None = None

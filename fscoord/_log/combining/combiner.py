@@ -87,12 +87,13 @@ class Combiner:
         self._stalled = b""
         self._jitter = SILENT_S * system.random_bytes(1)[0] / 512
 
-    def write(self, operation: Operation, limit: float) -> Any:
+    def write(self, operation: Operation, limit: float, started: float | None = None) -> Any:
         """Carry out `operation`, and return its result.
 
         Args:
             operation: the operation.
             limit: how long it may take, in seconds.
+            started: when the call began (monotonic, in seconds); None: now.
 
         Raises:
             StoreTimeoutError: neither the log's lock nor an answer came within `limit` seconds; ``maybe_applied`` is
@@ -104,7 +105,7 @@ class Combiner:
         log = self._log
         if log.handle.shared.leader == system.threading.get_ident():
             raise log.entered_twice()
-        write = Write(operation, log.writer.next_time(), limit)
+        write = Write(operation, log.writer.next_time(), limit, started)
         station = self._station_for(operation, write.started)
         if station is None:
             return self._write_alone(write)
@@ -217,7 +218,7 @@ class Combiner:
             self._lose(station, error)
             return self._write_alone(write)
         if has_seat:  # outside of the ``try``: an error of the station after the write must not repeat the write
-            return self._lead(station, slot, write)
+            return self._lead(station, slot, write, write.deadline - write.started)
         if is_stalled:
             return self._write_alone(write)  # the leader that was stopped has not moved since
         self._stalled = b""
@@ -360,7 +361,7 @@ class Combiner:
         try:
             is_leading = self._withdraw(station, write)
             if is_leading:
-                return self._lead(station, slot, write)
+                return self._lead(station, slot, write, write.left())
         finally:
             try:
                 slot.free()
@@ -397,15 +398,18 @@ class Combiner:
 
     # -- the leader ------------------------------------------------------------------------------------------------
 
-    def _lead(self, station: Station, slot: Slot, write: Write) -> Any:
-        """Carry out `write` and all requests that wait, in one hold of the log's lock. This thread has the seat."""
+    def _lead(self, station: Station, slot: Slot, write: Write, limit: float) -> Any:
+        """Carry out `write` and all requests that wait, in one hold of the log's lock, within `limit` seconds.
+
+        This thread has the seat.
+        """
         log = self._log
         batch = Batch(log, self._decider, write, station, slot)
         shared, is_written = log.handle.shared, False
         try:
             shared.leader = system.threading.get_ident()
             batch.show_life()
-            log.update(BATCH, b"", batch, None, write.left())  # type: ignore[arg-type]
+            log.update(BATCH, b"", batch, None, limit)  # type: ignore[arg-type]
             is_written = True
         finally:
             # A C function comes first, as in `Log.update`: otherwise Ctrl-C could leave the seat taken.

@@ -77,7 +77,7 @@ class Request(NamedTuple):
 
 
 def encode_request(author: Author, time: int, address: str, operation: bytes) -> bytes:
-    """Return the content of a request file."""
+    """Return the bytes of a request."""
     name = address.encode()
     head = _REQUEST.pack(author.life, *author.run_mark, author.session, time, author.alive_id, len(name))
     body = head + name + operation
@@ -85,7 +85,7 @@ def encode_request(author: Author, time: int, address: str, operation: bytes) ->
 
 
 def decode_request(data: bytes) -> Request | None:
-    """Return the request in `data`, the content of a request file; None if `data` is not a request."""
+    """Return the request in `data`, the bytes of a request; None if `data` is not a request."""
     start = _CRC.size + _REQUEST.size
     if len(data) < start or _CRC.unpack_from(data)[0] != crc32(data[_CRC.size :]):
         return None

@@ -176,7 +176,7 @@ class Sessions(Store):
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
         notifier = self._notifier  # as in `_new_arrival_wait`, without a call
         arrival = Arrival(self._log, self._state, request, self._timeout, notifier.notify, self._combiner)
-        wait: FileWait[bytes | None] = FileWait(notifier, arrival, request.timeout)
+        wait: FileWait[bytes | None] = FileWait(notifier, arrival, request.timeout, started=request.started)
         return block_on(wait)
 
     def _trace_place(self, key: bytes) -> tuple[str, str]:
@@ -199,7 +199,7 @@ class Sessions(Store):
 
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: ChangeNotifier) -> Wait[Any]:
         condition = Arrival(self._log, self._state, request, self._timeout, self._notifier.notify, self._combiner)
-        return FileWait(notifier, condition, request.timeout)
+        return FileWait(notifier, condition, request.timeout, started=request.started)
 
     def _wait_for_change(self, known: object, timeout: float) -> object:
         """See `Store._wait_for_change`. `known` is a position in the log, and each later record is a change."""

@@ -150,10 +150,11 @@ class FileWait(Generic[T]):
         condition: Condition[T],
         timeout: float,
         slow_logger: SlowWaitLogger | None = None,
+        started: float | None = None,
     ) -> None:
         self._notifier = notifier
         self._condition = condition
-        self._started = now = system.time.monotonic()
+        self._started = now = system.time.monotonic() if started is None else started
         self._deadline = now + timeout
         self._slow_logger = slow_logger
         self._due = slow_logger.due if slow_logger is not None else now + timing.SHOW_S
@@ -489,7 +490,7 @@ class Arrival(Condition["bytes | None"]):
         return answer
 
     def _arrive_combined(self, combiner: Combiner, operation: Operation) -> bytes | NotYet | None:
-        arrived: Arrived = combiner.write(operation, self._write_timeout)
+        arrived: Arrived = combiner.write(operation, self._write_timeout, self._request.started)
         self._has_arrived = True
         return arrived.answer
 
