@@ -539,13 +539,13 @@ def test_event_that_another_thread_reads_before_the_sleep_ends_it(
     """It comes between the unlock and the sleep, and the other thread finds nobody asleep."""
     begin_sleep = Waiter._begin_sleep
 
-    def let_the_last_arrive(self: Waiter, deadline: float) -> float:
+    def let_the_last_arrive(self: Waiter, now: float, deadline: float) -> float:
         monkeypatch.setattr(Waiter, "_begin_sleep", begin_sleep)
         with start_thread(barrier, other, 2, "b", HANG_S, 1):
             pass
         assert self.watcher._events.wait(HANG_S)
         self.watcher._dispatch(self.watcher._events)
-        return begin_sleep(self, deadline)
+        return begin_sleep(self, now, deadline)
 
     monkeypatch.setattr(Waiter, "_begin_sleep", let_the_last_arrive)
     started = time.monotonic()

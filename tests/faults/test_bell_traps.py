@@ -347,10 +347,10 @@ def test_wait_marks_its_other_key_if_one_came_between_look_and_mark(
     arm = Waiter.arm
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
 
-        def arm_late(ticket: Waiter, number: int) -> None:
+        def arm_late(ticket: Waiter, number: int, *, stands: bool = False) -> None:
             monkeypatch.setattr(Waiter, "arm", arm)
             other.set("a", "1")
-            arm(ticket, number)
+            arm(ticket, number, stands=stands)
 
         monkeypatch.setattr(Waiter, "arm", arm_late)
         waiter = start_thread(store.wait, ["a", "b"])
@@ -365,9 +365,9 @@ def test_key_that_comes_just_before_the_mark_is_seen_by_the_look_behind_it(
     arm = Waiter.arm
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
 
-        def arm_late(ticket: Waiter, number: int) -> None:
+        def arm_late(ticket: Waiter, number: int, *, stands: bool = False) -> None:
             other.set("a", "1")
-            arm(ticket, number)
+            arm(ticket, number, stands=stands)
 
         monkeypatch.setattr(Waiter, "arm", arm_late)
         monkeypatch.setattr(Waiter, "max_sleep", lambda *_: pytest.fail("it sleeps, though what it waits for is there"))

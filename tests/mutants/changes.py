@@ -134,9 +134,9 @@ MUTANTS = (
     ),
     Mutant(
         "a writer rings before the extent is there",
-        "ChangeNotifier.notify",
-        "                    self._publish(bell, names)\n",
-        "",
+        "ChangeNotifier._ring_node",
+        "                shared_extent.publish(bell, extent)\n",
+        "                pass\n",
         (f"{EXTENT}::test_waiter_that_is_rung_reads_in_the_extent_and_not_on_the_server",),
     ),
     Mutant(
@@ -215,12 +215,12 @@ MUTANTS = (
         "a follower is told its result before the records are complete",
         "Combiner._lead",
         """\
-            log.update(BATCH, b"", batch, None, write.left())  # type: ignore[arg-type]
+            log.update(BATCH, b"", batch, None, limit)  # type: ignore[arg-type]
             is_written = True
 """,
         """\
             is_written = True
-            log.update(BATCH, b"", batch, None, write.left())  # type: ignore[arg-type]
+            log.update(BATCH, b"", batch, None, limit)  # type: ignore[arg-type]
 """,
         (f"{COMBINER}::test_batch_that_meets_a_full_disk_at_any_byte_counts_as_far_as_it_is_whole",),
     ),
@@ -338,8 +338,8 @@ MUTANTS = (
     Mutant(
         "an author does not look at the seat after the publishing",
         "Combiner._follow",
-        "        wait_s = 0.0  # the first look at the seat comes at once, after the publishing\n",
-        "        wait_s = LOOK_S\n",
+        "        now, wait_s = write.started, 0.0\n",
+        "        now, wait_s = write.started, LOOK_S\n",
         (f"{COMBINER}::test_author_looks_at_the_seat_once_more_behind_the_publishing",),
     ),
     Mutant(
@@ -404,15 +404,78 @@ MUTANTS = (
         "the path of a request is known only behind its publishing",
         "Combiner._write_with",
         """\
-                write.path = station.request_path(f"{session}.{write.time}")
+                write.path = station.request_path(write.started, f"{session}.{write.time}")
                 station.publish(slot, data, write.path)
 """,
         """\
-                path = station.request_path(f"{session}.{write.time}")
+                path = station.request_path(write.started, f"{session}.{write.time}")
                 station.publish(slot, data, path)
                 write.path = path
 """,
         ("tests/faults/test_combined_interrupts.py",),
+    ),
+    Mutant(
+        "a request that is too long for a link is not published",
+        "Station.publish",
+        "            self._publish_file(slot, data, path)\n",
+        "            pass\n",
+        (f"{COMBINER}::test_request_of_any_length_is_published_whole_and_leaves_nothing",),
+    ),
+    Mutant(
+        "a request that is a file is not read",
+        "Station.read",
+        "        return self._read_file(path)\n",
+        "        return None\n",
+        (f"{COMBINER}::test_request_of_any_length_is_published_whole_and_leaves_nothing",),
+    ),
+    Mutant(
+        "a directory whose size says nothing counts as empty",
+        "Station._size_of_empty",
+        "return size if is_longer and not",
+        "return size if not",
+        (f"{COMBINER}::test_directory_is_listed_unless_its_size_shows_that_it_is_empty",),
+    ),
+    Mutant(
+        "a directory that is not empty teaches the size of an empty one",
+        "Station._size_of_empty",
+        "is_longer and not system.os.listdir(self._requests)",
+        "is_longer",
+        (f"{COMBINER}::test_directory_is_listed_unless_its_size_shows_that_it_is_empty",),
+    ),
+    Mutant(
+        "a seat that an interruption hides is not left",
+        "Station.try_seat",
+        "slot.may_have_seat = True",
+        "slot.may_have_seat = False",
+        ("tests/faults/test_combined_interrupts.py",),
+    ),
+    Mutant(
+        "a waiter that finds no poller does not stand for election",
+        "Waiter._begin_sleep",
+        "if has_cause or was_poller or self._may_queue:",
+        "if was_poller or self._may_queue:",
+        (f"{WAITER}::test_waiter_that_does_not_queue_yet_asks_when_the_poller_leaves",),
+    ),
+    Mutant(
+        "a new wait does not hurry the poller",
+        "Waiter._meet_poller",
+        "            election.hurry(state)\n",
+        "            pass\n",
+        ("tests/unit/test_node_polling.py::test_new_wait_makes_a_slow_poller_hurry",),
+    ),
+    Mutant(
+        "a waiter arms by what the bell was before its election",
+        "Waiter._meet_poller",
+        "                state = bell.read()\n",
+        "                pass\n",
+        (f"{WAITER}::test_waiter_that_is_elected_while_it_arms_is_not_rung_by_its_own_notification",),
+    ),
+    Mutant(
+        "a heartbeat does not change the count",
+        "PollerElection.heartbeat",
+        "(self._beats + 1)",
+        "(self._beats + 256)",
+        (f"{POLLER}::test_poller_heartbeat_publishes_its_interval",),
     ),
     Mutant(
         "a child that a signal handler forks publishes in the name of its parent",
@@ -474,7 +537,7 @@ MUTANTS = (
     Mutant(
         "a waiter that becomes the poller is rung by itself",
         "Waiter._begin_sleep",
-        "                    self._mark = bell.arm(self._bucket)\n",
+        "                    self._mark = bell.arm(self._bucket, state)\n",
         "",
         (f"{WAITER}::test_waiter_that_becomes_the_poller_is_not_rung_by_its_own_notification",),
     ),
@@ -1300,8 +1363,8 @@ MUTANTS = (
     Mutant(
         "an event that another thread read before the sleep is not noticed",
         "Waiter.max_sleep",
-        "                    self._wakes_at = self._begin_sleep(deadline)\n",
-        "                    self._wakes_at = self._begin_sleep(deadline)\n"
+        "                    self._wakes_at = self._begin_sleep(now, deadline)\n",
+        "                    self._wakes_at = self._begin_sleep(now, deadline)\n"
         "                    self.event_count = self.watcher.event_count\n",
         (f"{ARRIVAL_FAULTS}::test_event_that_another_thread_reads_before_the_sleep_ends_it",),
     ),

@@ -776,6 +776,46 @@ def test_request_of_any_length_is_published_whole_and_leaves_nothing(size: int, 
         assert not [name for name in os.listdir(os.path.join(directory, "a")) if "new" in name]
 
 
+@pytest.mark.parametrize("shows", [False, True])
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_directory_is_listed_unless_its_size_shows_that_it_is_empty(
+    shows: bool, is_empty: bool, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On ext4 each directory has the size of a block, and on tmpfs it grows with each name."""
+    listed: list[str] = []
+    listdir = os.listdir
+
+    class Os:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+        def stat(self, name: str) -> Any:
+            size = 40 + 20 * len(listdir(name)) if shows else 4096
+            return os.stat_result((*os.stat(name)[:6], size, 0, 0, 0))
+
+        def listdir(self, name: str) -> list[str]:
+            listed.append(os.path.basename(name))
+            return listdir(name)
+
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        late = Path(station_of(store).request_path(0.0, "late"))
+        if not is_empty:
+            late.touch()
+        monkeypatch.setattr(system, "os", Os())
+        station = Station(log_of(store).handle.root.key)
+        stack.callback(station.close)
+        late.unlink(missing_ok=True)
+        listed.clear()
+        assert station.requests() == []
+        assert listed == ([] if shows and is_empty else ["q"])
+        late.touch()
+        listed.clear()
+        assert station.requests() == [str(late)]
+        assert listed == ["q"]
+        late.unlink()
+
+
 @pytest.mark.parametrize("obstacle", ["foreign", "file", "link", "absent"])
 def test_writers_write_alone_where_the_directory_of_the_host_can_not_be_used(
     obstacle: str, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch

@@ -286,6 +286,28 @@ def test_waiter_that_becomes_the_poller_is_not_rung_by_its_own_notification(
     assert waiting.was_rung, "by another process"
 
 
+def test_waiter_that_is_elected_while_it_arms_is_not_rung_by_its_own_notification(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    election = Election()
+    node: Any = Node(election)
+
+    rings = [1]
+
+    def try_elect(_: object, *, may_queue: bool = True, state: object = None) -> bool:
+        node.event_count += rings.pop() if rings else 0
+        return True
+
+    monkeypatch.setattr(election, "try_elect", try_elect)
+    waiting = Waiter(node)
+    waiting.arm(0, stands=True)
+    assert node.event_count == 1, "the election has rung every key"
+    assert 0 < waiting.max_sleep(FAR) <= 1.25 * waiter.POLL_FIRST_S
+    node.event_count += 1
+    assert waiting.max_sleep(FAR) == 0
+    assert waiting.was_rung, "by another process"
+
+
 def test_waiter_that_is_not_the_poller_notifies_no_others() -> None:
     election = Election(elects=False)
     node: Any = Node(election)
