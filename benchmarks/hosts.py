@@ -82,8 +82,12 @@ class Rank:
             self.store.set_timeout(timedelta(seconds=LIMIT_S))
         self.store.add("opened", 1)
 
-    def barrier(self, key: str) -> tuple[float, float]:
-        """Pass a barrier with all ranks; return when the call began and ended."""
+    def barrier(self, key: str, at: float) -> tuple[float, float]:
+        """Pass a barrier with all ranks at the monotonic time `at`; return when the call began and ended.
+
+        The messages that ask the ranks for a call go out one after the other, which would be part of the time.
+        """
+        time.sleep(max(0.0, at - time.monotonic()))
         begun = time.monotonic()
         if self.kind == TORCH_FILE:  # as in torch/distributed/elastic/utils/store.py
             if self.store.add(f"{key}/n", 1) == self.size:

@@ -1,6 +1,6 @@
 """`python -m benchmarks.scaling RESULTS`, in the laboratory: the costs and times of many ranks on several hosts on NFS.
 
-    tests/mounts/lab/nfslab --engine uml --hosts 8 --out DIR -- python -m benchmarks.scaling /out/scaling.json
+    tests/mounts/lab/nfslab --engine uml --cpu 1 --hosts 8 --out DIR -- python -m benchmarks.scaling /out/scaling.json
 
 Each figure is for one number of nodes, one number of ranks per node, and one delay added to each round trip, in ms.
 Where several stores are measured, they take turns.
@@ -40,6 +40,8 @@ PEER_ADDS = ((2, 8), (2, 16))
 ETCD_SHAPES = ((2, 1), (2, 4), (2, 8), (4, 8), (8, 8))
 AGENT_SHAPES = ((2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1), (8, 2), (16, 1))
 
+START_S = 0.1
+"""How long before a barrier the ranks are asked for it, and how much longer for each 50 ranks, in seconds."""
 WORKS = ("barrier", "add", "alone", "idle")
 ROUNDS = 6
 PAUSE_S = 1.1
@@ -86,13 +88,13 @@ def barriers(crews: Sequence[Crew], name: str, rounds: int) -> Iterator[Figures]
     spent = dict.fromkeys(made, 0.0)
     read: Counter[str] = Counter()
     for crew in crews:
-        crew.do("barrier", f"{name}/first")
+        crew.do("barrier", f"{name}/first", 0.0)
         spent[crew.kind] -= sum(crew.do("spent"))
     for number in range(rounds):
         for crew in crews:
             time.sleep(PAUSE_S)
             before = count(crew)
-            times = crew.do("barrier", f"{name}/{number}")
+            times = crew.do("barrier", f"{name}/{number}", time.monotonic() + START_S + START_S * len(crew.pipes) / 50)
             bytes_read, by_name = cost(before, crew)
             made[crew.kind] += by_name
             read[crew.kind] += bytes_read
