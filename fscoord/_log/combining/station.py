@@ -43,9 +43,9 @@ SWEEP_S: Final = 60.0
 ANSWER_MAX: Final = 1 << 16
 """The longest datagram, in bytes. An answer is shorter."""
 
-LINK_MAX: Final = 3000
+LINK_MAX: Final = 750
 """The longest request that is the text of a link, in bytes. The text is base64, because it must not contain a null
-byte, and Linux allows it 4,095 bytes."""
+byte. It may have 1,024 bytes on XFS (XFS_SYMLINK_MAXLEN), and 4,095 on most other file systems."""
 
 _TEMPORARY: Final = ".new"
 
