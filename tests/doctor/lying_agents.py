@@ -12,7 +12,7 @@ from fscoord.doctor import probe_file
 from fscoord.doctor.agent_process import Agent
 from fscoord.doctor.agents import FailedError, StuckError
 
-PATIENCE_S = 60
+PATIENCE_S = 180  # a direct read waits until the disk has written all that was appended
 
 
 class ThreadAgent:
