@@ -94,7 +94,7 @@ def barriers(crews: Sequence[Crew], name: str, rounds: int) -> Iterator[Figures]
         for crew in crews:
             time.sleep(PAUSE_S)
             before = count(crew)
-            times = crew.do("barrier", f"{name}/{number}", time.monotonic() + START_S + START_S * len(crew.pipes) / 50)
+            times = crew.do("barrier", f"{name}/{number}", time.monotonic() + START_S * (1 + len(crew.pipes) / 50))
             bytes_read, by_name = cost(before, crew)
             made[crew.kind] += by_name
             read[crew.kind] += bytes_read

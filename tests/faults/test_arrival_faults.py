@@ -23,6 +23,7 @@ from support.plain_reader import read_newest
 from fscoord import (
     FileStore,
     FscoordError,
+    HashStore,
     PrefixStore,
     StoreClosedError,
     StoreError,
@@ -32,8 +33,9 @@ from fscoord import (
 )
 from fscoord._log.wakeup import waiter
 from fscoord._log.wakeup.waiter import Waiter
+from fscoord._waiting.wait import COUNT, ArrivalRequest, LastOfCount
 from fscoord.aio import AsyncStore
-from fscoord.store import Store
+from fscoord.store import Store, wait_on
 from fscoord.stores.file import notifier
 
 HANG_S = 60
@@ -551,3 +553,16 @@ def test_event_that_another_thread_reads_before_the_sleep_ends_it(
     started = time.monotonic()
     barrier(store, 2, "b", HANG_S, rank=0)
     assert time.monotonic() - started < SOON_S, "the event was lost"
+
+
+@pytest.mark.parametrize("kind", ["file", "hash"])
+def test_arrival_whose_time_is_over_ends_at_once(kind: str, tmp_path: Path) -> None:
+    """The time counts from the call of the rank, which may have waited since to announce its rank."""
+    with FileStore(tmp_path / "log") if kind == "file" else HashStore() as store:
+        began = time.monotonic() - HANG_S - 1
+        request = ArrivalRequest(COUNT, b"b/num", b"", b"b/done", LastOfCount(2), HANG_S, None, began)
+        before = time.monotonic()
+        with pytest.raises(StoreTimeoutError):
+            wait_on(store, request)
+        assert time.monotonic() - before < HANG_S
+        assert store.add("b/num", 0) == 1

@@ -816,6 +816,31 @@ def test_directory_is_listed_unless_its_size_shows_that_it_is_empty(
         late.unlink()
 
 
+def test_size_of_an_empty_directory_that_was_measured_too_large_is_corrected(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request was there when the size was read, and withdrawn before the directory was listed."""
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        station = station_of(store)
+        late = Path(station.request_path(0.0, "late"))
+        names = {0: 40, 1: 60}
+
+        class Os:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(os, name)
+
+            def stat(self, name: str) -> Any:
+                return os.stat_result((*os.stat(name)[:6], names[len(os.listdir(name))], 0, 0, 0))
+
+        monkeypatch.setattr(system, "os", Os())
+        station._empty_size = 60
+        assert station.requests() == []
+        late.touch()
+        stack.callback(late.unlink)
+        assert station.requests() == [str(late)]
+
+
 @pytest.mark.parametrize("obstacle", ["foreign", "file", "link", "absent"])
 def test_writers_write_alone_where_the_directory_of_the_host_can_not_be_used(
     obstacle: str, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch

@@ -367,6 +367,18 @@ def test_poller_heartbeat_publishes_its_interval(seconds: float, pace: int, star
     assert two.election._byte(node_poller.INTERVAL_BYTE) == pace
 
 
+def test_heartbeat_goes_on_from_that_of_the_poller_before(start: Callable[[], Process]) -> None:
+    """Otherwise a waiter that saw the count of the poller before would take the new one for stopped."""
+    one, two = start(), start()
+    assert one.election.try_elect(one.waiter)
+    one.election.heartbeat(0.001)
+    before = two.election.heartbeat_count()
+    one.election.remove(one.waiter)
+    assert two.election.try_elect(two.waiter)
+    two.election.heartbeat(0.001)
+    assert two.election.heartbeat_count() != before
+
+
 @pytest.mark.parametrize(
     ("pace", "is_hurried"), [(node_poller.SLOW_INTERVAL_MS, False), (node_poller.SLOW_INTERVAL_MS + 1, True)]
 )

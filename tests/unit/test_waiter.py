@@ -264,9 +264,10 @@ def test_poller_polls_quickly_after_news_without_a_waiter_and_then_slows_down() 
         assert 0.75 * waiter.NEWS_POLL_S <= sleep(node, waiting) <= 1.25 * waiter.NEWS_POLL_S
 
 
+@pytest.mark.parametrize("stands", [False, True])
 @pytest.mark.parametrize("armed_for", [1, 3])
 def test_waiter_that_becomes_the_poller_is_not_rung_by_its_own_notification(
-    armed_for: int, monkeypatch: pytest.MonkeyPatch
+    armed_for: int, stands: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It rings every key, for the poller before it may have died. It has just looked itself, and polls at once."""
     election = Election()
@@ -279,33 +280,22 @@ def test_waiter_that_becomes_the_poller_is_not_rung_by_its_own_notification(
 
     monkeypatch.setattr(election, "try_elect", try_elect)
     waiting = Waiter(node, other_buckets=range(1, armed_for))
-    waiting.arm(0)
+    waiting.arm(0, stands=stands)
+    assert bool(rings) is not stands, "an election while it arms has rung every key already"
     assert 0 < waiting.max_sleep(FAR) <= 1.25 * waiter.POLL_FIRST_S
     node.event_count += 1
     assert waiting.max_sleep(FAR) == 0
     assert waiting.was_rung, "by another process"
 
 
-def test_waiter_that_is_elected_while_it_arms_is_not_rung_by_its_own_notification(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    election = Election()
+def test_waiter_asks_for_faster_polls_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    election = Election(elects=False)
+    asked: list[object] = []
+    monkeypatch.setattr(election, "hurry", asked.append)
     node: Any = Node(election)
-
-    rings = [1]
-
-    def try_elect(_: object, *, may_queue: bool = True, state: object = None) -> bool:
-        node.event_count += rings.pop() if rings else 0
-        return True
-
-    monkeypatch.setattr(election, "try_elect", try_elect)
-    waiting = Waiter(node)
-    waiting.arm(0, stands=True)
-    assert node.event_count == 1, "the election has rung every key"
-    assert 0 < waiting.max_sleep(FAR) <= 1.25 * waiter.POLL_FIRST_S
-    node.event_count += 1
-    assert waiting.max_sleep(FAR) == 0
-    assert waiting.was_rung, "by another process"
+    waiting = new_waiter(node)
+    waiting.arm(1)
+    assert len(asked) == 1
 
 
 def test_waiter_that_is_not_the_poller_notifies_no_others() -> None:

@@ -183,8 +183,10 @@ class Waiter:
                 is_rung = bell.is_rung
                 return is_rung(self._bucket, self._mark) or any(map(is_rung, self._other_buckets, self._other_marks))
             state = bell.read()
-            marks = zip((self._bucket, *self._other_buckets), (self._mark, *self._other_marks), strict=False)
-            if any(state[number : number + 1] != mark for number, mark in marks):
+            others = zip(self._other_buckets, self._other_marks, strict=False) if self._other_buckets else ()
+            if state[self._bucket : self._bucket + 1] != self._mark or any(
+                state[number : number + 1] != mark for number, mark in others
+            ):
                 return True
             if self._is_poller:
                 return election.is_hurried(self, state)

@@ -76,7 +76,7 @@ class Condition(ABC, Generic[T]):
     """Whether a long wait is logged, and shown to other processes."""
 
     arms_wait = False
-    """Whether the first look changes the store, and arms the wait itself, under the log's lock; see `Arrival`."""
+    """Whether the first look changes the store, and arms the wait itself; see `Arrival`."""
 
     arms_under_lock = True
     """Whether such a look calls `arm` while it holds the log's lock."""
@@ -448,14 +448,15 @@ class Arrival(Condition["bytes | None"]):
         notify: Callable[[Iterable[bytes]], None],
         combiner: Combiner | None,
     ) -> None:
-        self._combiner = combiner
         self._log = log
         self._state = state
         self._request = request
         self._write_timeout = write_timeout
         self._notify = notify
         self._has_arrived = False
-        self.arms_under_lock = combiner is None or not isinstance(request.judge, LastOfCount | LastOfRanks)
+        judge = request.judge
+        self._shared = (combiner, judge) if combiner and isinstance(judge, LastOfCount | LastOfRanks) else None
+        self.arms_under_lock = self._shared is None
         self.missing = [request.done]
 
     def new_slow_logger(self, started: float) -> SlowWaitLogger:
@@ -476,12 +477,12 @@ class Arrival(Condition["bytes | None"]):
                 return None
             return None if log.inspect(lambda: self._state.has(request.done)) else NOT_YET
         kind = record.ADD if request.kind == COUNT else record.APPEND
-        judge = request.judge
-        if self._combiner is not None and isinstance(judge, LastOfCount | LastOfRanks):  # and so not `arms_under_lock`
+        if self._shared is not None:
+            combiner, judge = self._shared
             # Armed before the arrival can be in the log, and so before the record of the last arrival.
             arm()
             operation = Operation(kind, request.key, request.piece, done=request.done, judge=judge)
-            return self._arrive_combined(self._combiner, operation)
+            return self._arrive_combined(combiner, operation)
         answer: bytes | NotYet | None
         answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout, arm)
         self._has_arrived = True
