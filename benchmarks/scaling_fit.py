@@ -38,6 +38,13 @@ class Run:
         """Return the only row with these fields, or None if there is none."""
         return next((row for row in self.of(work, kind) if job_of(row) == job and row["rtt_ms"] == rtt_ms), None)
 
+    def delays(self) -> list[float]:
+        """Return the delays in ms, added to round trips, with which all work was measured.
+
+        With other delays only the comparison with torch's FileStore was made.
+        """
+        return sorted({row["rtt_ms"] for row in self.of("lone add")})
+
     def round_trip_s(self, rtt_ms: float) -> float:
         """Return how long a round trip took where `rtt_ms` were added: a fifth of an addition by one rank alone."""
         found = [row["seconds"] / LONE_ADD_REQUESTS for row in self.of("lone add") if row["rtt_ms"] == rtt_ms]
@@ -182,7 +189,8 @@ def predicted(each: Figure, terms: Mapping[str, Terms], row: Row, run: Run) -> f
 
 def rows_of(each: Figure, run: Run) -> list[Row]:
     """Return the rows that have the figure `each`."""
-    return [row for row in run.of(each.work, each.kind) if row["rtt_ms"] >= each.least_rtt_ms]
+    delays = [rtt for rtt in run.delays() if rtt >= each.least_rtt_ms]
+    return [row for row in run.of(each.work, each.kind) if row["rtt_ms"] in delays]
 
 
 def least_squares(fields: Sequence[str], rows: Sequence[tuple[Row, float, float]]) -> Terms:

@@ -70,7 +70,7 @@ def module(run: Run, text: str) -> str:
 def machine(run: Run) -> str:
     """Return the place and the time of the measurement."""
     on = run.machine
-    added = ", ".join(f"{run.round_trip_s(rtt) * 1e3:.2g}" for rtt in round_trips(run))
+    added = ", ".join(f"{run.round_trip_s(rtt) * 1e3:.2g}" for rtt in run.delays())
     words = (
         f"Measured on {on['date']} in the laboratory of `tests/mounts/lab` (User Mode Linux, {on['system']}, NFS 4.2,"
         f" one CPU for the server and all hosts), with {on['python']}, torch {on['torch']}, etcd {on['etcd']}. During"
@@ -78,11 +78,6 @@ def machine(run: Run) -> str:
         f" {added} ms: a fifth of an `add` by one rank alone, the middle of all runs."
     )
     return textwrap.fill(words, 120, break_on_hyphens=False) + "\n"
-
-
-def round_trips(run: Run) -> list[float]:
-    """Return the delays that were added to round trips, in ms."""
-    return sorted({row["rtt_ms"] for row in run.rows})
 
 
 def shapes(run: Run, work: str) -> list[Job]:
@@ -94,9 +89,9 @@ def measured(run: Run, work: str, cell: Callable[[Row], str], unit: str) -> str:
     """Return a table of one kind of work, with a line for each job and a column for each round-trip time."""
     lines = []
     for job in shapes(run, work):
-        rows = [run.one(work, job, rtt) for rtt in round_trips(run)]
+        rows = [run.one(work, job, rtt) for rtt in run.delays()]
         lines.append((str(job.nodes), str(job.ranks_per_node), *("" if row is None else cell(row) for row in rows)))
-    return table(("nodes", "ranks per node", *(f"{rtt:g} ms: {unit}" for rtt in round_trips(run))), lines)
+    return table(("nodes", "ranks per node", *(f"{rtt:g} ms: {unit}" for rtt in run.delays())), lines)
 
 
 def _time_and_requests(row: Row) -> str:
@@ -136,10 +131,14 @@ def meetings(run: Run) -> str:
     return measured(run, "rendezvous", cell, "ms, requests, idle")
 
 
+def _order(row: Row) -> tuple[Job, float]:
+    return job_of(row), row["rtt_ms"]
+
+
 def peers(run: Run) -> str:
     """Return the comparison with torch's FileStore."""
     lines = []
-    for row in run.of("barrier", TORCH_FILE):
+    for row in sorted(run.of("barrier", TORCH_FILE), key=_order):
         ours = run.one("barrier", job_of(row), row["rtt_ms"])
         if ours is None:
             continue
@@ -155,7 +154,7 @@ def peers(run: Run) -> str:
                 "yes" if ratio >= 2 else "**no**",
             )
         )
-    for row in run.of("add", TORCH_FILE):
+    for row in sorted(run.of("add", TORCH_FILE), key=_order):
         ours = run.one("add", job_of(row), row["rtt_ms"])
         if ours is None:
             continue
@@ -307,11 +306,11 @@ def etcd_rows(run: Run) -> str:
         unit = "ms, requests" if work == "barrier" else "per s, requests of each"
         for job in sorted({job_of(row) for row in run.of(work, ETCD)}):
             cells = []
-            for rtt in round_trips(run):
+            for rtt in run.delays():
                 pair = [run.one(work, job, rtt, kind) for kind in (OURS, ETCD)]
                 cells.append(" / ".join("" if row is None else cell(row) for row in pair))
             lines.append((f"{work}, {job.nodes} x {job.ranks_per_node}: {unit}", *cells))
-    head = ("FileStore / EtcdStore", *(f"{rtt:g} ms" for rtt in round_trips(run)))
+    head = ("FileStore / EtcdStore", *(f"{rtt:g} ms" for rtt in run.delays()))
     return table(head, lines)
 
 
