@@ -169,8 +169,8 @@ def _inconclusive(findings: Findings) -> list[str]:
 
 def _summary(findings: Findings) -> str:
     if findings.facts["is_local"]:
-        return "everything that a store stands on was tried between two processes of this host, and held"
-    return f"everything that a store stands on was tried between this host and {findings.other}, and held"
+        return "everything that a store needs was tested between two processes of this host, and worked"
+    return f"everything that a store needs was tested between this host and {findings.other}, and worked"
 
 
 def _recommendations(findings: Findings, verdict: str) -> Iterable[str]:
