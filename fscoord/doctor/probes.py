@@ -134,7 +134,7 @@ def _failed(pair: Pair, name: str, kind: str, error: FailedError) -> Check:
     if kind and name == "exclusion" and error.errno in NO_LOCKS:
         return pair.check(name, BAD, f"there are no such locks here ({error})", kind, missing=True)
     outcome = INFO if name in {"latency", "rename", "events", "unlocked-appends", "speed"} else UNKNOWN
-    return pair.check(name, outcome, f"could not be tried: {error}", kind)
+    return pair.check(name, outcome, f"could not be tested: {error}", kind)
 
 
 def _start_anew(pair: Pair) -> None:

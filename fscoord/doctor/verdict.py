@@ -140,7 +140,7 @@ def _inconclusive(findings: Findings) -> list[str]:
     doubts = []
     if not facts["is_local"] and findings.other is None:
         doubts.append(
-            f"{facts['kind']} is shared by hosts, and it was tried on one only; run one instance on each of two hosts"
+            f"{facts['kind']} is shared by hosts, and it was tested on one only; run one instance on each of two hosts"
             " at once"
         )
     doubts += [f"between {each.between}: {each.says}" for each in findings.checks if each.name == "presence"]
@@ -150,7 +150,7 @@ def _inconclusive(findings: Findings) -> list[str]:
         for name in findings.needed:
             check = findings.check(name, between)
             if check is None:
-                doubts.append(f"between {between}, {name} was not tried")
+                doubts.append(f"between {between}, {name} was not tested")
             elif check.outcome != OK:
                 doubts.append(f"between {between}, {check.title}: {check.says}")
     if _is_testable(facts):
@@ -169,8 +169,8 @@ def _inconclusive(findings: Findings) -> list[str]:
 
 def _summary(findings: Findings) -> str:
     if findings.facts["is_local"]:
-        return "everything that a store stands on was tried between two processes of this host, and held"
-    return f"everything that a store stands on was tried between this host and {findings.other}, and held"
+        return "everything that a store needs was tested between two processes of this host, and worked"
+    return f"everything that a store needs was tested between this host and {findings.other}, and worked"
 
 
 def _recommendations(findings: Findings, verdict: str) -> Iterable[str]:
