@@ -70,7 +70,7 @@ def cli(ctx: click.Context) -> int:
        69  the store is gone, the file system lacks something that the store needs, a barrier is broken,
            a lock was lost, a command can't be run, or an extra is not installed
        70  a bug in fscoord
-       74  input or output failed, such as a full disk or a store that does not exist
+       74  input or output failed, such as a full disk, or a store that does not exist or is an empty file
        75  time ran out
        77  permission denied, or the path is a directory, a link, or a file that others can write
       130  Ctrl-C

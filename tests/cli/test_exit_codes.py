@@ -225,6 +225,30 @@ def test_store_that_is_not_there_is_called_so_once_and_not_made(fscoord, tmp_pat
     assert os.listdir(tmp_path) == []
 
 
+EMPTY = "no writer has opened it yet; check the path (`set` makes it a store)"
+HALF = "only a part of a header, because its creator died; check the path (`set` makes it a store)"
+
+
+@pytest.mark.parametrize(("data", "why"), [(b"", EMPTY), (b"fscoord\n\x02", HALF)], ids=["empty", "half a header"])
+@pytest.mark.parametrize(
+    "words",
+    [words for words in (*READERS, *COPIERS, ["repair", "-o", "new", "--salvage"]) if words != ["verify"]],
+    ids=lambda words: "-".join(words) if "--salvage" in words else words[0],
+)
+def test_file_without_a_header_has_one_exit_code_and_the_next_step(fscoord, tmp_path, monkeypatch, words, data, why):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log").write_bytes(data)
+    (tmp_path / "log").chmod(0o600)
+    done = fscoord(*on(words, f"{tmp_path}/log"))
+    assert (done.code, done.out) == (74, b"")
+    assert done.err.startswith(f"fscoord: {tmp_path}/log ")
+    assert done.err.endswith(f"{why}\n")
+    assert done.err.count("\n") == 1
+    assert os.listdir(tmp_path) == ["log"]
+    assert (tmp_path / "log").read_bytes() == data
+    assert fscoord("set", "--store", f"{tmp_path}/log", "k", "v").code == 0
+
+
 def test_copy_into_a_directory_that_is_not_there_names_that_directory(fscoord, tmp_path):
     fscoord("set", "k", "v")
     done = fscoord("cp", f"{tmp_path}/store", f"{tmp_path}/none/copy")

@@ -103,6 +103,8 @@ def open_log(path: str, options: LogOptions, reading: int, writing: int, owned_f
             if options.read_only or safe_files.same_file(system.os.fstat(reader), system.os.fstat(writer)):
                 if not Header.is_partial(data):
                     return _check_header(path, options, reader, writer, data)
+                if options.read_only:
+                    raise no_header(path, data)
                 _initialise(path, options, writer)
         except FileNotFoundError as error:
             raise_if_foreign(error)
@@ -149,6 +151,16 @@ def refused_header(path: str, file: str, error: MalformedRecord) -> CorruptLogEr
     return CorruptLogError(f"{what}, run `fscoord verify {path}`", path=path, offset=0, reason=str(error))
 
 
+def no_header(path: str, data: bytes) -> StoreUnavailableError:
+    """Return the error of a reader of the log `path`, whose `data` is empty or a part of a header.
+
+    The next writer that opens the file writes its header.
+    """
+    what = "has only a part of a header, because its creator died" if data else "is empty: no writer has opened it yet"
+    message = f"{path} {what}; check the path (`set` makes it a store)"
+    return StoreUnavailableError(message, path=path, errno=system.errno.ENOENT)
+
+
 def _check_header(path: str, options: LogOptions, reader: int, writer: int, data: bytes) -> OpenedLog:
     try:
         header, start = Header.decode(data)
@@ -178,10 +190,6 @@ def _initialise(path: str, options: LogOptions, fd: int) -> None:
     A process that dies here leaves a part of a header. That part is the only data of a log that is ever truncated, and
     only while the file is too short to hold a record.
     """
-    if options.read_only:
-        raise StoreUnavailableError(
-            f"{path} is empty: no writer has opened it yet", path=path, errno=system.errno.ENOENT
-        )
     deadline = system.time.monotonic() + options.limit
     mutex = system.threading.RLock()
     kinds = dict.fromkeys((OFD, options.lock_kind) if system.has_ofd_locks() else (options.lock_kind,))
