@@ -20,7 +20,7 @@ from fscoord.cli.run_command import VERBATIM, command_options, environment, pars
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.launch import run_held
 from fscoord.recipes import Lock, Membership, Participant, once as once_for_all
-from fscoord.status.findings import clock_text
+from fscoord.status.findings import session_state
 from fscoord.store import Member, Store
 
 __all__ = ["barrier", "group", "join", "members", "once"]
@@ -41,7 +41,7 @@ def members(store: Store, as_json: bool) -> None:
         alive             the process runs and has the store open
         ended             the process has ended or closed the store, and no death is recorded
         dead, found TIME  another process recorded the death at TIME (UTC); it may have happened earlier
-        unknown           this host can't tell: the session is of another host
+        unknown           this host, or this user, can't tell
 
     Changes nothing.
 
@@ -57,13 +57,8 @@ def members(store: Store, as_json: bool) -> None:
 def _row(member: Member) -> tuple[str, ...]:
     rank = "-" if member.rank is None else str(member.rank)
     place = f"{member.host}:{member.pid}"
-    return rank, str(member.number), place, _state(member), _utc_text(member.since), member.label
-
-
-def _state(member: Member) -> str:
-    if member.alive != "no":
-        return "alive" if member.alive == "yes" else "unknown"
-    return "ended" if member.found_dead is None else f"dead, found {clock_text(member.found_dead)}"
+    state = session_state(member.alive, member.found_dead)
+    return rank, str(member.number), place, state, _utc_text(member.since), member.label
 
 
 def _utc_text(seconds: float) -> str:

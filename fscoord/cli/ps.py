@@ -22,7 +22,15 @@ from fscoord.cli.options import (
     verbose,
 )
 from fscoord.cli.output import can_redraw, flush, plain, printable, table_lines, write, write_json
-from fscoord.status.findings import SLOW_S, StatusFinding, clock_text, duration, find_all, place_in_line, turns_of
+from fscoord.status.findings import (
+    SLOW_S,
+    StatusFinding,
+    duration,
+    find_all,
+    place_in_line,
+    session_state,
+    turns_of,
+)
 from fscoord.status.picture import Picture, SessionStatus
 from fscoord.status.reading import observe
 
@@ -83,12 +91,11 @@ def ps(
 ) -> int:
     """Show what every participant of a store does now.
 
-    First come the findings, the most urgent first: a deadlock, a barrier or a lock that waits for a process that is
-    dead or stopped, a process that keeps the log lock, and a participant that does nothing although other
+    First come the findings, the most urgent first: a deadlock, a barrier or a lock that waits for a process that has
+    ended or is stopped, a process that keeps the log lock, and a participant that does nothing although other
     participants wait for it. Then each participant is a line: its rank, label, host:pid and state, the time (UTC) at
-    which it opened the store, its first holds, and its wait with its duration. The state is alive, stopped, dead (the
-    process has ended or has closed the store) or unknown (this host or this user can't tell). A wait is shown after it
-    has lasted for a second.
+    which it opened the store, its first holds, and its wait with its duration. A wait is shown after it has lasted for
+    a second. The state is stopped (as by SIGSTOP), or one of those that "fscoord members --help" explains.
 
     STORE is a path or an address. Without it, --store names the store. Changes nothing, and needs only permission to
     read. A store that is not a file may not show all of this; a note says what is missing. --timeout is how long to
@@ -191,11 +198,7 @@ def row_of(each: SessionStatus, picture: Picture) -> Row:
 
 
 def _state(each: SessionStatus) -> str:
-    if each.alive == "no":
-        return "dead" if each.found_dead is None else f"dead, found {clock_text(each.found_dead)}"
-    if each.is_stopped:
-        return "stopped"
-    return "alive" if each.alive == "yes" else "unknown"
+    return "stopped" if each.alive != "no" and each.is_stopped else session_state(each.alive, each.found_dead)
 
 
 def _since(seconds: float) -> str:
