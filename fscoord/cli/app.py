@@ -12,6 +12,7 @@ import click
 from click.shell_completion import get_completion_class
 
 import fscoord
+from fscoord._runtime.escaping import printable
 from fscoord.cli import exit_codes, output
 from fscoord.cli.demo import demo
 from fscoord.cli.doctor import doctor
@@ -130,10 +131,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _fail(error: BaseException) -> int:
     if logging.getLogger("fscoord").isEnabledFor(logging.DEBUG):
-        output.write_error("".join(traceback.format_exception(error)))
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        output.write_error("".join(f"{printable(line)}\n" for line in lines))
     if isinstance(error, exit_codes.OutputError):
         output.detach_stdout()
     if not exit_codes.is_silent(error):
         # The message may have text of other processes, such as the name of a host.
-        output.write_error(f"fscoord: {output.printable(exit_codes.message(error))}\n")
+        output.write_error(f"fscoord: {printable(exit_codes.message(error))}\n")
     return exit_codes.exit_code(error)

@@ -12,10 +12,11 @@ import click
 from fscoord import collectives
 from fscoord._arguments import VALUE_MAX, key_text
 from fscoord._runtime import system
+from fscoord._runtime.escaping import printable
 from fscoord._runtime.signals import Terminated, raise_on_termination
 from fscoord.cli.completion import complete_name
 from fscoord.cli.options import as_json, limit_text, raw, with_existing_store, with_store, with_store_to_read
-from fscoord.cli.output import field, printable, show, table_lines, tell, write
+from fscoord.cli.output import show, table_lines, tell, write
 from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.launch import run_held
@@ -130,7 +131,7 @@ def group(store: Store, name: bytes, as_json: bool) -> None:
 
 
 def _participant_document(each: Participant) -> dict[str, Any]:
-    return {"number": each.number, "owner": each.owner, "session": each.session, **field("data", each.data)}
+    return {"number": each.number, "owner": each.owner, "session": each.session, "data": each.data}
 
 
 @click.command()

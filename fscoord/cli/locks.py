@@ -11,10 +11,11 @@ import click
 
 from fscoord._arguments import key_text
 from fscoord._runtime import system
+from fscoord._runtime.escaping import printable
 from fscoord.cli.completion import complete_name
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, content, limit_text, raw, with_store, with_store_to_read
-from fscoord.cli.output import field, printable, show, table_lines, telling_if_slow, write
+from fscoord.cli.output import show, table_lines, telling_if_slow, write
 from fscoord.cli.run_command import VERBATIM, command_options, parse_hold_options, run_under, wait_options
 from fscoord.errors import LockLostError
 from fscoord.recipes import Contender, Election, Lock, ReadWriteLock, Semaphore, force_release
@@ -286,4 +287,4 @@ def leader(store: Store, name: bytes, after: int, as_json: bool) -> None:
     with telling_if_slow(log, f"waiting for a leader of {key_text(name)!r}, {limit_text(store.timeout)}"):
         found = Election(store, name).observe(after)
     line = f"{found.term} {printable(found.owner)} {printable(found.data)}".rstrip()
-    show(as_json, {"term": found.term, "owner": found.owner, **field("data", found.data)}, [line])
+    show(as_json, {"term": found.term, "owner": found.owner, "data": found.data}, [line])

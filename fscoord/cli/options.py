@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from fscoord._arguments import VALUE_MAX, to_seconds
 from fscoord._runtime import system
+from fscoord._runtime.escaping import printable
 from fscoord.errors import LimitExceededError
 from fscoord.rendezvous.events import FOR_PEOPLE
 from fscoord.store import Store
@@ -112,7 +113,7 @@ class _Formatter(logging.Formatter):
     """Formats the log for people. An event of a rendezvous is JSON, of which only the message is shown."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is that of the base class
-        record.message = getattr(record, FOR_PEOPLE, record.message)
+        record.message = printable(getattr(record, FOR_PEOPLE, record.message))
         return super().formatMessage(record)
 
 

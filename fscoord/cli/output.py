@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from fscoord._runtime import system
+from fscoord._runtime.escaping import printable
 from fscoord.cli.exit_codes import OutputError
 
 if TYPE_CHECKING:
@@ -23,13 +24,10 @@ __all__ = [
     "can_redraw",
     "counted",
     "detach_stdout",
-    "field",
     "flush",
     "is_terminal",
     "new_console",
     "new_table",
-    "plain",
-    "printable",
     "show",
     "table_lines",
     "tell",
@@ -63,8 +61,51 @@ def write_value(data: bytes) -> None:
 
 
 def write_json(document: Document) -> None:
-    """Write `document` as one line of JSON, in ASCII."""
-    write(json.dumps(document).encode("ascii") + b"\n")
+    """Write `document` as one line of JSON, in ASCII.
+
+    A field with bytes or a text is called ``NAME_base64`` if these are not UTF-8, and so is a field with a list of them
+    if one of them is not.
+    """
+    write(json.dumps(_encodable(document)).encode("ascii") + b"\n")
+
+
+def _encodable(value: Any) -> Any:
+    """Return `value` in the form that JSON can express."""
+    if isinstance(value, Mapping):
+        return dict(_field(name, each) for name, each in value.items())
+    return list(map(_encodable, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _field(name: str, value: Any) -> tuple[str, Any]:
+    if isinstance(value, (bytes, str)):
+        text = _text(value)
+        return (name, text) if text is not None else (f"{name}_base64", _base64(value))
+    if isinstance(value, (list, tuple)) and value and all(isinstance(each, (bytes, str)) for each in value):
+        texts = list(map(_text, value))
+        return (f"{name}_base64", list(map(_base64, value))) if None in texts else (name, texts)
+    return name, _encodable(value)
+
+
+def _text(data: bytes | str) -> str | None:
+    """Return `data` as text, or None if it is not UTF-8."""
+    try:
+        if isinstance(data, bytes):
+            return data.decode()
+        data.encode()
+    except UnicodeError:
+        return None
+    return data
+
+
+def _base64(data: bytes | str) -> str:
+    return base64.b64encode(data if isinstance(data, bytes) else _raw(data)).decode("ascii")
+
+
+def _raw(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # no name of a file or key, but text of a document that another program wrote
+        return text.encode("utf-8", "surrogatepass")
 
 
 def show(as_json: bool, document: Document, lines: Iterable[str]) -> None:
@@ -159,27 +200,6 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{ending}"
 
 
-def field(name: str, data: bytes) -> dict[str, str]:
-    """Return `data` as a JSON field: ``NAME`` if it is UTF-8, else ``NAME_base64``."""
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data).decode("ascii")}
-
-
-def printable(data: bytes | str) -> str:
-    r"""Return `data` as text without control characters: everything but printable UTF-8 becomes ``\x..``."""
-    if isinstance(data, str):
-        data = data.encode("utf-8", "surrogateescape")
-    text = data.decode("utf-8", "backslashreplace")
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
-
-
-def plain(text: str) -> str:
-    """Return `text`, which may contain paths, without control characters; see `printable`."""
-    return printable(system.os.fsencode(text))
-
-
 def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()) -> list[str]:
     """Return the lines of a table with headings. The columns whose headings are in `numbers` are flush right.
 
@@ -269,7 +289,7 @@ class Progress:
             self._bar = _make_bar()
             self._task = self._bar.add_task("")
             self._bar.start()
-        name = plain(system.os.path.basename(file))
+        name = printable(system.os.path.basename(file))
         self._bar.update(self._task, description=f"{self._doing} {name}", completed=done, total=size)
 
 

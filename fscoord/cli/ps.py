@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from fscoord._runtime import system
+from fscoord._runtime.escaping import printable
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import (
     OF_THE_STORE,
@@ -21,7 +22,7 @@ from fscoord.cli.options import (
     timeout_option,
     verbose,
 )
-from fscoord.cli.output import can_redraw, flush, plain, printable, table_lines, write, write_json
+from fscoord.cli.output import can_redraw, flush, table_lines, write, write_json
 from fscoord.status.findings import (
     SLOW_S,
     StatusFinding,
@@ -229,9 +230,14 @@ def _waits(each: SessionStatus, picture: Picture) -> str:
 def _document(picture: Picture, findings: Sequence[StatusFinding]) -> dict[str, Any]:
     lock = picture.log_lock
     return {
-        "store": plain(picture.place),
+        "store": picture.place,
         "findings": [
-            {"kind": each.kind, "message": each.message, "sessions": list(each.sessions), "seconds": each.seconds}
+            {
+                "kind": each.kind,
+                "message": printable(each.message),
+                "sessions": list(each.sessions),
+                "seconds": each.seconds,
+            }
             for each in findings
         ],
         "participants": [_participant(each) for each in picture.participants],
@@ -254,7 +260,7 @@ def _document(picture: Picture, findings: Sequence[StatusFinding]) -> dict[str, 
             for state in picture.rounds
         ],
         "log_lock": None if lock is None else lock._asdict(),
-        "notes": list(picture.notes),
+        "notes": list(map(printable, picture.notes)),
     }
 
 
@@ -262,5 +268,5 @@ def _participant(each: SessionStatus) -> dict[str, Any]:
     waiting = each.waiting
     shown = None
     if waiting is not None:
-        shown = {**waiting._asdict(), "keys": list(waiting.keys), "words": waiting.words()}
-    return {**each._asdict(), "holds": list(each.holds), "waiting": shown}
+        shown = {**waiting._asdict(), "words": printable(waiting.words())}
+    return {**each._asdict(), "holds": list(map(printable, each.holds)), "waiting": shown}

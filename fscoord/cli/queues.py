@@ -14,7 +14,7 @@ from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.completion import complete_name, complete_queue
 from fscoord.cli.locks import states_of
 from fscoord.cli.options import as_json, content, limit_text, raw, with_existing_store, with_store, with_store_to_read
-from fscoord.cli.output import field, show, table_lines, telling_if_slow, write_json, write_value
+from fscoord.cli.output import show, table_lines, telling_if_slow, write_json, write_value
 from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.launch import Ending, run_held
@@ -72,7 +72,7 @@ def pop(store: Store, queue: bytes, no_wait: bool, as_json: bool) -> None:
         with telling_if_slow(log, f"waiting for a value in queue {key_text(queue)!r}, {limit_text(store.timeout)}"):
             value = store.queue_pop(queue)
     if as_json:
-        write_json({**field("queue", queue), **field("value", value)})
+        write_json({"queue": queue, "value": value})
     else:
         write_value(value)
 
@@ -91,7 +91,7 @@ def length(store: Store, queue: bytes, as_json: bool) -> None:
       fscoord len work
     """
     count = store.queue_len(queue)
-    show(as_json, {**field("queue", queue), "length": count}, [str(count)])
+    show(as_json, {"queue": queue, "length": count}, [str(count)])
 
 
 VARIABLE: Final = "FSCOORD_ITEM"
@@ -203,7 +203,7 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
     lines = [f"{waiting} waiting, {len(taken)} taken"]
     if taken:
         lines += table_lines(("STATE", "PROCESS"), [(state_of(each).word, each.owner) for each in taken])
-    show(as_json, {**field("queue", queue), "waiting": waiting, "taken": takers}, lines)
+    show(as_json, {"queue": queue, "waiting": waiting, "taken": takers}, lines)
 
 
 def _next_item(source: PriorityQueue, *, waits: bool, is_last: bool) -> Item:

@@ -9,6 +9,7 @@ from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.io import safe_files
 from fscoord._log.locking.log_lock import KIND_NAMES, OFD, SOFT, LogLock
 from fscoord._runtime import system
+from fscoord._runtime.escaping import shell_word
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, StoreError, StoreTimeoutError, StoreUnavailableError
 
@@ -148,7 +149,7 @@ def refused_header(path: str, file: str, error: MalformedRecord) -> CorruptLogEr
         what = f"{file} is {error}. Nothing was changed; check the path, or if a store was there"
     else:
         what = f"{file} can't be used: {error}. Nothing was changed; choose another path, or before you remove the file"
-    return CorruptLogError(f"{what}, run `fscoord verify {path}`", path=path, offset=0, reason=str(error))
+    return CorruptLogError(f"{what}, run `fscoord verify {shell_word(path)}`", path=path, offset=0, reason=str(error))
 
 
 def no_header(path: str, data: bytes) -> StoreUnavailableError:
