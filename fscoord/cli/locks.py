@@ -14,7 +14,15 @@ from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
 from fscoord.cli.completion import complete_name
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import as_json, content, limit_text, raw, with_store, with_store_to_read
+from fscoord.cli.options import (
+    as_json,
+    content,
+    limit_text,
+    raw,
+    with_store,
+    with_store_that_appears,
+    with_store_to_read,
+)
 from fscoord.cli.output import show, table_lines, telling_if_slow, write
 from fscoord.cli.run_command import VERBATIM, command_options, parse_hold_options, run_under, wait_options
 from fscoord.errors import LockLostError
@@ -271,7 +279,7 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any
     help="Wait for a leader of a later term than this term.",
 )
 @as_json
-@with_store
+@with_store_that_appears
 def leader(store: Store, name: bytes, after: int, as_json: bool) -> None:
     """Print the leader of the election NAME. Wait until there is one.
 

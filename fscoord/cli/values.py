@@ -24,6 +24,7 @@ from fscoord.cli.options import (
     raw,
     time_limit,
     with_store,
+    with_store_to_get,
     with_store_to_read,
     with_store_to_watch,
 )
@@ -46,7 +47,7 @@ keys_argument = click.argument(
 @key_argument
 @click.option("--fenced", is_flag=True, help="Read a value that was written by set --token.")
 @as_json
-@with_store
+@with_store_to_get
 def get(store: Store, key: bytes, fenced: bool, as_json: bool) -> None:
     """Print the value of KEY. Wait until another process sets it, if it has none.
 
@@ -56,6 +57,7 @@ def get(store: Store, key: bytes, fenced: bool, as_json: bool) -> None:
     Examples:
       fscoord get master_addr
       fscoord get --timeout 0 config > config.bin   # do not wait
+      fscoord get --read-only phase                 # of a store that another user writes
       fscoord get --json master_addr                # {"key": "master_addr", "value": "node7"}
     """
     with telling_if_slow(log, f"waiting for {key_text(key)!r}, {limit_text(store.timeout)}"):
@@ -186,7 +188,7 @@ def delete(store: Store, names: tuple[bytes, ...]) -> int:
 
 @click.command()
 @keys_argument
-@with_store
+@with_store_to_get
 def wait(store: Store, names: tuple[bytes, ...]) -> None:
     """Wait until each KEY has a value or a queue that is not empty.
 

@@ -48,7 +48,7 @@ def unavailable(error: OSError, path: str, doing: str, *, maybe_applied: bool = 
         system.errno.ENOENT: f"; its directory {directory} does not exist: create it first",
         system.errno.ENOTDIR: f"; {directory} is not a directory",
         system.errno.EACCES: "; check the owners and modes of the log and its directory",
-        system.errno.EROFS: "; pass read_only=True to read it, or choose a path that can be written",
+        system.errno.EROFS: "; to read it, open it with read_only=True, or choose a path that can be written",
         system.errno.ENOSPC: "; free some space and try again",
         system.errno.EDQUOT: "; free some of the quota and try again",
         system.errno.EMFILE: "; close stores or files, or raise the limit (ulimit -n)",
