@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import signal
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
@@ -16,8 +17,8 @@ from fscoord._runtime.escaping import printable
 from fscoord._runtime.signals import Terminated, raise_on_termination
 from fscoord.cli.completion import complete_name
 from fscoord.cli.options import as_json, limit_text, raw, with_existing_store, with_store, with_store_to_read
-from fscoord.cli.output import show, table_lines, tell, write
-from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
+from fscoord.cli.output import show, table_lines, tell, telling_if_slow, write
+from fscoord.cli.run_command import VERBATIM, command_options, environment, holders_text, parse_command
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.launch import run_held
 from fscoord.recipes import Lock, Membership, Participant, once as once_for_all
@@ -203,16 +204,19 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
       fscoord delete dataset/result                 # the next call runs it again
     """
     command = parse_command(options)
+    end_wait: Callable[[], object] = int  # until the wait begins
 
     def work() -> bytes:
+        end_wait()
         try:
             return _run_once(store, name, command, options)
         except Exception as error:
             raise _NoResult(error) from error
 
-    log.info("waiting for the result of %r, %s", key_text(name), limit_text(store.timeout))
+    words = f"waiting for the result of {key_text(name)!r}, {limit_text(store.timeout)}"
+    turn = Lock(store, name)
     try:
-        with raise_on_termination():
+        with raise_on_termination(), telling_if_slow(log, words, lambda: holders_text(store, turn)) as end_wait:
             result = once_for_all(store, name, work)
     except _NoResult as error:
         raise error.cause from None

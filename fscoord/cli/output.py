@@ -6,13 +6,14 @@ import base64
 import json
 import logging
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
 from fscoord.cli.exit_codes import OutputError
+from fscoord.errors import FscoordError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Progress",
+    "SlowNote",
     "can_redraw",
     "counted",
     "detach_stdout",
@@ -38,6 +40,8 @@ __all__ = [
     "write_value",
 ]
 
+
+Timer = system.threading.Timer
 
 NOTE_AFTER_S = 1.0
 """How many seconds a wait lasts before a person is told about it."""
@@ -124,23 +128,62 @@ def tell(log: logging.Logger, words: str) -> None:
         _print_note(words)
 
 
-@contextmanager
-def telling_if_slow(log: logging.Logger, words: str) -> Iterator[None]:
-    """Log `words`.
+class SlowNote:
+    """The note about a wait that lasts.
 
-    If the log is not shown, print them on a terminal once the body of the ``with`` has taken `NOTE_AFTER_S`.
+    Args:
+        log: the log in which the note appears, if the log is shown.
+        words: the purpose and the limit of the wait.
+        more: returns the reason of the wait, such as its holders, or an empty text; it may use the store.
+
+    Attributes:
+        is_over: whether the wait has ended.
     """
+
+    def __init__(self, log: logging.Logger, words: str, more: Callable[[], str] | None = None) -> None:
+        self._log = log
+        self._words = words
+        self._more = more
+        self.is_over = False
+
+    def tell(self) -> None:
+        """Log or print the words and the reason, unless the wait has ended."""
+        reason = ""
+        if self._more is not None:
+            with suppress(FscoordError):  # the wait itself raises the error
+                reason = self._more()
+        if not self.is_over:
+            tell(self._log, f"{self._words}; {reason}" if reason else self._words)
+
+    def end(self) -> None:
+        """End the wait."""
+        self.is_over = True
+
+
+@contextmanager
+def telling_if_slow(
+    log: logging.Logger, words: str, more: Callable[[], str] | None = None
+) -> Iterator[Callable[[], None]]:
+    """Log `words`. Once the body of the ``with`` has taken `NOTE_AFTER_S`, tell a person who watches of the wait.
+
+    The note has `words` and the text that `more` returns (see `SlowNote`). It is made once: on a terminal, or in the
+    log if that is shown and `more` knows the reason. The ``with`` yields a function that ends the wait before the body
+    ends.
+    """
+    note = SlowNote(log, words, more)
     log.info("%s", words)
-    if log.isEnabledFor(logging.INFO) or not _is_watched():
-        yield
-        return
-    note = system.threading.Timer(NOTE_AFTER_S, _print_note, (words,))
-    note.daemon = True
-    note.start()
+    is_due = more is not None if log.isEnabledFor(logging.INFO) else _is_watched()
+    timer = Timer(NOTE_AFTER_S, note.tell) if is_due else None
+    if timer is not None:
+        timer.daemon = True
+        with suppress(RuntimeError):  # no thread can be started: the wait goes on without a note
+            timer.start()
     try:
-        yield
+        yield note.end
     finally:
-        note.cancel()
+        note.end()
+        if timer is not None:
+            timer.cancel()
 
 
 def _is_watched() -> bool:

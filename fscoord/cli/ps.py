@@ -35,7 +35,7 @@ from fscoord.status.findings import (
 from fscoord.status.picture import Picture, SessionStatus
 from fscoord.status.reading import observe
 
-__all__ = ["Row", "chosen", "findings_lines", "ps", "row_of", "rows", "slow_option"]
+__all__ = ["Row", "chosen", "findings_lines", "ps", "row_of", "rows", "since_text", "slow_option"]
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ def row_of(each: SessionStatus, picture: Picture) -> Row:
         each.label,
         f"{each.host}:{each.pid}",
         _state(each),
-        _since(each.since),
+        since_text(each.since),
         _holds(each),
         _waits(each, picture),
         "" if each.waiting is None or each.alive == "no" else duration(each.waiting.seconds),
@@ -202,7 +202,8 @@ def _state(each: SessionStatus) -> str:
     return "stopped" if each.alive != "no" and each.is_stopped else session_state(each.alive, each.found_dead)
 
 
-def _since(seconds: float) -> str:
+def since_text(seconds: float) -> str:
+    """Return the time `seconds` since the epoch in UTC: its time of day, with its date if it is not of the last day."""
     now = system.time.time()
     form = "%H:%M:%S" if now - DAY_S < seconds <= now else "%Y-%m-%d %H:%M"
     try:

@@ -44,6 +44,7 @@ from fscoord import (
 )
 from fscoord._arguments import VALUE_MAX
 from fscoord.cli import exit_codes, options, output
+from fscoord.cli.ps import since_text
 from fscoord.recipes import Lock
 
 EXAMPLES = [
@@ -304,12 +305,18 @@ def test_ctrl_c_ends_a_wait_without_output_and_with_130(process, line_with, word
         (["pop", "q"], "waiting for a value in queue 'q', up to 300 s"),
         (["take-item", "q", "true"], "waiting for an item of queue 'q'"),
         (["leader", "e"], "waiting for a leader of 'e', up to 300 s"),
-        (["lock", "-w", "60", "l", "true"], "waiting for the lock 'l', up to 60 s"),
+        (["lock", "-w", "60", "l", "true"], "waiting for the lock 'l', up to 60 s; HELD, nobody else waiting"),
+        (["rwlock", "-s", "l", "true"], "waiting for the lock 'l', up to 300 s; HELD, nobody else waiting"),
+        (["elect", "l", "true"], "waiting for the leadership of 'l', up to 300 s; HELD, nobody else waiting"),
+        (["once", "l", "true"], "waiting for the result of 'l', up to 300 s; HELD, nobody else waiting"),
     ],
     ids=lambda value: value[0],
 )
 def test_wait_that_lasts_is_told_on_a_terminal(path, words, said):
     with FileStore(path) as store, Lock(store, "l"):
+        (me,) = store.members()
+        held = f"held by {me.host}:{me.pid} (alive, in the store since {since_text(me.since)} UTC)"
+        said = said.replace("HELD", held)
         child, parent = os.openpty()
         with subprocess.Popen(
             [sys.executable, "-m", "fscoord", *words],
