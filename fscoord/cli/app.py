@@ -19,7 +19,7 @@ from fscoord.cli.doctor import doctor
 from fscoord.cli.groups import barrier, group, join, members, once
 from fscoord.cli.locks import break_lock, elect, holders, leader, lock, rwlock, sem
 from fscoord.cli.log_files import compact, cp, dump, repair, verify
-from fscoord.cli.options import common
+from fscoord.cli.options import common, show_log
 from fscoord.cli.ps import ps
 from fscoord.cli.queues import items, length, pop, push, put_item, take_item
 from fscoord.cli.run import run as launch
@@ -121,6 +121,7 @@ for verb in itertools.chain.from_iterable(VERBS.values()):
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line, print an error as one line on standard error, and return the exit code."""
+    show_log()
     try:
         code = cli.main(arguments, prog_name="fscoord", standalone_mode=False)
         output.flush()

@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 from fscoord._arguments import VALUE_MAX, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
+from fscoord.cli import output
 from fscoord.cli.exit_codes import HintedError
 from fscoord.errors import LimitExceededError, StoreError
 from fscoord.rendezvous.events import FOR_PEOPLE
@@ -37,6 +38,7 @@ __all__ = [
     "json_option",
     "limit_text",
     "raw",
+    "show_log",
     "store_option",
     "store_url",
     "time_limit",
@@ -102,18 +104,24 @@ def _remember(key: str) -> Callable[[click.Context, click.Parameter, Any], None]
 def _listen(ctx: click.Context, param: click.Parameter, value: int) -> None:
     ctx.meta[_LOUDNESS] = loudness = ctx.meta.get(_LOUDNESS, 0) + value
     if value:
-        root = logging.getLogger("fscoord")
-        root.setLevel(logging.INFO if loudness == 1 else logging.DEBUG)
-        _log_to_stderr(root)
+        logging.getLogger("fscoord").setLevel(logging.INFO if loudness == 1 else logging.DEBUG)
 
 
-def _log_to_stderr(root: logging.Logger) -> None:
-    if any(handler.name == "fscoord.cli" for handler in root.handlers):
+def show_log() -> None:
+    """Print the warnings of the library on standard error, and with -v and -vv all that it logs."""
+    root = logging.getLogger("fscoord")
+    if any(isinstance(handler, _ErrorLines) for handler in root.handlers):
         return
-    handler = logging.StreamHandler(sys.stderr)
-    handler.name = "fscoord.cli"
+    handler = _ErrorLines()
     handler.setFormatter(_Formatter("fscoord: %(message)s"))  # in the shape of the command's own messages
     root.addHandler(handler)
+
+
+class _ErrorLines(logging.Handler):
+    """Writes each message to the present standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        output.write_error(f"{self.format(record)}\n")
 
 
 class _Formatter(logging.Formatter):

@@ -43,6 +43,7 @@ from fscoord import (
     errors,
 )
 from fscoord._arguments import VALUE_MAX
+from fscoord._runtime.logging import logger
 from fscoord.cli import exit_codes, options, output
 from fscoord.cli.ps import since_text
 from fscoord.recipes import Lock
@@ -112,6 +113,18 @@ def test_error_is_one_line_on_standard_error(fscoord):
 def test_traceback_comes_only_with_vv(fscoord):
     assert "Traceback" not in fscoord("get", "-v", "--timeout", "0", "k").err
     assert "Traceback" in fscoord("get", "-vv", "--timeout", "0", "k").err
+
+
+def test_warning_of_the_library_is_printed_once_without_v(fscoord, monkeypatch):
+    def open_and_warn(*arguments, before=options.open_store, **settings):
+        logger("fscoord._log.opened").warning("the mount %r is odd", "m\udcff")
+        logger("fscoord._log.opened").info("and so on")
+        return before(*arguments, **settings)
+
+    monkeypatch.setattr(options, "open_store", open_and_warn)
+    for _ in range(2):
+        assert fscoord("set", "k", "v") == (0, b"", "fscoord: the mount 'm\\xff' is odd\n")
+    assert fscoord("-v", "set", "k", "v").err == "fscoord: the mount 'm\\xff' is odd\nfscoord: and so on\n"
 
 
 def test_internal_error_is_reported_as_a_bug(fscoord, monkeypatch):
