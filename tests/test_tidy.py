@@ -356,7 +356,7 @@ LAYERS = [
         ],
     ),
     ("trace.clocks", []),  # pure
-    ("trace.*", ["trace.*", "_runtime.system", "_runtime.tracing", "errors"]),  # it opens no store
+    ("trace.*", ["trace.*", "_runtime.escaping", "_runtime.system", "_runtime.tracing", "errors"]),  # it opens no store
     ("testing", ["testing.*"]),
     ("testing.contract", ["testing.contract.*", "store"]),
     ("testing.*", ["testing.*", "_arguments", "store", "_runtime.*", "errors"]),

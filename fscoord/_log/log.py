@@ -672,8 +672,8 @@ class Log:
             if verdict == "join" and not table.is_finished:
                 return None, 0, b""
             if self.read_only and verdict == "join":
-                message = f"{self.path} is finished, and no writer has opened it since"
-                raise StoreUnavailableError(message, path=self.path, errno=system.errno.ENOENT)
+                what = "is finished, and no writer has opened it since; start the job again, or check the path"
+                raise StoreUnavailableError(f"{self.path} {what}", path=self.path, errno=system.errno.ENOENT)
             if self.read_only:
                 raise StoreError(f"{self.path}: the requested run has not begun; try again", path=self.path)
             self.compactor.begin_empty(run)

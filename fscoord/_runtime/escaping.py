@@ -1,11 +1,35 @@
-"""`escape_word`, which makes one word of a host name for keys and values; `closer_look`, a command for the shell.
+r"""Text from other processes in messages: `printable` for people, `shell_word` for shells, `escape_word` for keys.
 
-The module is pure: it makes no system calls.
+Names of files and keys may have any bytes. As text they have a lone surrogate for each byte that is not UTF-8
+(`os.fsdecode`). To people each such byte is shown as ``\xNN``. The module is pure: it makes no system calls.
 """
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
+
+_BYTE_IN_REPR = re.compile(r"(?<!\\)((?:\\\\)*)\\udc([89a-f][0-9a-f])")
+"""A byte that is not UTF-8 in a name that `repr` has quoted. `repr` doubles the backslashes of the name itself."""
+
+
+def printable(data: str | bytes) -> str:
+    r"""Return `data` as text without characters that can't be printed. A byte that is not UTF-8 becomes ``\xNN``.
+
+    A ``str`` may be a message with names that `repr` has quoted. `repr` shows such a byte as ``\udcNN``, which becomes
+    ``\xNN``, too.
+    """
+    text = data.decode("utf-8", "surrogateescape") if isinstance(data, bytes) else data
+    if not text.isprintable():
+        text = "".join(sign if sign.isprintable() else _escape(sign) for sign in text)
+    if isinstance(data, str) and "\\udc" in text:
+        text = _BYTE_IN_REPR.sub(r"\1\\x\2", text)
+    return text
+
+
+def _escape(sign: str) -> str:
+    return f"\\x{ord(sign) - 0xDC00:02x}" if "\udc80" <= sign <= "\udcff" else ascii(sign)[1:-1]
+
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-")
 """The characters that mean themselves to every shell."""
@@ -26,17 +50,27 @@ def escape_word(text: str) -> str:
 
 def closer_look(path: str) -> str:
     """Return the end of the message of a time-out on the log at `path`: the command that shows all waits."""
-    return f"; to look closer, run fscoord ps {_shell_word(path)}"
+    return f"; to look closer, run fscoord ps {shell_word(path)}"
 
 
-def _shell_word(text: str) -> str:
-    """Return `text` as one word of a shell, as `shlex.quote` does.
+def shell_word(text: str) -> str:
+    r"""Return `text` as one printable word of a shell, as `shlex.quote` does.
 
-    Nothing is imported for it: a time-out may be raised in a forked child that can import nothing any more.
+    A text that can't be printed, such as a path that is not UTF-8, is quoted as ``$'...'``, which all shells but the
+    smallest know. Nothing is imported for it: a time-out may be raised in a forked child that can import nothing any
+    more.
     """
     if text and _PLAIN.issuperset(text):
         return text
-    return "'" + text.replace("'", "'\"'\"'") + "'"
+    if text.isprintable():
+        return "'" + text.replace("'", "'\"'\"'") + "'"
+    return "$'" + "".join(_in_dollar_quotes(sign) for sign in text) + "'"
+
+
+def _in_dollar_quotes(sign: str) -> str:
+    if sign in "\\'":
+        return f"\\{sign}"
+    return sign if sign.isprintable() else "".join(f"\\x{byte:02x}" for byte in _bytes(sign))
 
 
 def _bytes(sign: str) -> bytes:

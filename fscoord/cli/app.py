@@ -12,13 +12,14 @@ import click
 from click.shell_completion import get_completion_class
 
 import fscoord
+from fscoord._runtime.escaping import printable
 from fscoord.cli import exit_codes, output
 from fscoord.cli.demo import demo
 from fscoord.cli.doctor import doctor
 from fscoord.cli.groups import barrier, group, join, members, once
 from fscoord.cli.locks import break_lock, elect, holders, leader, lock, rwlock, sem
 from fscoord.cli.log_files import compact, cp, dump, repair, verify
-from fscoord.cli.options import common
+from fscoord.cli.options import common, show_log
 from fscoord.cli.ps import ps
 from fscoord.cli.queues import items, length, pop, push, put_item, take_item
 from fscoord.cli.run import run as launch
@@ -70,7 +71,7 @@ def cli(ctx: click.Context) -> int:
        69  the store is gone, the file system lacks something that the store needs, a barrier is broken,
            a lock was lost, a command can't be run, or an extra is not installed
        70  a bug in fscoord
-       74  input or output failed, such as a full disk or a store that does not exist
+       74  input or output failed, such as a full disk, or a store that does not exist or is an empty file
        75  time ran out
        77  permission denied, or the path is a directory, a link, or a file that others can write
       130  Ctrl-C
@@ -120,6 +121,7 @@ for verb in itertools.chain.from_iterable(VERBS.values()):
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line, print an error as one line on standard error, and return the exit code."""
+    show_log()
     try:
         code = cli.main(arguments, prog_name="fscoord", standalone_mode=False)
         output.flush()
@@ -130,10 +132,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _fail(error: BaseException) -> int:
     if logging.getLogger("fscoord").isEnabledFor(logging.DEBUG):
-        output.write_error("".join(traceback.format_exception(error)))
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        output.write_error("".join(f"{printable(line)}\n" for line in lines))
     if isinstance(error, exit_codes.OutputError):
         output.detach_stdout()
     if not exit_codes.is_silent(error):
         # The message may have text of other processes, such as the name of a host.
-        output.write_error(f"fscoord: {output.printable(exit_codes.message(error))}\n")
+        output.write_error(f"fscoord: {printable(exit_codes.message(error))}\n")
     return exit_codes.exit_code(error)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fscoord._runtime import system
+from fscoord._runtime.escaping import printable
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, time_limit, verbose
-from fscoord.cli.output import counted, new_console, new_table, plain, write_json
+from fscoord.cli.output import counted, new_console, new_table, write_json
 from fscoord.cli.trace import write_page
 from fscoord.demo.launcher import PROCESSES_MAX, run
 
@@ -127,7 +128,7 @@ def _print(report: dict[str, Any]) -> None:
     console = new_console()
     console.print(
         f"{counted(report['words'], 'word')} ({counted(report['distinct_words'], 'different one')}) in"
-        f" {counted(report['files'], 'file')} below {plain(report['input'])}, in {report['seconds']:.2f} s",
+        f" {counted(report['files'], 'file')} below {printable(report['input'])}, in {report['seconds']:.2f} s",
         soft_wrap=True,
     )
     most = ", ".join(f"{word} {count}" for word, count in report["top"])
@@ -135,7 +136,7 @@ def _print(report: dict[str, Any]) -> None:
     console.print(_processes(report), "")
     console.print(_barriers(report), "")
     for skipped in report["skipped"]:
-        console.print(f"skipped {plain(skipped['file'])}: {skipped['reason']}", soft_wrap=True)
+        console.print(f"skipped {printable(skipped['file'])}: {skipped['reason']}", soft_wrap=True)
     for loss in report["lost"]:
         console.print(_loss(loss), soft_wrap=True)
     console.print(f"(reported by rank {report['reported_by']})", soft_wrap=True)
@@ -162,7 +163,7 @@ def _table(*headings: str) -> Table:
 
 
 def _loss(loss: dict[str, Any]) -> str:
-    redone = ", ".join(f"{plain(each['file'])} (by rank {each['by']})" for each in loss["redone"])
+    redone = ", ".join(f"{printable(each['file'])} (by rank {each['by']})" for each in loss["redone"])
     return (
         f"rank {loss['rank']}, process {loss['pid']} on {loss['host']}, was lost to {loss['cause']}:"
         f" named by rank {', '.join(map(str, loss['named_by']))} at the barrier {loss['barrier']!r};"

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from fscoord._runtime.escaping import printable
 from fscoord.cli.exit_codes import FALSE, UNAVAILABLE
 from fscoord.cli.options import DirectoryPath, as_json, time_limit, verbose
-from fscoord.cli.output import plain, show, tell
+from fscoord.cli.output import show, tell
 from fscoord.doctor.examination import EXPECTED_WAIT_S, OPEN_WAIT_S, examine
 from fscoord.doctor.prediction import LONE_ADD_REQUESTS, Job, predict, round_trip_of
 from fscoord.doctor.verdict import NOT_PROVEN, NOT_SAFE, SAFE
@@ -104,6 +105,8 @@ def doctor(
     run = launched.run_id
     group = "" if run is None else run if isinstance(run, str) else "-".join(map(str, run))
     report = examine(path, lock=lock, expected=instances, wait=wait, tell=partial(tell, log), group=group)
+    for texts in ("reasons", "recommendations"):
+        report[texts] = list(map(printable, report[texts]))
     if not report.pop("presided"):
         click.echo(f"fscoord: {report['verdict']}; another instance prints the report", err=True)
     else:
@@ -114,17 +117,18 @@ def doctor(
 
 
 def _without_empty(check: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in check.items() if value not in ("", {})}
+    printed = {**check, "says": printable(check["says"])}
+    return {name: value for name, value in printed.items() if value not in ("", {})}
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    lines = [f"{plain(report['path'])}: {report['verdict'].upper()}"]
+    lines = [f"{printable(report['path'])}: {report['verdict'].upper()}"]
     if report["file_system"]:
         found = report["file_system"]
         options = ",".join(dict.fromkeys(found["options"]))
-        lines.append(f"  {found['kind'] or 'unknown'} at {plain(found['point'])} ({plain(options)})")
-    lines += [f"  why: {plain(reason)}" for reason in report["reasons"]]
-    lines += [f"  do:  {plain(advice)}" for advice in report["recommendations"]]
+        lines.append(f"  {found['kind'] or 'unknown'} at {printable(found['point'])} ({printable(options)})")
+    lines += [f"  why: {reason}" for reason in report["reasons"]]
+    lines += [f"  do:  {advice}" for advice in report["recommendations"]]
     for between in ("processes", "hosts"):
         checks = [check for check in report["checks"] if check["between"] == between]
         if checks:
@@ -173,9 +177,13 @@ def _size(count: float) -> str:
 
 
 def _heading(report: dict[str, Any], between: str) -> str:
-    return "between two processes" if between == "processes" else f"between this host and {plain(report['other_host'])}"
+    return (
+        "between two processes"
+        if between == "processes"
+        else f"between this host and {printable(report['other_host'])}"
+    )
 
 
 def _line(check: dict[str, Any]) -> str:
     title = f"{check['name']} ({check['lock']})" if check["lock"] else check["name"]
-    return f"  {MARKS[check['outcome']]:<4} {title:<20} {plain(check['says'])}"
+    return f"  {MARKS[check['outcome']]:<4} {title:<20} {printable(check['says'])}"

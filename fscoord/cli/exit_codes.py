@@ -11,7 +11,7 @@ import click
 
 from fscoord import errors
 
-__all__ = ["FALSE", "UNAVAILABLE", "USAGE", "OutputError", "exit_code", "is_silent", "message"]
+__all__ = ["FALSE", "UNAVAILABLE", "USAGE", "HintedError", "OutputError", "exit_code", "is_silent", "message"]
 
 FALSE = 1
 USAGE = 64
@@ -28,6 +28,15 @@ _EXTRA = frozenset({"click", "rich"})
 
 class OutputError(Exception):
     """A write to standard output failed. The cause is an `OSError`, or None if the process has no standard output."""
+
+
+class HintedError(Exception):
+    """The error `cause`, with a `hint` for a user of the command. It has the exit code of its cause."""
+
+    def __init__(self, cause: Exception, hint: str) -> None:
+        super().__init__(cause, hint)
+        self.cause = cause
+        self.hint = hint
 
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
@@ -59,6 +68,8 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 def exit_code(error: BaseException) -> int:
     """Return the exit code of `error`; 70, a bug in fscoord, for an unexpected exception."""
+    if isinstance(error, HintedError):
+        return exit_code(error.cause)
     if _is_missing_extra(error):
         return UNAVAILABLE
     if isinstance(error, OSError) and error.errno in {errno.EACCES, errno.EPERM}:
@@ -79,6 +90,8 @@ def message(error: BaseException) -> str:
 
 
 def _words(error: BaseException) -> str:
+    if isinstance(error, HintedError):
+        return f"{_words(error.cause)}; {error.hint}"
     if isinstance(error, click.ClickException):
         return error.format_message() + _hint(error)
     if _is_missing_extra(error):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import signal
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
@@ -12,15 +13,16 @@ import click
 from fscoord import collectives
 from fscoord._arguments import VALUE_MAX, key_text
 from fscoord._runtime import system
+from fscoord._runtime.escaping import printable
 from fscoord._runtime.signals import Terminated, raise_on_termination
 from fscoord.cli.completion import complete_name
 from fscoord.cli.options import as_json, limit_text, raw, with_existing_store, with_store, with_store_to_read
-from fscoord.cli.output import field, printable, show, table_lines, tell, write
-from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
+from fscoord.cli.output import show, table_lines, tell, telling_if_slow, write
+from fscoord.cli.run_command import VERBATIM, command_options, environment, holders_text, parse_command
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.launch import run_held
 from fscoord.recipes import Lock, Membership, Participant, once as once_for_all
-from fscoord.status.findings import clock_text
+from fscoord.status.findings import session_state
 from fscoord.store import Member, Store
 
 __all__ = ["barrier", "group", "join", "members", "once"]
@@ -41,7 +43,7 @@ def members(store: Store, as_json: bool) -> None:
         alive             the process runs and has the store open
         ended             the process has ended or closed the store, and no death is recorded
         dead, found TIME  another process recorded the death at TIME (UTC); it may have happened earlier
-        unknown           this host can't tell: the session is of another host
+        unknown           this host, or this user, can't tell
 
     Changes nothing.
 
@@ -57,13 +59,8 @@ def members(store: Store, as_json: bool) -> None:
 def _row(member: Member) -> tuple[str, ...]:
     rank = "-" if member.rank is None else str(member.rank)
     place = f"{member.host}:{member.pid}"
-    return rank, str(member.number), place, _state(member), _utc_text(member.since), member.label
-
-
-def _state(member: Member) -> str:
-    if member.alive != "no":
-        return "alive" if member.alive == "yes" else "unknown"
-    return "ended" if member.found_dead is None else f"dead, found {clock_text(member.found_dead)}"
+    state = session_state(member.alive, member.found_dead)
+    return rank, str(member.number), place, state, _utc_text(member.since), member.label
 
 
 def _utc_text(seconds: float) -> str:
@@ -135,7 +132,7 @@ def group(store: Store, name: bytes, as_json: bool) -> None:
 
 
 def _participant_document(each: Participant) -> dict[str, Any]:
-    return {"number": each.number, "owner": each.owner, "session": each.session, **field("data", each.data)}
+    return {"number": each.number, "owner": each.owner, "session": each.session, "data": each.data}
 
 
 @click.command()
@@ -207,16 +204,19 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
       fscoord delete dataset/result                 # the next call runs it again
     """
     command = parse_command(options)
+    end_wait: Callable[[], object] = int  # until the wait begins
 
     def work() -> bytes:
+        end_wait()
         try:
             return _run_once(store, name, command, options)
         except Exception as error:
             raise _NoResult(error) from error
 
-    log.info("waiting for the result of %r, %s", key_text(name), limit_text(store.timeout))
+    words = f"waiting for the result of {key_text(name)!r}, {limit_text(store.timeout)}"
+    turn = Lock(store, name)
     try:
-        with raise_on_termination():
+        with raise_on_termination(), telling_if_slow(log, words, lambda: holders_text(store, turn)) as end_wait:
             result = once_for_all(store, name, work)
     except _NoResult as error:
         raise error.cause from None

@@ -5,27 +5,34 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, NamedTuple
 
 import click
 
 from fscoord._arguments import key_text
 from fscoord._runtime import system
+from fscoord._runtime.escaping import printable
 from fscoord.cli.completion import complete_name
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import as_json, content, limit_text, raw, with_store, with_store_to_read
-from fscoord.cli.output import field, printable, show, table_lines, telling_if_slow, write
+from fscoord.cli.options import (
+    as_json,
+    content,
+    limit_text,
+    raw,
+    with_store,
+    with_store_that_appears,
+    with_store_to_read,
+)
+from fscoord.cli.output import show, table_lines, telling_if_slow, write
 from fscoord.cli.run_command import VERBATIM, command_options, parse_hold_options, run_under, wait_options
 from fscoord.errors import LockLostError
 from fscoord.recipes import Contender, Election, Lock, ReadWriteLock, Semaphore, force_release
+from fscoord.status.findings import session_state
 from fscoord.store import Store
 
-__all__ = ["STATES", "break_lock", "elect", "holders", "leader", "lives_of", "lock", "rwlock", "sem"]
+__all__ = ["break_lock", "elect", "holders", "leader", "lock", "rwlock", "sem", "states_of"]
 
 log = logging.getLogger(__name__)
-
-STATES: Final = {"yes": "alive", "no": "dead", "unknown": "unknown"}
-"""The states of a contender in tables, by the words of `fscoord.Member`."""
 
 name_argument = click.argument("name", type=raw, shell_complete=complete_name("/line"))
 election_argument = click.argument("name", type=raw, shell_complete=complete_name("/term/"))
@@ -129,8 +136,8 @@ def holders(store: Store, name: bytes, as_json: bool) -> int:
     """List the processes that hold NAME, and those that wait for it.
 
     NAME is the name of a lock, a semaphore, an election or the work of "fscoord once". Each process is a line: whether
-    it holds or waits, the fencing token of its hold, its state (alive, dead, unknown), and host:pid. Waiters are in the
-    order of arrival. Exits with 1 if no process holds NAME.
+    it holds or waits, the fencing token of its hold, its state (see "fscoord members"), and host:pid. Waiters are in
+    the order of arrival. Exits with 1 if no process holds NAME.
 
     \b
     Examples:
@@ -138,12 +145,12 @@ def holders(store: Store, name: bytes, as_json: bool) -> int:
       fscoord holders --json backup | jq '.waiters | length'
     """
     found = Lock(store, name)
-    holders, waiters, lives = found.holders(), found.waiters(), lives_of(store)
+    holders, waiters, state_of = found.holders(), found.waiters(), states_of(store)
     document = {
-        "holders": [{**each._asdict(), "alive": lives(each)} for each in holders],
-        "waiters": [{**each._asdict(), "alive": lives(each)} for each in waiters],
+        "holders": [{**each._asdict(), "alive": state_of(each).alive} for each in holders],
+        "waiters": [{**each._asdict(), "alive": state_of(each).alive} for each in waiters],
     }
-    show(as_json, document, _holder_lines(holders, waiters, lives))
+    show(as_json, document, _holder_lines(holders, waiters, state_of))
     return 0 if holders else FALSE
 
 
@@ -173,7 +180,7 @@ def break_lock(store: Store, name: bytes, token: int | None, yes: bool) -> int:
     if not holders:
         click.echo(f"fscoord: no process holds {printable(name)}" + (f" with token {token}" if token else ""), err=True)
         return FALSE
-    click.echo("\n".join(_holder_lines(holders, found.waiters(), lives_of(store))), err=True)
+    click.echo("\n".join(_holder_lines(holders, found.waiters(), states_of(store))), err=True)
     if not yes and not _is_asked():
         click.echo("fscoord: nothing was changed: standard input is not a terminal, so give --yes", err=True)
         return FALSE
@@ -190,15 +197,27 @@ def _is_asked() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def lives_of(store: Store) -> Callable[[Contender], str]:
-    """Return a function that returns the state of a contender, in the words of `fscoord.Member.alive`."""
-    known = {member.number: member.alive for member in store.members()}
-    return lambda waiter: known.get(waiter.session, "unknown")
+class ContenderState(NamedTuple):
+    """The state of the session of a contender: `alive` as in `fscoord.Member`, and `word` for people."""
+
+    alive: str = "unknown"
+    word: str = "unknown"
 
 
-def _holder_lines(holders: list[Contender], waiters: list[Contender], lives: Callable[[Contender], str]) -> list[str]:
-    rows = [("holds", str(each.token), STATES[lives(each)], each.owner) for each in holders]
-    rows += [("waits", "-", STATES[lives(each)], each.owner) for each in waiters]
+def states_of(store: Store) -> Callable[[Contender], ContenderState]:
+    """Return a function that returns the state of a contender."""
+    known = {
+        member.number: ContenderState(member.alive, session_state(member.alive, member.found_dead))
+        for member in store.members()
+    }
+    return lambda contender: known.get(contender.session, ContenderState())
+
+
+def _holder_lines(
+    holders: list[Contender], waiters: list[Contender], state_of: Callable[[Contender], ContenderState]
+) -> list[str]:
+    rows = [("holds", str(each.token), state_of(each).word, each.owner) for each in holders]
+    rows += [("waits", "-", state_of(each).word, each.owner) for each in waiters]
     return table_lines(("TURN", "TOKEN", "STATE", "PROCESS"), rows, {"TOKEN"}) if rows else []
 
 
@@ -260,7 +279,7 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any
     help="Wait for a leader of a later term than this term.",
 )
 @as_json
-@with_store
+@with_store_that_appears
 def leader(store: Store, name: bytes, after: int, as_json: bool) -> None:
     """Print the leader of the election NAME. Wait until there is one.
 
@@ -276,4 +295,4 @@ def leader(store: Store, name: bytes, after: int, as_json: bool) -> None:
     with telling_if_slow(log, f"waiting for a leader of {key_text(name)!r}, {limit_text(store.timeout)}"):
         found = Election(store, name).observe(after)
     line = f"{found.term} {printable(found.owner)} {printable(found.data)}".rstrip()
-    show(as_json, {"term": found.term, "owner": found.owner, **field("data", found.data)}, [line])
+    show(as_json, {"term": found.term, "owner": found.owner, "data": found.data}, [line])

@@ -8,6 +8,7 @@ import click
 
 from fscoord import inspect
 from fscoord._runtime import system
+from fscoord._runtime.escaping import printable, shell_word
 from fscoord.cli.exit_codes import DAMAGED, FALSE
 from fscoord.cli.options import (
     address,
@@ -21,7 +22,7 @@ from fscoord.cli.options import (
     time_limit,
     verbose,
 )
-from fscoord.cli.output import Progress, field, plain, printable, show, write, write_json
+from fscoord.cli.output import Progress, show, write, write_json
 from fscoord.cli.records import RecordWords
 from fscoord.stores.file import FileStore
 from fscoord.stores.url import open_store
@@ -80,8 +81,8 @@ def dump(ctx: click.Context, full: bool, as_json: bool) -> None:
                     "time": entry.time,
                     "writer": entry.writer,
                     "kind": entry.kind,
-                    **field("key", entry.key),
-                    **field("value", value),
+                    "key": entry.key,
+                    "value": value,
                     "value_size": len(entry.value),
                 }
             )
@@ -165,32 +166,33 @@ def log_path(ctx: click.Context, path: str | None) -> str:
 
 def _report_document(report: inspect.Report) -> dict[str, Any]:
     return {
-        "path": plain(report.path),
+        "path": report.path,
         "verdict": report.verdict,
-        "files": [{**entry._asdict(), "file": plain(entry.file)} for entry in report.generations],
+        "files": [entry._asdict() for entry in report.generations],
         "findings": [_finding(finding) for finding in report.findings],
         "more_findings": report.more,
     }
 
 
 def _finding(finding: inspect.Finding) -> dict[str, Any]:
-    fields = {**finding._asdict(), "file": plain(finding.file)}
+    fields = {**finding._asdict(), "message": printable(finding.message), "advice": printable(finding.advice)}
     return {"says" if name == "message" else name: value for name, value in fields.items()}
 
 
 def _report_lines(report: inspect.Report) -> list[str]:
-    lines = [f"{plain(report.path)}: {report.verdict.upper()}"]
+    lines = [f"{printable(report.path)}: {report.verdict.upper()}"]
     for entry in report.generations:
         voids = f", {entry.voids} voided" if entry.voids else ""
         lines.append(
             f"  generation {entry.generation}: {entry.records} records{voids}, {entry.size} bytes, {entry.ends}:"
-            f" {plain(entry.file)}"
+            f" {printable(entry.file)}"
         )
     for finding in report.findings:
         place = f"at {finding.offset}, {finding.size} bytes: " if finding.offset or finding.size else ""
+        kind = "DAMAGED" if finding.is_damage else "note"
         lines += [
-            f"{'DAMAGED' if finding.is_damage else 'note'}: {plain(finding.file)}: {place}{plain(finding.message)}",
-            f"  do: {finding.advice}",
+            f"{kind}: {printable(finding.file)}: {place}{printable(finding.message)}",
+            f"  do: {printable(finding.advice)}",
         ]
     if report.more:
         lines.append(f"... and {report.more} more findings")
@@ -246,7 +248,7 @@ def repair(
             on_progress=progress.report,
             on_skipped=_print_skipped_json if as_json else _print_skipped,
         )
-    fields = {**found._asdict(), "notes": list(found.notes)}
+    fields = {**found._asdict(), "notes": list(map(printable, found.notes))}
     document = {_JSON_NAMES.get(name, name): value for name, value in fields.items()}
     show(as_json, document, _repair_lines(found))
     return 0 if found.is_written else FALSE
@@ -262,19 +264,17 @@ def _print_skipped(skipped: inspect.Skipped) -> None:
 
 
 def _print_skipped_json(skipped: inspect.Skipped) -> None:
-    document: dict[str, Any] = {**skipped._asdict(), "file": plain(skipped.file)}
-    del document["key"]
-    write_json({**document, **field("key", skipped.key)})
+    write_json({**skipped._asdict(), "why": printable(skipped.why)})
 
 
 def _repair_lines(found: inspect.Repair) -> list[str]:
-    lines = [f"note: {plain(note)}" for note in found.notes]
+    lines = [f"note: {printable(note)}" for note in found.notes]
     does = ("copied", "left out") if found.is_written else ("would be copied", "would be left out")
     left = f"{found.skipped} {does[1]} ({found.skipped_bytes} bytes)"
-    lines.append(f"{plain(found.source)}: {found.kept} records {does[0]}, {left}")
-    copy = plain(found.output)
+    lines.append(f"{printable(found.source)}: {found.kept} records {does[0]}, {left}")
+    copy = printable(found.output)
     end = (
-        f"is written: check it with `fscoord verify {copy}`"
+        f"is written: check it with `fscoord verify {shell_word(found.output)}`"
         if found.is_written
         else "was not written: that needs --yes"
     )
@@ -306,9 +306,9 @@ def cp(ctx: click.Context, old: str, new: str, timeout: float, as_json: bool) ->
     """
     with Progress("copying") as progress:
         made = inspect.copy(log_path(ctx, old), log_path(ctx, new), timeout=timeout, on_progress=progress.report)
-    source, output, kept = plain(made.source), plain(made.output), made.kept
-    document = {"path": plain(made.path), "output": output, "records": kept}
-    show(as_json, document, [f"{output}: {kept} records of {source}"])
+    document = {"path": made.path, "output": made.output, "records": made.kept}
+    line = f"{printable(made.output)}: {made.kept} records of {printable(made.source)}"
+    show(as_json, document, [line])
     return 0
 
 

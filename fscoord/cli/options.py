@@ -15,7 +15,10 @@ from click.shell_completion import CompletionItem
 
 from fscoord._arguments import VALUE_MAX, to_seconds
 from fscoord._runtime import system
-from fscoord.errors import LimitExceededError
+from fscoord._runtime.escaping import printable
+from fscoord.cli import output
+from fscoord.cli.exit_codes import HintedError
+from fscoord.errors import LimitExceededError, StoreError
 from fscoord.rendezvous.events import FOR_PEOPLE
 from fscoord.store import Store
 from fscoord.stores import url as urls
@@ -35,6 +38,7 @@ __all__ = [
     "json_option",
     "limit_text",
     "raw",
+    "show_log",
     "store_option",
     "store_url",
     "time_limit",
@@ -42,6 +46,8 @@ __all__ = [
     "verbose",
     "with_existing_store",
     "with_store",
+    "with_store_that_appears",
+    "with_store_to_get",
     "with_store_to_read",
     "with_store_to_watch",
 ]
@@ -52,11 +58,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
+WRITES_REFUSED: Final = frozenset((system.errno.EACCES, system.errno.EPERM, system.errno.EROFS))
+"""The errors of open(2) for a file that may only be read."""
+
 INPUT_POLL_S = 0.5
 """The longest sleep in one system call while standard input has no data, in seconds."""
 CHUNK = 1 << 20
 
 _URL, _TIMEOUT, _LOUDNESS = "fscoord.store", "fscoord.timeout", "fscoord.verbose"
+_READ_ONLY = "fscoord.read_only"
 
 
 class DirectoryPath(click.Path):
@@ -94,25 +104,31 @@ def _remember(key: str) -> Callable[[click.Context, click.Parameter, Any], None]
 def _listen(ctx: click.Context, param: click.Parameter, value: int) -> None:
     ctx.meta[_LOUDNESS] = loudness = ctx.meta.get(_LOUDNESS, 0) + value
     if value:
-        root = logging.getLogger("fscoord")
-        root.setLevel(logging.INFO if loudness == 1 else logging.DEBUG)
-        _log_to_stderr(root)
+        logging.getLogger("fscoord").setLevel(logging.INFO if loudness == 1 else logging.DEBUG)
 
 
-def _log_to_stderr(root: logging.Logger) -> None:
-    if any(handler.name == "fscoord.cli" for handler in root.handlers):
+def show_log() -> None:
+    """Print the warnings of the library on standard error, and with -v and -vv all that it logs."""
+    root = logging.getLogger("fscoord")
+    if any(isinstance(handler, _ErrorLines) for handler in root.handlers):
         return
-    handler = logging.StreamHandler(sys.stderr)
-    handler.name = "fscoord.cli"
+    handler = _ErrorLines()
     handler.setFormatter(_Formatter("fscoord: %(message)s"))  # in the shape of the command's own messages
     root.addHandler(handler)
+
+
+class _ErrorLines(logging.Handler):
+    """Writes each message to the present standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        output.write_error(f"{self.format(record)}\n")
 
 
 class _Formatter(logging.Formatter):
     """Formats the log for people. An event of a rendezvous is JSON, of which only the message is shown."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is that of the base class
-        record.message = getattr(record, FOR_PEOPLE, record.message)
+        record.message = printable(getattr(record, FOR_PEOPLE, record.message))
         return super().formatMessage(record)
 
 
@@ -232,14 +248,54 @@ def with_store(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
 
 
 def with_existing_store(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
-    """Do as `with_store`, but refuse a file store that does not exist, so that a mistyped path makes no new one."""
+    """Do as `with_store`, but refuse a file store that does not exist, so that a mistyped path makes no new one.
+
+    This is for verbs that look at a store, and write only the deaths that they find.
+    """
 
     @common
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         ctx = click.get_current_context()
         _open(ctx, looks_only=True).close()
-        with _open(ctx, looks_only=False) as store:
+        with _open_to_look(ctx, RECORDS_DEATHS) as store:
+            return function(store, *args, **kwargs)
+
+    return call
+
+
+def with_store_that_appears(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
+    """Do as `with_store`, for a verb that waits for data and writes only the deaths that it finds."""
+
+    @common
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _open_to_look(click.get_current_context(), RECORDS_DEATHS) as store:
+            return function(store, *args, **kwargs)
+
+    return call
+
+
+def with_store_to_get(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
+    """Do as `with_store`, and with the option --read-only as `with_store_to_read`.
+
+    A verb that waits for a value opens the store for writing, because it makes a store that is not there yet, and
+    announces to writers that they must wake it. Its reads need no permission to write. But no verb falls back to
+    reading by itself: a handle for writing refuses the file of another user, which a script must not trust unasked.
+    """
+
+    @click.option(
+        "--read-only",
+        is_flag=True,
+        expose_value=False,
+        callback=_remember(_READ_ONLY),
+        help="Open a file store for reading: needs no permission to write, and makes no store that is missing.",
+    )
+    @common
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        ctx = click.get_current_context()
+        with _open(ctx, looks_only=True) if ctx.meta[_READ_ONLY] else _open_to_look(ctx, HAS_READ_ONLY) as store:
             return function(store, *args, **kwargs)
 
     return call
@@ -267,6 +323,21 @@ def _with_store(
             return function(store, *args, **kwargs)
 
     return call
+
+
+HAS_READ_ONLY: Final = "`{} --read-only` needs no permission to write"
+RECORDS_DEATHS: Final = "`{}` records the deaths that it finds, so it writes; members, holders, ps and dump only read"
+
+
+def _open_to_look(ctx: click.Context, advice: str) -> Store:
+    """Open the store for writing. If this process may only read it, raise an error that ends with `advice`."""
+    try:
+        return _open(ctx, looks_only=False)
+    except StoreError as error:
+        is_refused = getattr(error, "errno", None) in WRITES_REFUSED
+        if not is_refused or error.path is None or not system.os.access(error.path, system.os.R_OK):
+            raise
+        raise HintedError(error, advice.format(ctx.command_path)) from error
 
 
 def _open(ctx: click.Context, *, looks_only: bool) -> Store:

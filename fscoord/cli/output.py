@@ -6,12 +6,14 @@ import base64
 import json
 import logging
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from fscoord._runtime import system
+from fscoord._runtime.escaping import printable
 from fscoord.cli.exit_codes import OutputError
+from fscoord.errors import FscoordError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,16 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Progress",
+    "SlowNote",
     "can_redraw",
     "counted",
     "detach_stdout",
-    "field",
     "flush",
     "is_terminal",
     "new_console",
     "new_table",
-    "plain",
-    "printable",
     "show",
     "table_lines",
     "tell",
@@ -40,6 +40,8 @@ __all__ = [
     "write_value",
 ]
 
+
+Timer = system.threading.Timer
 
 NOTE_AFTER_S = 1.0
 """How many seconds a wait lasts before a person is told about it."""
@@ -63,8 +65,51 @@ def write_value(data: bytes) -> None:
 
 
 def write_json(document: Document) -> None:
-    """Write `document` as one line of JSON, in ASCII."""
-    write(json.dumps(document).encode("ascii") + b"\n")
+    """Write `document` as one line of JSON, in ASCII.
+
+    A field with bytes or a text is called ``NAME_base64`` if these are not UTF-8, and so is a field with a list of them
+    if one of them is not.
+    """
+    write(json.dumps(_encodable(document)).encode("ascii") + b"\n")
+
+
+def _encodable(value: Any) -> Any:
+    """Return `value` in the form that JSON can express."""
+    if isinstance(value, Mapping):
+        return dict(_field(name, each) for name, each in value.items())
+    return list(map(_encodable, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _field(name: str, value: Any) -> tuple[str, Any]:
+    if isinstance(value, (bytes, str)):
+        text = _text(value)
+        return (name, text) if text is not None else (f"{name}_base64", _base64(value))
+    if isinstance(value, (list, tuple)) and value and all(isinstance(each, (bytes, str)) for each in value):
+        texts = list(map(_text, value))
+        return (f"{name}_base64", list(map(_base64, value))) if None in texts else (name, texts)
+    return name, _encodable(value)
+
+
+def _text(data: bytes | str) -> str | None:
+    """Return `data` as text, or None if it is not UTF-8."""
+    try:
+        if isinstance(data, bytes):
+            return data.decode()
+        data.encode()
+    except UnicodeError:
+        return None
+    return data
+
+
+def _base64(data: bytes | str) -> str:
+    return base64.b64encode(data if isinstance(data, bytes) else _raw(data)).decode("ascii")
+
+
+def _raw(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # no name of a file or key, but text of a document that another program wrote
+        return text.encode("utf-8", "surrogatepass")
 
 
 def show(as_json: bool, document: Document, lines: Iterable[str]) -> None:
@@ -83,23 +128,62 @@ def tell(log: logging.Logger, words: str) -> None:
         _print_note(words)
 
 
-@contextmanager
-def telling_if_slow(log: logging.Logger, words: str) -> Iterator[None]:
-    """Log `words`.
+class SlowNote:
+    """The note about a wait that lasts.
 
-    If the log is not shown, print them on a terminal once the body of the ``with`` has taken `NOTE_AFTER_S`.
+    Args:
+        log: the log in which the note appears, if the log is shown.
+        words: the purpose and the limit of the wait.
+        more: returns the reason of the wait, such as its holders, or an empty text; it may use the store.
+
+    Attributes:
+        is_over: whether the wait has ended.
     """
+
+    def __init__(self, log: logging.Logger, words: str, more: Callable[[], str] | None = None) -> None:
+        self._log = log
+        self._words = words
+        self._more = more
+        self.is_over = False
+
+    def tell(self) -> None:
+        """Log or print the words and the reason, unless the wait has ended."""
+        reason = ""
+        if self._more is not None:
+            with suppress(FscoordError):  # the wait itself raises the error
+                reason = self._more()
+        if not self.is_over:
+            tell(self._log, f"{self._words}; {reason}" if reason else self._words)
+
+    def end(self) -> None:
+        """End the wait."""
+        self.is_over = True
+
+
+@contextmanager
+def telling_if_slow(
+    log: logging.Logger, words: str, more: Callable[[], str] | None = None
+) -> Iterator[Callable[[], None]]:
+    """Log `words`. Once the body of the ``with`` has taken `NOTE_AFTER_S`, tell a person who watches of the wait.
+
+    The note has `words` and the text that `more` returns (see `SlowNote`). It is made once: on a terminal, or in the
+    log if that is shown and `more` knows the reason. The ``with`` yields a function that ends the wait before the body
+    ends.
+    """
+    note = SlowNote(log, words, more)
     log.info("%s", words)
-    if log.isEnabledFor(logging.INFO) or not _is_watched():
-        yield
-        return
-    note = system.threading.Timer(NOTE_AFTER_S, _print_note, (words,))
-    note.daemon = True
-    note.start()
+    is_due = more is not None if log.isEnabledFor(logging.INFO) else _is_watched()
+    timer = Timer(NOTE_AFTER_S, note.tell) if is_due else None
+    if timer is not None:
+        timer.daemon = True
+        with suppress(RuntimeError):  # no thread can be started: the wait goes on without a note
+            timer.start()
     try:
-        yield
+        yield note.end
     finally:
-        note.cancel()
+        note.end()
+        if timer is not None:
+            timer.cancel()
 
 
 def _is_watched() -> bool:
@@ -157,27 +241,6 @@ def counted(number: int, what: str) -> str:
     """Return `number` and the noun `what`, which is in the plural unless the number is 1."""
     ending = "" if number == 1 else "es" if what.endswith("s") else "s"
     return f"{number} {what}{ending}"
-
-
-def field(name: str, data: bytes) -> dict[str, str]:
-    """Return `data` as a JSON field: ``NAME`` if it is UTF-8, else ``NAME_base64``."""
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data).decode("ascii")}
-
-
-def printable(data: bytes | str) -> str:
-    r"""Return `data` as text without control characters: everything but printable UTF-8 becomes ``\x..``."""
-    if isinstance(data, str):
-        data = data.encode("utf-8", "surrogateescape")
-    text = data.decode("utf-8", "backslashreplace")
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
-
-
-def plain(text: str) -> str:
-    """Return `text`, which may contain paths, without control characters; see `printable`."""
-    return printable(system.os.fsencode(text))
 
 
 def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()) -> list[str]:
@@ -269,7 +332,7 @@ class Progress:
             self._bar = _make_bar()
             self._task = self._bar.add_task("")
             self._bar.start()
-        name = plain(system.os.path.basename(file))
+        name = printable(system.os.path.basename(file))
         self._bar.update(self._task, description=f"{self._doing} {name}", completed=done, total=size)
 
 

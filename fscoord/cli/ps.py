@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from fscoord._runtime import system
+from fscoord._runtime.escaping import printable
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import (
     OF_THE_STORE,
@@ -21,12 +22,20 @@ from fscoord.cli.options import (
     timeout_option,
     verbose,
 )
-from fscoord.cli.output import can_redraw, flush, plain, printable, table_lines, write, write_json
-from fscoord.status.findings import SLOW_S, StatusFinding, clock_text, duration, find_all, place_in_line, turns_of
+from fscoord.cli.output import can_redraw, flush, table_lines, write, write_json
+from fscoord.status.findings import (
+    SLOW_S,
+    StatusFinding,
+    duration,
+    find_all,
+    place_in_line,
+    session_state,
+    turns_of,
+)
 from fscoord.status.picture import Picture, SessionStatus
 from fscoord.status.reading import observe
 
-__all__ = ["Row", "chosen", "findings_lines", "ps", "row_of", "rows", "slow_option"]
+__all__ = ["Row", "chosen", "findings_lines", "ps", "row_of", "rows", "since_text", "slow_option"]
 
 log = logging.getLogger(__name__)
 
@@ -83,12 +92,11 @@ def ps(
 ) -> int:
     """Show what every participant of a store does now.
 
-    First come the findings, the most urgent first: a deadlock, a barrier or a lock that waits for a process that is
-    dead or stopped, a process that keeps the log lock, and a participant that does nothing although other
+    First come the findings, the most urgent first: a deadlock, a barrier or a lock that waits for a process that has
+    ended or is stopped, a process that keeps the log lock, and a participant that does nothing although other
     participants wait for it. Then each participant is a line: its rank, label, host:pid and state, the time (UTC) at
-    which it opened the store, its first holds, and its wait with its duration. The state is alive, stopped, dead (the
-    process has ended or has closed the store) or unknown (this host or this user can't tell). A wait is shown after it
-    has lasted for a second.
+    which it opened the store, its first holds, and its wait with its duration. A wait is shown after it has lasted for
+    a second. The state is stopped (as by SIGSTOP), or one of those that "fscoord members --help" explains.
 
     STORE is a path or an address. Without it, --store names the store. Changes nothing, and needs only permission to
     read. A store that is not a file may not show all of this; a note says what is missing. --timeout is how long to
@@ -183,7 +191,7 @@ def row_of(each: SessionStatus, picture: Picture) -> Row:
         each.label,
         f"{each.host}:{each.pid}",
         _state(each),
-        _since(each.since),
+        since_text(each.since),
         _holds(each),
         _waits(each, picture),
         "" if each.waiting is None or each.alive == "no" else duration(each.waiting.seconds),
@@ -191,14 +199,11 @@ def row_of(each: SessionStatus, picture: Picture) -> Row:
 
 
 def _state(each: SessionStatus) -> str:
-    if each.alive == "no":
-        return "dead" if each.found_dead is None else f"dead, found {clock_text(each.found_dead)}"
-    if each.is_stopped:
-        return "stopped"
-    return "alive" if each.alive == "yes" else "unknown"
+    return "stopped" if each.alive != "no" and each.is_stopped else session_state(each.alive, each.found_dead)
 
 
-def _since(seconds: float) -> str:
+def since_text(seconds: float) -> str:
+    """Return the time `seconds` since the epoch in UTC: its time of day, with its date if it is not of the last day."""
     now = system.time.time()
     form = "%H:%M:%S" if now - DAY_S < seconds <= now else "%Y-%m-%d %H:%M"
     try:
@@ -226,9 +231,14 @@ def _waits(each: SessionStatus, picture: Picture) -> str:
 def _document(picture: Picture, findings: Sequence[StatusFinding]) -> dict[str, Any]:
     lock = picture.log_lock
     return {
-        "store": plain(picture.place),
+        "store": picture.place,
         "findings": [
-            {"kind": each.kind, "message": each.message, "sessions": list(each.sessions), "seconds": each.seconds}
+            {
+                "kind": each.kind,
+                "message": printable(each.message),
+                "sessions": list(each.sessions),
+                "seconds": each.seconds,
+            }
             for each in findings
         ],
         "participants": [_participant(each) for each in picture.participants],
@@ -251,7 +261,7 @@ def _document(picture: Picture, findings: Sequence[StatusFinding]) -> dict[str, 
             for state in picture.rounds
         ],
         "log_lock": None if lock is None else lock._asdict(),
-        "notes": list(picture.notes),
+        "notes": list(map(printable, picture.notes)),
     }
 
 
@@ -259,5 +269,5 @@ def _participant(each: SessionStatus) -> dict[str, Any]:
     waiting = each.waiting
     shown = None
     if waiting is not None:
-        shown = {**waiting._asdict(), "keys": list(waiting.keys), "words": waiting.words()}
-    return {**each._asdict(), "holds": list(each.holds), "waiting": shown}
+        shown = {**waiting._asdict(), "words": printable(waiting.words())}
+    return {**each._asdict(), "holds": list(map(printable, each.holds)), "waiting": shown}

@@ -12,9 +12,9 @@ from fscoord._arguments import key_text
 from fscoord._runtime import system
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.completion import complete_name, complete_queue
-from fscoord.cli.locks import STATES, lives_of
+from fscoord.cli.locks import states_of
 from fscoord.cli.options import as_json, content, limit_text, raw, with_existing_store, with_store, with_store_to_read
-from fscoord.cli.output import field, show, table_lines, telling_if_slow, write_json, write_value
+from fscoord.cli.output import show, table_lines, telling_if_slow, write_json, write_value
 from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.launch import Ending, run_held
@@ -72,7 +72,7 @@ def pop(store: Store, queue: bytes, no_wait: bool, as_json: bool) -> None:
         with telling_if_slow(log, f"waiting for a value in queue {key_text(queue)!r}, {limit_text(store.timeout)}"):
             value = store.queue_pop(queue)
     if as_json:
-        write_json({**field("queue", queue), **field("value", value)})
+        write_json({"queue": queue, "value": value})
     else:
         write_value(value)
 
@@ -91,7 +91,7 @@ def length(store: Store, queue: bytes, as_json: bool) -> None:
       fscoord len work
     """
     count = store.queue_len(queue)
-    show(as_json, {**field("queue", queue), "length": count}, [str(count)])
+    show(as_json, {"queue": queue, "length": count}, [str(count)])
 
 
 VARIABLE: Final = "FSCOORD_ITEM"
@@ -190,7 +190,7 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
     """Count the items of QUEUE, and list those that are taken.
 
     Prints how many items wait and how many are taken. Then each item that is taken is a line: the state of its consumer
-    (alive, dead, unknown), and host:pid. The items of a consumer that is known dead count as waiting.
+    (see "fscoord members"), and host:pid. The items of a consumer that is known dead count as waiting.
 
     \b
     Examples:
@@ -198,12 +198,12 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
       fscoord items --json shards | jq .waiting
     """
     source = PriorityQueue(store, queue)
-    waiting, taken, lives = len(source), source.taken(), lives_of(store)
-    takers = [{"owner": each.owner, "session": each.session, "alive": lives(each)} for each in taken]
+    waiting, taken, state_of = len(source), source.taken(), states_of(store)
+    takers = [{"owner": each.owner, "session": each.session, "alive": state_of(each).alive} for each in taken]
     lines = [f"{waiting} waiting, {len(taken)} taken"]
     if taken:
-        lines += table_lines(("STATE", "PROCESS"), [(STATES[lives(each)], each.owner) for each in taken])
-    show(as_json, {**field("queue", queue), "waiting": waiting, "taken": takers}, lines)
+        lines += table_lines(("STATE", "PROCESS"), [(state_of(each).word, each.owner) for each in taken])
+    show(as_json, {"queue": queue, "waiting": waiting, "taken": takers}, lines)
 
 
 def _next_item(source: PriorityQueue, *, waits: bool, is_last: bool) -> Item:

@@ -11,11 +11,10 @@ import click
 
 from fscoord import environment, rendezvous
 from fscoord._runtime import network, system, tracing
-from fscoord._runtime.escaping import closer_look
+from fscoord._runtime.escaping import closer_look, printable
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import verbose
-from fscoord.cli.output import printable
 from fscoord.launch import Agent, Announcer, Console, Job, Outcome, Streams, parse_streams
 from fscoord.launch.agent import file_name
 from fscoord.launch.announcer import describe_failure, last_lines
@@ -352,7 +351,7 @@ def _show(outcome: Outcome) -> None:
     for line in last_lines(failure):
         click.echo(f"fscoord:   | {printable(line)}", err=True)
     if failure.error_file:
-        click.echo(f"fscoord: the traceback is in {failure.error_file} on {failure.host}", err=True)
+        click.echo(f"fscoord: the traceback is in {printable(failure.error_file)} on {failure.host}", err=True)
     if outcome.kept_store:
         look = closer_look(outcome.kept_store)
         click.echo(f"fscoord: the store of round {failure.round} is kept until you remove it{look}", err=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import click
 
@@ -16,17 +16,20 @@ from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.exit_codes import FALSE, TIMEOUT
 from fscoord.cli.options import absolute_url, limit_text, time_limit
 from fscoord.cli.output import telling_if_slow
+from fscoord.cli.ps import since_text
 from fscoord.errors import StoreTimeoutError
 from fscoord.launch import Ending, run_held
 from fscoord.recipes import Contender
-from fscoord.recipes._line import not_acquired
-from fscoord.store import Store, closer_look
+from fscoord.recipes._line import in_line, not_acquired
+from fscoord.status.findings import session_state
+from fscoord.store import Member, Store, closer_look, stopped_sessions
 
 __all__ = [
     "VERBATIM",
     "HoldOptions",
     "command_options",
     "environment",
+    "holders_text",
     "parse_command",
     "parse_hold_options",
     "run_under",
@@ -40,6 +43,10 @@ R = TypeVar("R")
 
 VERBATIM = {"allow_interspersed_args": False}
 """Options come before the first argument; everything after that belongs to the command."""
+
+
+HOLDERS_SHOWN: Final = 4
+"""How many holders a note about a wait names."""
 
 
 class _Hold(Protocol):
@@ -176,7 +183,8 @@ def run_under(store: Store, hold: _Hold, what: str, hold_options: HoldOptions) -
         start = system.time.monotonic()
         try:
             limit = hold_options.limit
-            with telling_if_slow(log, f"waiting for {what} {hold.name!r}, {limit_text(limit)}"):
+            words = f"waiting for {what} {hold.name!r}, {limit_text(limit)}"
+            with telling_if_slow(log, words, lambda: holders_text(store, hold)):
                 is_acquired = hold.acquire(timeout=limit) if limit else hold.acquire(blocking=False)
             if not is_acquired:
                 _report_conflict(store, hold, what, hold_options)
@@ -197,6 +205,30 @@ def run_under(store: Store, hold: _Hold, what: str, hold_options: HoldOptions) -
             raise
         hold.release()
     return ending
+
+
+def holders_text(store: Store, hold: _Hold, shown: int = HOLDERS_SHOWN) -> str:
+    """Return the clause that names the holders of `hold`, for which this process waits, with their states.
+
+    Args:
+        store: the store of `hold`.
+        hold: the recipe.
+        shown: how many holders are named. The others are counted.
+    """
+    holders, waiting = hold.holders(), len(hold.waiters()) - 1
+    members = {member.number: member for member in store.members()}
+    stopped = stopped_sessions(store, [holder.session for holder in holders])
+    names = [_with_state(holder, members.get(holder.session), stopped) for holder in holders[:shown]]
+    if len(holders) > shown:
+        names[-1] += f" and {len(holders) - shown} more"
+    return in_line(names, max(waiting, 0))
+
+
+def _with_state(holder: Contender, member: Member | None, stopped: Collection[int]) -> str:
+    if member is None:  # a store without sessions
+        return holder.owner
+    state = "stopped" if holder.session in stopped else session_state(member.alive, member.found_dead)
+    return f"{holder.owner} ({state}, in the store since {since_text(member.since)} UTC)"
 
 
 def _report_conflict(store: Store, hold: _Hold, what: str, hold_options: HoldOptions) -> None:

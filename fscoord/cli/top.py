@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import click
 
 from fscoord._runtime import system
+from fscoord._runtime.escaping import printable
 from fscoord.cli.options import (
     OF_THE_STORE,
     address,
@@ -20,7 +21,7 @@ from fscoord.cli.options import (
     timeout_option,
     verbose,
 )
-from fscoord.cli.output import can_redraw, flush, printable, write
+from fscoord.cli.output import can_redraw, flush, write
 from fscoord.cli.ps import chosen, findings_lines, row_of, slow_option
 from fscoord.status.findings import StatusFinding, clock_text, find_all
 from fscoord.status.picture import Picture, SessionStatus

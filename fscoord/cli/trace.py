@@ -10,9 +10,10 @@ from typing import Any, Final
 import click
 
 from fscoord._runtime import system
+from fscoord._runtime.escaping import printable
 from fscoord.cli.exit_codes import USAGE
 from fscoord.cli.options import DirectoryPath, as_json, verbose
-from fscoord.cli.output import counted, new_console, new_table, plain, write_json
+from fscoord.cli.output import counted, new_console, new_table, write_json
 
 __all__ = ["trace", "write_page"]
 
@@ -106,7 +107,7 @@ def export(directory: str, output: str) -> None:
 
     document = chrome_events(read(directory))
     _write_whole(output, json.dumps(document, separators=(",", ":")))
-    click.echo(f"fscoord: {plain(output)} has {len(document['traceEvents'])} events", err=True)
+    click.echo(f"fscoord: {printable(output)} has {len(document['traceEvents'])} events", err=True)
 
 
 @trace.command()
@@ -131,7 +132,7 @@ def write_page(directory: str, output: str) -> None:
     from fscoord.trace.reading import read
 
     _write_whole(output, make_page(read(directory)))
-    click.echo(f"fscoord: {plain(output)} shows the trace in {plain(directory)}", err=True)
+    click.echo(f"fscoord: {printable(output)} shows the trace in {printable(directory)}", err=True)
 
 
 def _write_whole(path: str, text: str) -> None:
@@ -176,14 +177,14 @@ def _print(found: dict[str, Any]) -> None:
     spans = sum(process["spans"] for process in processes)
     console.print(
         f"{counted(spans, 'span')} of {counted(len(processes), 'process')} on {counted(len(hosts), 'host')}, in"
-        f" {plain(found['directory'])}",
+        f" {printable(found['directory'])}",
         soft_wrap=True,
     )
     for process in processes:
         if process["damaged_lines"] or process["overwritten"]:
             lost = f"{process['damaged_lines']} damaged lines were skipped" if process["damaged_lines"] else ""
             old = "its oldest spans were overwritten" if process["overwritten"] else ""
-            console.print(f"{plain(process['title'])}: {', and '.join(filter(None, [lost, old]))}", soft_wrap=True)
+            console.print(f"{printable(process['title'])}: {', and '.join(filter(None, [lost, old]))}", soft_wrap=True)
     tables = (
         ("The ranks that came last to barriers, and the rank-seconds that the others waited", _last(found)),
         ("Waiting time by name", _waiting(found)),
@@ -200,7 +201,7 @@ def _print(found: dict[str, Any]) -> None:
             console.print(f"\n{title}", style="bold")
             table = new_table(headings, NUMBERS)
             for row in rows[:ROWS]:
-                table.add_row(*map(plain, row))
+                table.add_row(*map(printable, row))
             console.print(table)
             if len(rows) > ROWS:
                 console.print(f"and {len(rows) - ROWS} more, which --json shows")

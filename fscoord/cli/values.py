@@ -11,6 +11,7 @@ import click
 
 from fscoord._arguments import key_bytes, key_text, to_seconds
 from fscoord._runtime import system
+from fscoord._runtime.escaping import printable
 from fscoord._waiting.timing import Backoff
 from fscoord.cli.completion import complete_key, complete_key_or_queue
 from fscoord.cli.exit_codes import FALSE
@@ -23,21 +24,11 @@ from fscoord.cli.options import (
     raw,
     time_limit,
     with_store,
+    with_store_to_get,
     with_store_to_read,
     with_store_to_watch,
 )
-from fscoord.cli.output import (
-    field,
-    flush,
-    is_terminal,
-    printable,
-    show,
-    tell,
-    telling_if_slow,
-    write,
-    write_json,
-    write_value,
-)
+from fscoord.cli.output import flush, is_terminal, show, tell, telling_if_slow, write, write_json, write_value
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes import Fenced
 from fscoord.store import Store, wait_for_change
@@ -56,7 +47,7 @@ keys_argument = click.argument(
 @key_argument
 @click.option("--fenced", is_flag=True, help="Read a value that was written by set --token.")
 @as_json
-@with_store
+@with_store_to_get
 def get(store: Store, key: bytes, fenced: bool, as_json: bool) -> None:
     """Print the value of KEY. Wait until another process sets it, if it has none.
 
@@ -66,12 +57,13 @@ def get(store: Store, key: bytes, fenced: bool, as_json: bool) -> None:
     Examples:
       fscoord get master_addr
       fscoord get --timeout 0 config > config.bin   # do not wait
+      fscoord get --read-only phase                 # of a store that another user writes
       fscoord get --json master_addr                # {"key": "master_addr", "value": "node7"}
     """
     with telling_if_slow(log, f"waiting for {key_text(key)!r}, {limit_text(store.timeout)}"):
         value = Fenced(store, key).get() if fenced else store.get(key)
     if as_json:
-        write_json({**field("key", key), **field("value", value)})
+        write_json({"key": key, "value": value})
     else:
         write_value(value)
 
@@ -124,7 +116,7 @@ def add(store: Store, key: bytes, amount: int, as_json: bool) -> None:
       fscoord add credits -5
     """
     total = store.add(key, amount)
-    show(as_json, {**field("key", key), "value": total}, [str(total)])
+    show(as_json, {"key": key, "value": total}, [str(total)])
 
 
 @click.command()
@@ -154,7 +146,7 @@ def cas(store: Store, key: bytes, expected: bytes, desired: bytes, as_json: bool
     won = value == new
     missing = not won and value == old  # compare_set would have replaced it: it stands for "there is no such key"
     if as_json:
-        write_json({**field("key", key), "won": won, **({"value": None} if missing else field("value", value))})
+        write_json({"key": key, "won": won, "value": None if missing else value})
     elif not missing:
         write_value(value)
     return 0 if won else FALSE
@@ -196,7 +188,7 @@ def delete(store: Store, names: tuple[bytes, ...]) -> int:
 
 @click.command()
 @keys_argument
-@with_store
+@with_store_to_get
 def wait(store: Store, names: tuple[bytes, ...]) -> None:
     """Wait until each KEY has a value or a queue that is not empty.
 
@@ -230,7 +222,7 @@ def keys(store: Store, prefix: bytes, null: bool, as_json: bool) -> None:
     """
     names = [key_bytes(name) for name in store.list_keys(prefix)]
     if as_json:
-        write_json([field("key", name) for name in names])
+        write_json([{"key": name} for name in names])
         return
     ending = b"\0" if null else b"\n"
     for name in names:
@@ -340,8 +332,8 @@ def _read_all(store: Store, prefix: bytes) -> Values:
 
 def _print_change(key: bytes, value: bytes | None, *, as_json: bool) -> None:
     if as_json:
-        change = {"change": "delete" if value is None else "set", **field("key", key)}
-        write_json(change if value is None else {**change, **field("value", value)})
+        change = {"change": "delete" if value is None else "set", "key": key}
+        write_json(change if value is None else {**change, "value": value})
     elif value is None:
         write(f"delete {printable(key)}\n".encode())
     else:

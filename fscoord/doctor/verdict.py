@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+from fscoord._runtime.escaping import shell_word
+
 __all__ = [
     "BAD",
     "HOSTS",
@@ -191,7 +193,7 @@ def _recommendations(findings: Findings, verdict: str) -> Iterable[str]:
         return
     if not facts["is_local"]:
         if findings.other is None:
-            yield f"srun -N2 fscoord doctor {facts['path']}, or start it in two terminals on two hosts"
+            yield f"srun -N2 fscoord doctor {shell_word(facts['path'])}, or start it in two terminals on two hosts"
         yield f'lock="{lock}" and coherence="{facts["coherence"]}" fit here' + (
             "" if _is_testable(facts) else " (the defaults)" if lock == "ofd" else ""
         )

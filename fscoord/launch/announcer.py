@@ -7,6 +7,7 @@ import signal
 from collections.abc import Collection
 
 from fscoord._runtime import system
+from fscoord._runtime.escaping import printable
 from fscoord.launch.worker import STDERR, Console, Failure
 from fscoord.rendezvous.handler import Progress, short_names
 
@@ -44,8 +45,7 @@ class Announcer:
     def say(self, text: str) -> None:
         """Write one line."""
         if not self._is_quiet:
-            words = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
-            self._console.write(STDERR, f"fscoord: {words}\n".encode("utf-8", "backslashreplace"))
+            self._console.write(STDERR, f"fscoord: {printable(text)}\n".encode())
 
     def waiting(self, progress: Progress) -> None:
         """Report a wait for other nodes: when it has become long, when nodes come, and again from time to time."""

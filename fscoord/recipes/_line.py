@@ -58,7 +58,7 @@ from fscoord.recipes._keys import Refusals, RefusedError, foreign_value_error
 from fscoord.recipes._lease import LeaseMonitor, check_interval
 from fscoord.store import Store, closer_look, exchange, exchanges_keys, stopped_sessions
 
-__all__ = ["Entry", "Line", "Policy", "force_release", "not_acquired", "one", "readers_or_writer"]
+__all__ = ["Entry", "Line", "Policy", "force_release", "in_line", "not_acquired", "one", "readers_or_writer"]
 
 
 SLOW_LOOK_S: Final = 1.0
@@ -303,7 +303,7 @@ class Line:
             for other in others
             if other.token
         ]
-        return f"a turn at {self.name!r} ({_in_line(holders, len(others) - len(holders))})"
+        return f"a turn at {self.name!r} ({in_line(holders, len(others) - len(holders))})"
 
     def _give_up(self, entry: Entry) -> Entry | None:
         """Remove `entry` and return None. If the entry was served at the last moment, return it instead."""
@@ -460,10 +460,11 @@ class Line:
 
 def not_acquired(what: str, name: str, limit: float, holders: Sequence[str], waiting: int) -> str:
     """Return the message of a timeout while `holders` hold `name` and `waiting` other contenders wait for it."""
-    return f"timeout: {what} {name!r} not acquired within {limit:g} s; {_in_line(holders, waiting)}"
+    return f"timeout: {what} {name!r} not acquired within {limit:g} s; {in_line(holders, waiting)}"
 
 
-def _in_line(holders: Sequence[str], waiting: int) -> str:
+def in_line(holders: Sequence[str], waiting: int) -> str:
+    """Return the clause that names `holders`, and the number `waiting` of other contenders."""
     held = f"held by {', '.join(holders)}" if holders else "held by nobody"
     others = {0: "nobody else waiting", 1: "1 other waiting"}.get(waiting, f"{waiting} others waiting")
     return f"{held}, {others}"

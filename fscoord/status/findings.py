@@ -12,7 +12,7 @@ from fscoord.recipes.holdings import LineState
 from fscoord.status.picture import Picture, SessionStatus
 
 __all__ = ["DEADLOCK", "IDLE", "LOCK_HELD", "LOG_LOCK", "MISSING", "SLOW_S", "StatusFinding"]
-__all__ += ["clock_text", "duration", "find_all", "place_in_line", "turns_of"]
+__all__ += ["clock_text", "duration", "find_all", "place_in_line", "session_state", "turns_of"]
 
 SLOW_S: Final = 10.0
 """How long others must have waited for a participant that lives before that is a finding, in seconds."""
@@ -97,13 +97,13 @@ class _View:
         rank = self.by_number[number].rank if number in self.by_number else None
         return rank is None, rank or 0, number
 
-    def is_dead(self, number: int) -> bool:
-        """Return whether session `number` is known dead."""
+    def has_ended(self, number: int) -> bool:
+        """Return whether session `number` is known to have ended."""
         return number in self.by_number and self.by_number[number].alive == "no"
 
     def may_live(self, number: int) -> bool:
-        """Return whether session `number` is known, and not known dead."""
-        return number in self.by_number and not self.is_dead(number)
+        """Return whether session `number` is known, and not known to have ended."""
+        return number in self.by_number and not self.has_ended(number)
 
     def seconds(self, sessions: Iterable[int]) -> float:
         """Return how long the first of `sessions` has waited; 0.0 if none of them shows a wait."""
@@ -263,7 +263,7 @@ def _barrier(view: _View, state: RoundState, waiters: list[SessionStatus], slow:
 
 
 def _missing_ranks(view: _View, head: str, ranks: list[int], seconds: float, slow: float) -> Iterator[StatusFinding]:
-    """Yield the finding on `ranks`, which have not arrived, if one is dead or stopped, or if others wait for long."""
+    """Yield the finding on the missing `ranks` if one has ended or is stopped, or if others wait for long."""
     found = {rank: view.of_rank(rank) for rank in ranks}
     urgency = min((_urgency(each) for each in found.values()), default=SLOW)
     if urgency == SLOW and seconds < slow:
@@ -322,7 +322,7 @@ def _number_at_end(key: str) -> int:
 
 def _locks(view: _View, slow: float) -> Iterator[StatusFinding]:
     for line in view.picture.lines:
-        waiters = [each for each in line.waiters if not view.is_dead(each.session)]
+        waiters = [each for each in line.waiters if not view.has_ended(each.session)]
         if not waiters or not line.holders:
             continue
         holders = [view.by_number.get(holder.session) for holder in line.holders]
@@ -331,7 +331,7 @@ def _locks(view: _View, slow: float) -> Iterator[StatusFinding]:
         queue = _people(len(waiters))
         what = f"{line.kind} {line.name!r}"
         if urgent and (line.needs_all or len(urgent) == len(holders)):
-            words = "; ".join(f"{_named(each)} holds it and is {_fate(each)}" for each in urgent)
+            words = "; ".join(f"{_named(each)} holds it and {_fate(each)}" for each in urgent)
             remedy = "" if any(each.alive == "no" for each in urgent) else _remedy(urgent[0])
             numbers = tuple(each.number for each in urgent)
             urgency = min(map(_urgency, urgent))
@@ -397,7 +397,7 @@ def _rank_state(rank: int, each: SessionStatus | None) -> str:
 def _state(each: SessionStatus) -> str:
     """Return the state of a participant that others wait for, as the words that follow its name."""
     if each.alive == "no" or each.is_stopped:
-        return f"is {_fate(each)}"
+        return _fate(each)
     alive = "is alive" if each.alive == "yes" else "may be alive"
     what = f"waits for {each.waiting.words()}" if each.waiting else "waits for nothing here"
     idle = "" if each.idle is None else f", last wrote {duration(each.idle)} ago"
@@ -406,12 +406,12 @@ def _state(each: SessionStatus) -> str:
 
 def _fate(each: SessionStatus) -> str:
     if each.alive != "no":
-        return "stopped"
-    return "dead" if each.found_dead is None else f"dead, as found at {clock_text(each.found_dead)}"
+        return "is stopped"
+    return "has ended" if each.found_dead is None else f"is dead, as found at {clock_text(each.found_dead)}"
 
 
 def _remedy(each: SessionStatus) -> str:
-    """Return a sentence with the remedy for a participant that is dead or stopped; empty if it is neither."""
+    """Return a sentence with the remedy for a participant that has ended or is stopped; empty if it runs."""
     if each.alive == "no":
         return "" if each.rank is None else f". Start rank {each.rank} again, or end the job"
     return f". Continue {each.pid} on {each.host} (kill -CONT {each.pid}) or kill it" if each.is_stopped else ""
@@ -445,6 +445,18 @@ def duration(seconds: float) -> str:
             rest = whole % size // smaller
             return f"{whole // size} {unit}" + (f" {rest} {small_unit}" if rest else "")
     return f"{whole} s"
+
+
+def session_state(alive: str, found_dead: float | None) -> str:
+    """Return the word for the state of a session: ``alive``, ``unknown``, ``ended``, or ``dead, found 12:03:11 UTC``.
+
+    Args:
+        alive: ``"yes"``, ``"no"`` or ``"unknown"``.
+        found_dead: when its death was recorded, in seconds since the epoch; None if no death was recorded.
+    """
+    if alive != "no":
+        return "alive" if alive == "yes" else "unknown"
+    return "ended" if found_dead is None else f"dead, found {clock_text(found_dead)}"
 
 
 def clock_text(seconds: float) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, Final
 
+from fscoord._runtime.escaping import printable
 from fscoord.trace.reading import Span, Trace, assign_lanes
 from fscoord.trace.report import WAITS, Holds, ended_by, waited
 
@@ -53,7 +54,7 @@ def chrome_events(trace: Trace) -> dict[str, Any]:
             {
                 "ph": "X",
                 "cat": span.kind,
-                "name": f"{span.kind} {span.name}",
+                "name": printable(f"{span.kind} {span.name}"),
                 "ts": time(span, span.begin),
                 "dur": (span.end - span.begin) / 1000,
                 **place(span),
@@ -115,12 +116,16 @@ def _names(trace: Trace, hosts: dict[tuple[int, str], int], lanes: dict[int, int
     for number, process in enumerate(trace.processes):
         for lane in range(lanes.get(number, 0) + 1):
             place = {"pid": hosts[process.group, process.host], "tid": number * LANES + lane}
-            name = f"{process.title} ({process.address})" + (f" {lane + 1}" if lane else "")
+            name = printable(f"{process.title} ({process.address})") + (f" {lane + 1}" if lane else "")
             events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": name}})
             events.append({"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": place["tid"]}})
     return events
 
 
 def _arguments(span: Span) -> dict[str, Any]:
-    named = {"outcome": span.outcome or "open", "store": span.store, "rank": span.rank}
-    return {name: value for name, value in {**named, **span.facts}.items() if value not in (None, "")}
+    named = {"outcome": span.outcome or "open", "store": span.store, "rank": span.rank, **span.facts}
+    return {
+        name: printable(value) if isinstance(value, str) else value
+        for name, value in named.items()
+        if value not in (None, "")
+    }

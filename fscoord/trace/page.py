@@ -12,6 +12,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any, Final
 
+from fscoord._runtime.escaping import printable
 from fscoord.trace.reading import Span, Trace, assign_lanes
 from fscoord.trace.report import WAITS, Holds, arrivals_of, ended_by, make_report, outer_waits, waited
 
@@ -32,7 +33,7 @@ Document = dict[str, Any]
 
 
 class _Texts:
-    """A list of texts without repetitions. The spans of the page have indices instead of texts."""
+    """A list of printable texts without repetitions. The spans of the page have indices instead of texts."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
@@ -41,7 +42,7 @@ class _Texts:
     def index(self, text: str) -> int:
         found = self._indices.setdefault(text, len(self.all))
         if found == len(self.all):
-            self.all.append(text)
+            self.all.append(printable(text))
         return found
 
 
@@ -95,7 +96,7 @@ def page_data(trace: Trace) -> Document:
         "texts": texts.all,
         "rows": [
             {
-                "title": process.title,
+                "title": printable(process.title),
                 "address": process.address,
                 "host": process.host,
                 "group": process.group,
@@ -154,8 +155,9 @@ def _headline(report: Document) -> str:
     if not rows:
         return "No barrier of two ranks or more was passed."
     first, total = rows[0], sum(row["last"] for row in rows)
+    title = escape(printable(first["title"]))
     return (
-        f"<strong>{escape(first['title'])}</strong> came last to {first['last']} of {total} barriers, for which the"
+        f"<strong>{title}</strong> came last to {first['last']} of {total} barriers, for which the"
         f" others waited <strong>{_time(first['cost_rank_s'])}</strong> (in rank-seconds)."
     )
 
@@ -312,7 +314,7 @@ def _cell(value: object, kind: str, most: float) -> str:
         width = 100 * value / most if most else 0
         return f'<td class="n bar" style="--w:{width:.1f}%">{_time(value)}</td>'
     text = _time(value) if isinstance(value, _Seconds) else str(value)
-    return f"<td{kind}>{escape(text)}</td>"
+    return f"<td{kind}>{escape(printable(text))}</td>"
 
 
 def _time(seconds: float) -> str:

@@ -43,7 +43,9 @@ from fscoord import (
     errors,
 )
 from fscoord._arguments import VALUE_MAX
+from fscoord._runtime.logging import logger
 from fscoord.cli import exit_codes, options, output
+from fscoord.cli.ps import since_text
 from fscoord.recipes import Lock
 
 EXAMPLES = [
@@ -111,6 +113,18 @@ def test_error_is_one_line_on_standard_error(fscoord):
 def test_traceback_comes_only_with_vv(fscoord):
     assert "Traceback" not in fscoord("get", "-v", "--timeout", "0", "k").err
     assert "Traceback" in fscoord("get", "-vv", "--timeout", "0", "k").err
+
+
+def test_warning_of_the_library_is_printed_once_without_v(fscoord, monkeypatch):
+    def open_and_warn(*arguments, before=options.open_store, **settings):
+        logger("fscoord._log.opened").warning("the mount %r is odd", "m\udcff")
+        logger("fscoord._log.opened").info("and so on")
+        return before(*arguments, **settings)
+
+    monkeypatch.setattr(options, "open_store", open_and_warn)
+    for _ in range(2):
+        assert fscoord("set", "k", "v") == (0, b"", "fscoord: the mount 'm\\xff' is odd\n")
+    assert fscoord("-v", "set", "k", "v").err == "fscoord: the mount 'm\\xff' is odd\nfscoord: and so on\n"
 
 
 def test_internal_error_is_reported_as_a_bug(fscoord, monkeypatch):
@@ -225,6 +239,30 @@ def test_store_that_is_not_there_is_called_so_once_and_not_made(fscoord, tmp_pat
     assert os.listdir(tmp_path) == []
 
 
+EMPTY = "no writer has opened it yet; check the path (`set` makes it a store)"
+HALF = "only a part of a header, because its creator died; check the path (`set` makes it a store)"
+
+
+@pytest.mark.parametrize(("data", "why"), [(b"", EMPTY), (b"fscoord\n\x02", HALF)], ids=["empty", "half a header"])
+@pytest.mark.parametrize(
+    "words",
+    [words for words in (*READERS, *COPIERS, ["repair", "-o", "new", "--salvage"]) if words != ["verify"]],
+    ids=lambda words: "-".join(words) if "--salvage" in words else words[0],
+)
+def test_file_without_a_header_has_one_exit_code_and_the_next_step(fscoord, tmp_path, monkeypatch, words, data, why):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log").write_bytes(data)
+    (tmp_path / "log").chmod(0o600)
+    done = fscoord(*on(words, f"{tmp_path}/log"))
+    assert (done.code, done.out) == (74, b"")
+    assert done.err.startswith(f"fscoord: {tmp_path}/log ")
+    assert done.err.endswith(f"{why}\n")
+    assert done.err.count("\n") == 1
+    assert os.listdir(tmp_path) == ["log"]
+    assert (tmp_path / "log").read_bytes() == data
+    assert fscoord("set", "--store", f"{tmp_path}/log", "k", "v").code == 0
+
+
 def test_copy_into_a_directory_that_is_not_there_names_that_directory(fscoord, tmp_path):
     fscoord("set", "k", "v")
     done = fscoord("cp", f"{tmp_path}/store", f"{tmp_path}/none/copy")
@@ -280,12 +318,18 @@ def test_ctrl_c_ends_a_wait_without_output_and_with_130(process, line_with, word
         (["pop", "q"], "waiting for a value in queue 'q', up to 300 s"),
         (["take-item", "q", "true"], "waiting for an item of queue 'q'"),
         (["leader", "e"], "waiting for a leader of 'e', up to 300 s"),
-        (["lock", "-w", "60", "l", "true"], "waiting for the lock 'l', up to 60 s"),
+        (["lock", "-w", "60", "l", "true"], "waiting for the lock 'l', up to 60 s; HELD, nobody else waiting"),
+        (["rwlock", "-s", "l", "true"], "waiting for the lock 'l', up to 300 s; HELD, nobody else waiting"),
+        (["elect", "l", "true"], "waiting for the leadership of 'l', up to 300 s; HELD, nobody else waiting"),
+        (["once", "l", "true"], "waiting for the result of 'l', up to 300 s; HELD, nobody else waiting"),
     ],
     ids=lambda value: value[0],
 )
 def test_wait_that_lasts_is_told_on_a_terminal(path, words, said):
     with FileStore(path) as store, Lock(store, "l"):
+        (me,) = store.members()
+        held = f"held by {me.host}:{me.pid} (alive, in the store since {since_text(me.since)} UTC)"
+        said = said.replace("HELD", held)
         child, parent = os.openpty()
         with subprocess.Popen(
             [sys.executable, "-m", "fscoord", *words],

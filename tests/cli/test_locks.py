@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import signal
 
 import pytest
 from launch.conftest import wait_until_gone
+from support.places import until
 
-from fscoord import FileStore, LockLostError
-from fscoord.cli import run_command
+from fscoord import FileStore, LockLostError, StoreGoneError
+from fscoord.cli import output, run_command
 from fscoord.launch import held
 from fscoord.recipes import Lock, ReadWriteLock, Semaphore, force_release
 
 PATIENCE_S = 60
+ME = f"{os.uname().nodename}:{os.getpid()}"
+SINCE = r"in the store since \d\d:\d\d:\d\d UTC"
 
 
 @pytest.fixture
@@ -230,3 +235,74 @@ def test_lock_that_is_lost_is_an_error_with_an_exit_code_of_its_own(fscoord, mon
     monkeypatch.setattr(run_command, "run_held", lose)
     assert fscoord("lock", "a", "true") == (69, b"", "fscoord: it was taken; the command was stopped\n")
     assert Lock(store, "a").holders() == []
+
+
+@pytest.fixture
+def note(monkeypatch, capsys):
+    """Give `note(more, **how)`: what the note of a wait for "it" tells a person, with `more` about its holders."""
+    monkeypatch.setattr(output, "_is_watched", lambda: True)
+
+    def tell(more, *, is_over=False):
+        told = output.SlowNote(logging.getLogger("fscoord.tests"), "waiting for it", more)
+        told.is_over = is_over
+        told.tell()
+        return capsys.readouterr().err
+
+    return tell
+
+
+def test_person_who_waits_is_told_who_holds_it(note):
+    assert note(lambda: "held by him") == "fscoord: waiting for it; held by him\n"
+    assert note(None) == "fscoord: waiting for it\n"
+
+
+def test_wait_is_told_without_its_holders_if_these_cannot_be_read(note):
+    def fail():
+        raise StoreGoneError("gone")
+
+    assert note(fail) == "fscoord: waiting for it\n"
+
+
+def test_wait_that_has_ended_is_not_told(note):
+    assert note(lambda: "held by him", is_over=True) == ""
+
+
+def test_wait_of_a_script_starts_no_thread_that_reads_the_holders(fscoord, store, monkeypatch):
+    monkeypatch.setattr(output, "Timer", None)  # calling it would be an error
+    assert fscoord("lock", "a", "true").code == 0
+    with Lock(store, "a"):
+        assert fscoord("lock", "-w", "0.01", "a", "true") == (1, b"", "")
+
+
+def test_holders_are_logged_once_with_v_when_the_wait_lasts(process, line_with, store):
+    with Lock(store, "a"):
+        child = process("lock", "-v", "a", "true")
+        line_with(child, "waiting for the lock 'a', up to 300 s")
+        line = line_with(child, "held by")
+        held = rf"held by {ME} \(alive, {SINCE}\), nobody else waiting\n"
+        assert re.fullmatch(rf"fscoord: waiting for the lock 'a', up to 300 s; {held}", line)
+    assert child.wait(PATIENCE_S) == 0
+    assert b"held by" not in child.stderr.read()
+
+
+def test_work_that_begins_here_ends_the_wait_for_its_result(fscoord, store, monkeypatch, tmp_path):
+    notes = []
+    monkeypatch.setattr(output.SlowNote, "end", lambda self: notes.append((tmp_path / "said").exists()))
+    assert fscoord("once", "w", *sh(f"echo x > {tmp_path}/said")).code == 0
+    assert notes == [False, True]
+
+
+def test_holders_are_named_with_their_states_and_the_other_waiters_are_counted(process, store, path, line_with):
+    stopped = process("sem", "-v", "-j", "3", "s", "sleep", "600")
+    line_with(stopped, "has the semaphore")
+    stopped.send_signal(signal.SIGSTOP)
+    slots = Semaphore(store, "s", 3)
+    with FileStore(path) as other, slots, Semaphore(other, "s", 3):
+        for count in (1, 2):
+            process("sem", "-j", "3", "s", "true")
+            until(lambda count=count: len(slots.waiters()) == count)
+        until(lambda: "stopped" in run_command.holders_text(store, slots))
+        first = rf"{os.uname().nodename}:{stopped.pid} \(stopped, {SINCE}\)"
+        second = rf"{ME} \(alive, {SINCE}\)"
+        found = run_command.holders_text(store, slots, shown=2)
+        assert re.fullmatch(rf"held by {first}, {second} and 1 more, 1 other waiting", found)

@@ -37,7 +37,7 @@ def test_holders_are_listed_with_their_tokens_and_whether_they_live(fscoord, sto
     assert [line.split() for line in lines] == [
         ["TURN", "TOKEN", "STATE", "PROCESS"],
         ["holds", "1", "alive", ME],
-        ["holds", "2", "dead", ME],
+        ["holds", "2", "ended", ME],
     ]
     assert lines[1].index("alive") == lines[0].index("STATE")
     told = json.loads(fscoord("holders", "--json", "a").out)

@@ -22,8 +22,9 @@ from support.places import until
 from fscoord import FileStore, HashStore, barrier
 from fscoord._waiting import timing
 from fscoord.errors import StoreUnavailableError
-from fscoord.recipes import Lock, Queue
+from fscoord.recipes import Lock, Queue, Semaphore
 from fscoord.status import reading, status
+from fscoord.status.findings import clock_text
 from fscoord.stores.file import observer
 
 HANG_S = 60
@@ -92,26 +93,26 @@ def table(out: bytes) -> list[list[str]]:
     return [re.split(r"  +", line.strip()) for line in lines[head:]]
 
 
-def test_dead_rank_is_named_by_ps(fscoord, worker, path):
+def test_rank_that_has_ended_is_named_by_ps(fscoord, worker, path):
     for rank in (0, 1):
         worker(rank, "barrier")
-    dead = worker(2, "idle")
+    killed = worker(2, "idle")
     until(lambda: waits(path, 0, 1))
-    dead.kill()
-    dead.wait(HANG_S)
+    killed.kill()
+    killed.wait(HANG_S)
     done = fscoord("ps")
     assert done.code == 1
     text = done.out.decode()
     assert re.match(
         r"BARRIER: barrier 'epoch 7': 2 of 3 came, and the first has waited for \S+ s\. Missing: 2 \(", text
     )
-    assert f"(rank 2 ({os.uname().nodename}:{dead.pid}) is dead). Start rank 2 again" in text.splitlines()[0]
+    assert f"(rank 2 ({os.uname().nodename}:{killed.pid}) has ended). Start rank 2 again" in text.splitlines()[0]
     rows = table(done.out)
     assert rows[0] == ["RANK", "LABEL", "PROCESS", "STATE", "SINCE", "WAITS FOR"]
     assert [row[0] for row in rows[1:]] == ["0", "1", "2"]
     assert rows[1][1] == "worker 0"
     assert re.fullmatch(r"barrier 'epoch 7' for \S+ s", rows[1][5])
-    assert rows[3][3] == "dead"
+    assert rows[3][3] == "ended"
 
 
 def test_stopped_rank_is_named_by_ps_with_the_remedy(fscoord, worker, path):
@@ -217,6 +218,25 @@ def test_ended_sessions_are_shown_only_with_all(fscoord, path):
         FileStore(path, label="gone").close()
     assert fscoord("ps").out == b"no process has this store open now\n"
     assert len(table(fscoord("ps", "--all").out)) == 4
+
+
+def test_state_of_a_session_has_the_same_word_in_ps_members_and_holders(fscoord, path):
+    with FileStore(path, rank=0) as store, FileStore(path, rank=1) as dead, FileStore(path, rank=2) as ended:
+        slots = [Semaphore(each, "s", 3) for each in (store, ended)]
+        assert all(slot.acquire() for slot in slots)
+        dead.close()
+        assert store.dead_ranks([1]) == [1]
+        ended.close()
+        found = next(each.found_dead for each in status(path).picture.participants if each.rank == 1)
+        words = ["alive", f"dead, found {clock_text(found)}", "ended"]
+        assert [row[2] for row in table(fscoord("ps", "--all").out)[1:4]] == words
+        assert [row[3] for row in table(fscoord("members").out)[1:4]] == words
+        assert [line.split()[2] for line in fscoord("holders", "s").out.decode().splitlines()[1:]] == ["alive", "ended"]
+        told = json.loads(fscoord("ps", "--json").out)["participants"]
+        assert [(each["alive"], each["found_dead"]) for each in told if each["rank"] in (1, 2)] == [
+            ("no", found),
+            ("no", None),
+        ]
 
 
 def test_clones_of_a_handle_are_one_row(fscoord, path):

@@ -98,23 +98,23 @@ def test_barrier_whose_missing_ranks_live_is_a_finding_only_after_a_while() -> N
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ({"alive": "no"}, "is dead). Start rank 2 again, or end the job"),
+        ({"alive": "no"}, "has ended). Start rank 2 again, or end the job"),
         ({"is_stopped": True}, "is stopped). Continue 1002 on node2 (kill -CONT 1002) or kill it"),
     ],
 )
-def test_barrier_that_waits_for_a_dead_or_stopped_rank_is_a_finding_at_once(state: dict[str, Any], words: str) -> None:
+def test_barrier_that_waits_for_an_ended_or_stopped_rank_is_a_finding(state: dict[str, Any], words: str) -> None:
     rounds = (round_of("b", 2, [2]),)
     (found,) = find_all(picture(person(1, 1, at_barrier("b", 1.5)), person(2, **state), rounds=rounds))
     assert found.message.endswith(f"Missing: 2 (rank 2 (node2:1002) {words}")
 
 
-def test_rank_that_was_restarted_is_not_dead() -> None:
+def test_rank_that_was_restarted_has_not_ended() -> None:
     rounds = (round_of("b", 2, [2]),)
     seen = picture(person(1, 1, at_barrier("b", 1.5)), person(2, alive="no"), person(3, 2), rounds=rounds)
     assert find_all(seen) == []
 
 
-def test_barrier_at_which_only_the_dead_waited_is_no_finding() -> None:
+def test_barrier_at_which_only_ended_sessions_waited_is_no_finding() -> None:
     rounds = (round_of("b", 2, [2]),)
     assert find_all(picture(person(1, 1, at_barrier("b"), alive="no"), person(2, alive="no"), rounds=rounds)) == []
 
@@ -214,6 +214,15 @@ def test_lock_whose_holder_is_stopped_is_a_finding_with_the_remedy() -> None:
         "lock 'a': rank 1 (node1:1001) holds it and is stopped, and 1 waits for it. Continue 1001 on node1"
         " (kill -CONT 1001) or kill it"
     )
+
+
+@pytest.mark.parametrize(
+    ("found_dead", "words"), [(None, "has ended"), (DEATH, "is dead, as found at 12:03:11 UTC")], ids=["ended", "dead"]
+)
+def test_lock_whose_holder_has_ended_or_is_dead_is_a_finding(found_dead: float | None, words: str) -> None:
+    holder = person(1, alive="no", found_dead=found_dead)
+    (found,) = find_all(picture(holder, person(2, waits=in_line("a", 2, 1.5)), lines=(line("a", [1], [2]),)))
+    assert found.message == f"lock 'a': rank 1 (node1:1001) holds it and {words}, and 1 waits for it"
 
 
 def test_process_of_a_holder_without_a_rank_is_named_once() -> None:

@@ -91,7 +91,7 @@ class WaitSlot(NamedTuple):
         position = _HEAD.size
         texts = []
         for length in (kind_size, name_size):
-            texts.append(data[position : position + length].decode("utf-8", "replace"))
+            texts.append(data[position : position + length].decode("utf-8", "surrogateescape"))
             position += length
         keys = []
         for _ in range(key_count):

@@ -23,6 +23,7 @@ from fscoord._log.locking.log_lock import LogLock
 from fscoord._log.locking.process_mutex import process_mutex_for
 from fscoord._log.recovery import GENERATION, POSITION
 from fscoord._runtime import system
+from fscoord._runtime.escaping import shell_word
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, StaleRunError, StoreError
 
@@ -277,7 +278,7 @@ class GenerationFollower:
         if original is not None:
             raise StoreError(
                 f"{handle.path} is a copy of {original}, and both continue in {file}: they would be one store."
-                f" `fscoord cp {handle.path} NEW` makes a store of its own; then remove {handle.path}",
+                f" `fscoord cp {shell_word(handle.path)} NEW` makes a store of its own; then remove {handle.path}",
                 path=handle.path,
             )
         return header, start, stands is not Provenance.OWN

@@ -11,7 +11,7 @@ from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.io import safe_files, torn_tail
-from fscoord._log.io.opening import read_header, refused_header
+from fscoord._log.io.opening import no_header, read_header, refused_header
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
@@ -49,7 +49,7 @@ def dump(path: Any) -> Iterator[Entry]:
     state. Nothing is written.
 
     Raises:
-        StoreUnavailableError: a file can't be opened or read.
+        StoreUnavailableError: a file can't be opened or read, or no writer has opened the log yet.
         InsecurePathError: `path` is a symbolic link, or not a regular file.
         CorruptLogError: the log is damaged. The records before the damage have been yielded.
     """
@@ -103,8 +103,11 @@ def _open_generation(path: str, file: str, named: GenerationRef | None) -> tuple
     fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
     try:
         safe_files.check(file, fd, 0, read_only=True)
+        data = read_header(fd)
+        if named is None and Header.is_partial(data):
+            raise no_header(path, data)
         try:
-            header, start = Header.decode(read_header(fd))
+            header, start = Header.decode(data)
         except MalformedRecord as error:
             raise refused_header(path, file, error) from None
         if named is not None and header.log_id != named.log_id:

@@ -21,7 +21,7 @@ from fscoord._log.inspect import scan
 from fscoord._log.inspect.scan import Damaged, ProgressCallback, Scan, Sound, Torn, WriterLockout, iter_records
 from fscoord._log.inspect.verify import GenerationMissing, ignore_progress
 from fscoord._log.io import safe_files, torn_tail
-from fscoord._log.io.opening import read_header
+from fscoord._log.io.opening import no_header, read_header
 from fscoord._log.locking.log_lock import OFD
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
@@ -186,7 +186,7 @@ def repair(
     Raises:
         ValueError: a file exists at `output`.
         CorruptLogError: the log can't be copied at all, or only with `salvage`.
-        StoreUnavailableError: a file can't be opened, read or written.
+        StoreUnavailableError: a file can't be opened, read or written, or no writer has opened the log yet.
         InsecurePathError: `path` is a symbolic link, or not a regular file.
         StoreTimeoutError: the log's lock was not released in time. The error names its holder.
         UnsupportedFilesystemError: this file system has no locks of the log's kind.
@@ -210,7 +210,7 @@ def copy(path: Any, output: Any, *, timeout: Timeout = 10.0, on_progress: Progre
     Raises:
         ValueError: a file exists at `output`.
         CorruptLogError: the store is damaged, and nothing was written: see `fscoord.inspect.repair`.
-        StoreUnavailableError: a file can't be opened, read or written.
+        StoreUnavailableError: a file can't be opened, read or written, or no writer has opened the log yet.
         InsecurePathError: `path` is a symbolic link, or not a regular file.
         StoreTimeoutError: the lock was not released in time. The error names its holder.
         UnsupportedFilesystemError: this file system has no locks of the store's kind.
@@ -333,8 +333,11 @@ def _open(request: _Request, file: str, named: GenerationRef | None, stack: Exit
     safe_files.check(file, fd, 0, read_only=True)
     generation = named.generation if named else 0
     header: Header | None = None
+    data = read_header(fd)
+    if named is None and Header.is_partial(data):
+        raise no_header(path, data)
     try:
-        header, place = Header.decode(read_header(fd))
+        header, place = Header.decode(data)
     except MalformedRecord as error:
         if not salvage:
             raise _refused(path, file, str(error)) from None

@@ -9,6 +9,7 @@ from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.io import safe_files
 from fscoord._log.locking.log_lock import KIND_NAMES, OFD, SOFT, LogLock
 from fscoord._runtime import system
+from fscoord._runtime.escaping import shell_word
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, StoreError, StoreTimeoutError, StoreUnavailableError
 
@@ -103,6 +104,8 @@ def open_log(path: str, options: LogOptions, reading: int, writing: int, owned_f
             if options.read_only or safe_files.same_file(system.os.fstat(reader), system.os.fstat(writer)):
                 if not Header.is_partial(data):
                     return _check_header(path, options, reader, writer, data)
+                if options.read_only:
+                    raise no_header(path, data)
                 _initialise(path, options, writer)
         except FileNotFoundError as error:
             raise_if_foreign(error)
@@ -146,7 +149,17 @@ def refused_header(path: str, file: str, error: MalformedRecord) -> CorruptLogEr
         what = f"{file} is {error}. Nothing was changed; check the path, or if a store was there"
     else:
         what = f"{file} can't be used: {error}. Nothing was changed; choose another path, or before you remove the file"
-    return CorruptLogError(f"{what}, run `fscoord verify {path}`", path=path, offset=0, reason=str(error))
+    return CorruptLogError(f"{what}, run `fscoord verify {shell_word(path)}`", path=path, offset=0, reason=str(error))
+
+
+def no_header(path: str, data: bytes) -> StoreUnavailableError:
+    """Return the error of a reader of the log `path`, whose `data` is empty or a part of a header.
+
+    The next writer that opens the file writes its header.
+    """
+    what = "has only a part of a header, because its creator died" if data else "is empty: no writer has opened it yet"
+    message = f"{path} {what}; check the path (`set` makes it a store)"
+    return StoreUnavailableError(message, path=path, errno=system.errno.ENOENT)
 
 
 def _check_header(path: str, options: LogOptions, reader: int, writer: int, data: bytes) -> OpenedLog:
@@ -178,10 +191,6 @@ def _initialise(path: str, options: LogOptions, fd: int) -> None:
     A process that dies here leaves a part of a header. That part is the only data of a log that is ever truncated, and
     only while the file is too short to hold a record.
     """
-    if options.read_only:
-        raise StoreUnavailableError(
-            f"{path} is empty: no writer has opened it yet", path=path, errno=system.errno.ENOENT
-        )
     deadline = system.time.monotonic() + options.limit
     mutex = system.threading.RLock()
     kinds = dict.fromkeys((OFD, options.lock_kind) if system.has_ofd_locks() else (options.lock_kind,))

@@ -14,6 +14,7 @@ from itertools import starmap
 from typing import Any, Final
 
 from fscoord._runtime import system
+from fscoord._runtime.escaping import shell_word
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, InsecurePathError, StoreUnavailableError
 
@@ -47,7 +48,7 @@ def unavailable(error: OSError, path: str, doing: str, *, maybe_applied: bool = 
         system.errno.ENOENT: f"; its directory {directory} does not exist: create it first",
         system.errno.ENOTDIR: f"; {directory} is not a directory",
         system.errno.EACCES: "; check the owners and modes of the log and its directory",
-        system.errno.EROFS: "; pass read_only=True to read it, or choose a path that can be written",
+        system.errno.EROFS: "; to read it, open it with read_only=True, or choose a path that can be written",
         system.errno.ENOSPC: "; free some space and try again",
         system.errno.EDQUOT: "; free some of the quota and try again",
         system.errno.EMFILE: "; close stores or files, or raise the limit (ulimit -n)",
@@ -60,8 +61,8 @@ def unavailable(error: OSError, path: str, doing: str, *, maybe_applied: bool = 
 def damaged(path: str, file: str, offset: int, reason: str) -> CorruptLogError:
     """Return the error for damage at `offset` in `file`, a file of the log `path`."""
     return CorruptLogError(
-        f"{file} is damaged at offset {offset}: {reason}. Nothing was repaired; `fscoord verify {path}` reports what is"
-        " safe to do",
+        f"{file} is damaged at offset {offset}: {reason}. Nothing was repaired; `fscoord verify"
+        f" {shell_word(path)}` reports what is safe to do",
         path=path,
         offset=offset,
         reason=reason,
