@@ -130,6 +130,7 @@ def test_threads_that_wait_for_the_lock_share_one_write(handles: int, path: str,
         assert sorted(sums) == list(range(1, handles * count + 1))
         assert batches == [handles * count], "all of them in one write"
         assert station_of(stores[0]).requests() == []
+        assert left_behind(os.path.dirname(path)) == [station_of(stores[0]).directory]
     assert left_behind(os.path.dirname(path)) == []
 
 
@@ -836,6 +837,30 @@ def test_size_of_an_empty_directory_that_was_measured_too_large_is_corrected(
         monkeypatch.setattr(system, "os", Os())
         station._empty_size = 60
         assert station.requests() == []
+        late.touch()
+        stack.callback(late.unlink)
+        assert station.requests() == [str(late)]
+
+
+def test_directory_of_addresses_that_has_grown_does_not_hide_requests(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On ext4 it takes another block once it has had some hundred names, and keeps the block when they are gone."""
+
+    class Os:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+        def stat(self, name: str) -> Any:
+            size = 20480 if name.endswith("/a") else 4096
+            return os.stat_result((*os.stat(name)[:6], size, 0, 0, 0))
+
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        monkeypatch.setattr(system, "os", Os())
+        station = Station(log_of(store).handle.root.key)
+        stack.callback(station.close)
+        late = Path(station.request_path(0.0, "late"))
         late.touch()
         stack.callback(late.unlink)
         assert station.requests() == [str(late)]

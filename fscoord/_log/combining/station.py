@@ -188,10 +188,11 @@ class Station:
         """Return the size of the directory of the requests if the size shows that it is empty; otherwise -1.
 
         A directory of tmpfs is longer with each name. A directory of ext4 has one block with and without names. The
-        directory of the addresses has at least one name by now, so it shows which kind of directory this is.
+        station's own directory always has three names, so it shows which kind of directory this is. The directory of
+        the addresses would not: on ext4 it takes another block for some hundred names, and keeps it.
         """
         size = system.os.stat(self._requests).st_size
-        is_longer = system.os.stat(self._addresses).st_size > size
+        is_longer = system.os.stat(self.directory).st_size > size
         return size if is_longer and not system.os.listdir(self._requests) else -1
 
     # -- slots -----------------------------------------------------------------------------------------------------
