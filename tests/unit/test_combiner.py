@@ -32,7 +32,7 @@ from fscoord._log.combining import batch, combiner
 from fscoord._log.combining.batch import Batch, Write
 from fscoord._log.combining.combiner import Combiner
 from fscoord._log.combining.request import ALONE, DONE, LEAD, REQUEST_MAX, Author, encode_request
-from fscoord._log.combining.station import LINK_MAX, VERSION, Station
+from fscoord._log.combining.station import ANSWER_MAX, LINK_MAX, VERSION, Station
 from fscoord._log.format import record
 from fscoord._log.io.writer import SharedLogWriter
 from fscoord._log.recovery import GENERATION
@@ -707,6 +707,46 @@ def test_request_whose_author_is_gone_is_dropped(path: str) -> None:
         store.set("k", "1")
         assert station.requests() == []
         assert not store.check(["foreign"])
+
+
+OBSTACLES: dict[str, tuple[Callable[[str], None], bool]] = {
+    "directory": (os.mkdir, False),
+    "FIFO": (os.mkfifo, True),
+    "empty file": (lambda path: Path(path).touch(), True),
+    "long file": (lambda path: Path(path).write_bytes(bytes(ANSWER_MAX + 1)), True),
+    "link of the longest text": (lambda path: os.symlink("A" * 4095, path), True),
+    "link of base64 that is cut short": (lambda path: os.symlink("AAAAA", path), True),
+    "link of other text": (lambda path: os.symlink("../a/\u00e4", path), True),
+    "link of any bytes": (lambda path: os.symlink(b"\xff\xfe", path), True),
+}
+"""What a name in the directory of the requests may be, and whether a leader removes it."""
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_name_that_is_no_request_keeps_no_leader_from_the_requests_after_it(
+    obstacle: str, path: str, batches: list[int]
+) -> None:
+    make, is_removed = OBSTACLES[obstacle]
+    with ExitStack() as stack:
+        leader, follower = opened(path, stack, 2)
+        access = log_of(leader).access
+        assert isinstance(access, NetworkAccess)
+        access.piece = 1 << 15  # as with the mount option wsize=32768
+        first = station_of(leader).request_path(0.0, "first")
+        make(first)
+        with HeldLock(path) as held:
+            leading = start_thread(leader.set, "led", "1")
+            until(lambda: log_of(leader).handle.shared.leader)
+            following = start_thread(follower.add, "n", 1)
+            until(lambda: len(station_of(leader).requests()) == 2)
+            batches.clear()
+            held.release()
+            leading.join()
+            assert following.join() == 1
+        assert batches == [2], "both in one write"
+        assert os.path.lexists(first) is not is_removed
+        if not is_removed:
+            os.rmdir(first)
 
 
 # The files of the host

@@ -240,10 +240,11 @@ class Batch:
             data = station.read(path)
             if data is None:
                 continue
-            left -= len(data) + _RECORD_SIZE
-            if left < 0:
-                return  # the next leader begins with this request
             request = decode_request(data)
+            if request is not None:  # other bytes are removed, however many they are
+                left -= len(data) + _RECORD_SIZE
+                if left < 0:
+                    return  # the next leader begins with this request
             is_wanted = request is not None and station.is_there(slot, request.address)
             # From here on the request is this leader's. If the author has withdrawn it in the meantime, it is not.
             if not station.remove(path):

@@ -19,7 +19,7 @@ Everything here may be lost. If the directory was removed or is full, an OSError
 from __future__ import annotations
 
 import weakref
-from binascii import a2b_base64, b2a_base64
+from binascii import Error as BinasciiError, a2b_base64, b2a_base64
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -314,14 +314,15 @@ class Station:
     def read(self, path: str) -> bytes | None:
         """Return the content of the request `path`; None if it was claimed or withdrawn, or can't be read."""
         try:
-            return a2b_base64(system.os.readlink(path))
-        except ValueError:  # not base64, so not a request. The leader removes it
-            return b""
+            text = system.os.readlink(path)
         except OSError as error:
             raise_if_foreign(error)
-            if error.errno != system.errno.EINVAL:  # EINVAL: it is not a link
-                return None
-        return self._read_file(path)
+            return self._read_file(path) if error.errno == system.errno.EINVAL else None  # EINVAL: it is not a link
+        try:
+            # `a2b_base64` raises a plain ValueError for other text. So would a signal handler, so none is caught here.
+            return a2b_base64(text) if text.isascii() else b""
+        except BinasciiError:
+            return b""  # not a request. The leader removes it
 
     def _read_file(self, path: str) -> bytes | None:
         try:
