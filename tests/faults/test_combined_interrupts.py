@@ -110,6 +110,24 @@ def test_leader_that_is_interrupted_anywhere_leaves_the_seat_and_its_follower_en
     assert number > 150
 
 
+def test_leader_that_is_interrupted_when_it_has_just_left_the_seat_can_lead_again(store: FileStore) -> None:
+    """The profiler of `At` does not see the end of this call, because it is the call of a `functools.partial`."""
+    (slot,) = station_of(store)._free_slots
+    leave = slot.free
+
+    def leave_and_interrupt() -> None:
+        slot.free = leave
+        leave()
+        raise KeyboardInterrupt
+
+    slot.free = leave_and_interrupt
+    with pytest.raises(KeyboardInterrupt):
+        store.add("n", 1)
+    with Seat(store):
+        pass  # the seat is free
+    assert store.add("n", 1) == 2
+
+
 def test_fork_beside_a_pending_request_leaves_it_to_the_parent(store: FileStore) -> None:
     """The child neither removes the request nor takes its answer. Both write on."""
     with Seat(store) as seat:

@@ -412,13 +412,15 @@ class Combiner:
             log.update(BATCH, b"", batch, None, limit)  # type: ignore[arg-type]
             is_written = True
         finally:
-            # A C function comes first, as in `Log.update`: otherwise Ctrl-C could leave the seat taken.
+            # An assignment is no point for a signal handler. After the call, Ctrl-C could leave the mark of this thread
+            # for ever, and the next leader of this process could have set its own.
+            shared.leader = 0
+            # The first call is that of a C function, as in `Log.update`: otherwise Ctrl-C could leave the seat taken.
             try:
                 slot.free()
             except OSError as error:  # as in `Station.leave_seat`
                 raise_if_foreign(error)
             slot.may_have_seat = False
-            shared.leader = 0
             self._tell(station, slot, batch, is_written=is_written)
         station.sweep_if_due(write.started)
         return self._finish(write, batch)
