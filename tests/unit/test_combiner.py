@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -32,7 +33,7 @@ from fscoord._log.combining import batch, combiner
 from fscoord._log.combining.batch import Batch, Write
 from fscoord._log.combining.combiner import Combiner
 from fscoord._log.combining.request import ALONE, DONE, LEAD, REQUEST_MAX, Author, encode_request
-from fscoord._log.combining.station import ANSWER_MAX, LINK_MAX, VERSION, Station
+from fscoord._log.combining.station import ANSWER_MAX, LINK_MAX, SWEEP_S, VERSION, Station
 from fscoord._log.format import record
 from fscoord._log.io.writer import SharedLogWriter
 from fscoord._log.recovery import GENERATION
@@ -963,7 +964,6 @@ def test_leader_whose_files_of_the_host_fail_after_the_write_has_written_once(pa
         (store,) = opened(path, stack, 1)
         station = station_of(store)
         station._swept_at = -NEVER_S
-        station._add_slot(station._free_slots.append)  # as of another thread, which the removal uses
         late = Path(station.request_path(0.0, "late"))
         late.touch()
         stack.callback(late.unlink)
@@ -987,8 +987,53 @@ def test_address_and_request_of_a_dead_process_are_removed_by_the_next(path: str
             os._exit(0)
         os.waitpid(pid, 0)
         assert len(os.listdir(addresses)) == 3
-        station_of(store)._sweep(0.0)
+        station_of(store)._sweep(station_of(store)._free_slots[-1], 0.0)
         assert len(os.listdir(addresses)) == 1
+
+
+def test_leader_removes_the_address_of_a_dead_process_although_it_has_one_thread(path: str) -> None:
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        station = station_of(store)
+        addresses = Path(station.directory, "a")
+        (own,) = os.listdir(addresses)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gone:
+            gone.bind(f"{station._way}gone")
+        store.set("k", "1")
+        assert sorted(os.listdir(addresses)) == [own, "gone"], "it is not time yet"
+        station._swept_at -= SWEEP_S
+        store.set("k", "2")
+        assert os.listdir(addresses) == [own]
+
+
+@pytest.mark.parametrize("event", ["close", "fork"])
+def test_address_of_another_process_outlives_what_comes_between_its_removals(event: str, path: str) -> None:
+    """Another thread closes the handle, or a signal handler forks, while a leader removes addresses."""
+    children: list[int] = []
+
+    def comes_between(name: str, _: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if name == "listdir" and arguments[0].endswith("/a"):
+            if event == "close":
+                station.close()
+            else:
+                children.append(os.fork())
+
+    with ExitStack() as stack:
+        store, other = opened(path, stack, 2)
+        station = station_of(store)
+        station._add_slot(station._free_slots.append)  # as of another thread
+        station._swept_at -= SWEEP_S
+        pid = os.getpid()
+        try:
+            with faulty_os() as faulty, faulty.instead(comes_between):
+                store.set("k", "1")
+        finally:
+            if os.getpid() != pid:
+                os._exit(0)
+        for child in children:
+            os.waitpid(child, 0)
+        assert len(children) == (event == "fork")
+        assert {slot.name for slot in station_of(other)._slots} <= set(os.listdir(Path(station.directory, "a")))
 
 
 def test_copy_of_a_log_has_another_directory() -> None:

@@ -422,7 +422,7 @@ class Combiner:
                 raise_if_foreign(error)
             slot.may_have_seat = False
             self._tell(station, slot, batch, is_written=is_written)
-        station.sweep_if_due(write.started)
+        station.sweep_if_due(slot, write.started)
         return self._finish(write, batch)
 
     def _tell(self, station: Station, slot: Slot, batch: Batch, *, is_written: bool) -> None:

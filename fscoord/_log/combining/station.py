@@ -162,7 +162,7 @@ class Station:
             except FileNotFoundError as error:  # the last user of the directory has just removed it
                 raise_if_foreign(error)
                 self._make()
-            self._sweep(system.time.monotonic())
+            self._sweep(self._free_slots[-1], system.time.monotonic())
             self._empty_size = self._size_of_empty()
         except BaseException:
             self.close()
@@ -384,27 +384,28 @@ class Station:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def sweep_if_due(self, now: float) -> None:
-        """Remove the files of dead processes, once in `SWEEP_S`. Only a leader calls this method. `now` is monotonic.
+    def sweep_if_due(self, slot: Slot, now: float) -> None:
+        """Remove the files of dead processes, once in `SWEEP_S`. Only a leader calls this method, with its `slot`.
 
-        An error is dropped: the leader has written, so its call has succeeded.
+        An error is dropped: the leader has written, so its call has succeeded. `now` is monotonic.
         """
         if now - self._swept_at > SWEEP_S:
             try:
-                self._sweep(now)
+                self._sweep(slot, now)
             except OSError as error:
                 raise_if_foreign(error)
 
-    def _sweep(self, now: float) -> None:
-        """Remove addresses whose sockets are closed. A socket is opened before its name exists."""
+    def _sweep(self, slot: Slot, now: float) -> None:
+        """Remove addresses whose sockets are closed. A socket is opened before its name exists.
+
+        The caller uses `slot`, so no other thread closes it: to a closed socket, every address would seem closed.
+        """
         self._swept_at = now
-        slot = self._free_slots[-1] if self._free_slots else None
-        if slot is None or system.process_epoch() != self.epoch:
-            return
         for name in system.os.listdir(self._addresses):
             address = name.removesuffix(_TEMPORARY)
             if address != slot.name and not self.is_there(slot, address):
-                safe_files.unlink_quietly(system.os.path.join(self._addresses, name))
+                # Not in a child that a signal handler has forked meanwhile: there the socket of `slot` is closed.
+                safe_files.unlink_quietly(system.os.path.join(self._addresses, name), self.epoch)
 
     def close(self) -> None:
         """Close the free slots. A thread that uses a slot closes it, and all else, when it gives the slot back.
