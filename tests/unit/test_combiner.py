@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -1034,6 +1035,30 @@ def test_address_of_another_process_outlives_what_comes_between_its_removals(eve
             os.waitpid(child, 0)
         assert len(children) == (event == "fork")
         assert {slot.name for slot in station_of(other)._slots} <= set(os.listdir(Path(station.directory, "a")))
+
+
+def test_station_that_is_closed_uses_no_file_that_has_got_its_descriptors(path: str, tmp_path: Path) -> None:
+    """Another thread closes it, and opens files, while a writer is about to take a slot, or leads."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").write_text("content")
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        station = Station(log_of(store).handle.root.key)
+        numbers = int(os.path.basename(station._way.rstrip("/"))), station._seat_fd
+        station.close()
+        for number, name in zip(numbers, (other, other / "file"), strict=True):
+            fd = os.open(name, os.O_RDONLY if name == other else os.O_RDWR)
+            if fd != number:
+                os.dup2(fd, number)
+                os.close(fd)
+            stack.callback(os.close, number)
+        for call in (partial(station.take_slot, []), partial(station.show, 1, 1), station.seat_state):
+            with pytest.raises(OSError) as caught:
+                call()
+            assert caught.value.errno in (system.errno.EBADF, system.errno.ENOENT)
+        assert os.listdir(other) == ["file"]
+        assert (other / "file").read_text() == "content"
 
 
 def test_copy_of_a_log_has_another_directory() -> None:

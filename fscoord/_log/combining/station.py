@@ -418,9 +418,19 @@ class Station:
             slot.close()
             self._slots.discard(slot)
         if not self._slots:
+            self._forget_descriptors()
             system.close_all(system.os.close, self._fds)
             if system.process_epoch() == self.epoch:
                 self._remove_directory()
+
+    def _forget_descriptors(self) -> None:
+        """Make every later use of the seat or of an address fail.
+
+        Another thread may just begin to use the station. The numbers may soon be those of other files: a leader would
+        write into the log.
+        """
+        self._seat_fd = -1
+        self._way = "/proc/self/fd/-1/"
 
     def _remove_directory(self) -> None:
         steps: tuple[tuple[Callable[[str], None], str], ...] = (
@@ -441,7 +451,7 @@ class Station:
         The descriptors are closed already. The child opens a station of its own.
         """
         self.is_closed = True
-        self._seat_fd = -1
+        self._forget_descriptors()
         for slot in list(self._slots):
             slot.after_fork()
         self._free_slots.clear()
