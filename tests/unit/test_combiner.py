@@ -800,6 +800,32 @@ def test_writers_go_on_alone_where_the_files_of_the_host_fail(name: str, size: i
     assert failed
 
 
+@pytest.mark.parametrize("is_claimed", [False, True])
+@pytest.mark.parametrize("size", [1, LINK_MAX])
+def test_request_whose_publishing_ends_with_an_error_of_a_handler_is_appended_once(
+    size: int, is_claimed: bool, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler has written to a closed pipe: its error has a number, as if it came from the publishing."""
+    publish = Station.publish
+
+    def publish_and_fail(station: Station, *given: Any) -> None:
+        publish(station, *given)
+        if is_claimed:
+            seat.leave()
+            leader.set("led", "1")
+            assert seat.station.requests() == []
+        raise BrokenPipeError(system.errno.EPIPE, "broken pipe")
+
+    with ExitStack() as stack:
+        leader, author = opened(path, stack, 2)
+        with Seat(leader) as seat:
+            monkeypatch.setattr(Station, "publish", publish_and_fail)
+            author.append("k", b"x" * size)
+            assert seat.station.requests() == []
+        leader.set("led", "2")
+        assert author.get("k") == b"x" * size
+
+
 @pytest.mark.parametrize("size", [0, 1, LINK_MAX - 200, LINK_MAX, REQUEST_MAX - 200])
 def test_request_of_any_length_is_published_whole_and_leaves_nothing(size: int, path: str) -> None:
     with ExitStack() as stack:

@@ -238,7 +238,7 @@ class Combiner:
                 station.publish(slot, data, write.path)
             except OSError as error:
                 raise_if_foreign(error)
-                write.path = ""
+                self._take_back(station, write)
                 self._lose(station, error)
                 return self._write_alone(write)
             try:
@@ -267,6 +267,18 @@ class Combiner:
         author = Author(session, known.alive_id, log.follower.life, log.follower.run)
         data = encode_request(author, write.time, slot.name, write.operation.encode())
         return data if len(data) <= requests.REQUEST_MAX else None
+
+    def _take_back(self, station: Station, write: Write) -> None:
+        """Remove the request of `write`, whose publishing has ended with an error, if there is one.
+
+        An error of a signal handler that has a number can't be told from one of the system, and may come after the
+        publishing. If a leader has claimed the request meanwhile, its record is found under the log's lock.
+        """
+        try:
+            station.remove(write.path)
+        except OSError as error:  # for the same reason as the publishing
+            raise_if_foreign(error)
+        write.path = ""
 
     def _withdraw(self, station: Station, write: Write) -> bool:
         """Withdraw the request of `write`. Return False if a leader may have claimed it.
@@ -391,7 +403,7 @@ class Combiner:
     def _is_complete(self, write: Write) -> bool:
         """Return whether all records of `write` were read by now. If so, set its result."""
         watch = write.watch
-        if watch is None or not watch.is_found:
+        if watch is None or not watch.is_found or system.process_epoch() != write.epoch:  # as in `Batch._decide_own`
             return False
         left, write.result = self._log.inspect(lambda: self._decider.begin().resume(write.operation, watch.noted))
         return not left
