@@ -6,7 +6,7 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from fscoord._log.combining.request import ALONE, DONE, LEAD, REQUEST_MAX, Autho
 from fscoord._log.combining.station import ANSWER_MAX, LINK_MAX, SWEEP_S, VERSION, Station
 from fscoord._log.format import record
 from fscoord._log.io.writer import SharedLogWriter
+from fscoord._log.log import LOCK_GRACE_S
 from fscoord._log.recovery import GENERATION
 from fscoord._log.wakeup.node_poller import node_path
 from fscoord._runtime import system
@@ -346,6 +347,60 @@ def test_followers_of_a_leader_that_shows_no_life_write_alone_until_it_moves(
             assert store.add("n", 1) == 3
             assert len(published) == 2
             assert seat.station.requests() == []
+
+
+# A write whose call has begun long before
+
+
+@pytest.fixture
+def late(path: str) -> Iterator[tuple[FileStore, Callable[[], Any]]]:
+    """A store, and an addition in a call whose time would be over if the time of the write counted from the call.
+
+    The call is that of a barrier, which has waited to announce its rank.
+    """
+    with FileStore(path, timeout=LIMIT_S) as store:
+        store.set("registered", "1")
+        operation, started = Operation(record.ADD, b"n", b"1"), system.time.monotonic() - 2 * LIMIT_S
+        yield store, lambda: combiner_of(store).write(operation, LIMIT_S, started)
+
+
+Late = tuple[FileStore, Callable[[], Any]]
+
+
+def test_late_write_of_a_follower_has_its_whole_time(late: Late, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, write = late
+    looks: list[bytes] = []
+    seat_state = Station.seat_state
+    monkeypatch.setattr(Station, "seat_state", lambda station: looks.append(seat_state(station)) or looks[-1])
+    with Seat(store) as seat:
+        thread = start_thread(write)
+        seat.requests(1)
+        until(lambda: len(looks) == 2 or not thread.is_alive())
+        assert thread.is_alive()
+        seat.tell(seat.claim(), DONE, b"I5")
+        assert thread.join() == 5
+
+
+@pytest.mark.parametrize("way", ["alone", "leads", "takes over"])
+def test_late_write_that_waits_for_the_lock_has_its_whole_time(
+    way: str, late: Late, path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, write = late
+    publish = Station.publish
+    with ExitStack() as stack:
+        seat = Seat(store)
+        stack.callback(lambda: (seat.station.give_back(seat.slot), seat.station.close()))
+        if way == "alone":
+            monkeypatch.setattr(Combiner, "_station_for", lambda *_: None)
+        if way == "takes over":
+            assert seat.station.try_seat(seat.slot)
+            monkeypatch.setattr(Station, "publish", lambda *given: (publish(*given), seat.leave()))
+        held = stack.enter_context(HeldLock(path))
+        thread = start_thread(write)
+        began = system.time.monotonic()
+        until(lambda: system.time.monotonic() - began > 3 * LOCK_GRACE_S or not thread.is_alive())
+        held.release()
+        assert thread.join() == 1
 
 
 # What became of a request

@@ -93,7 +93,7 @@ class Combiner:
         Args:
             operation: the operation.
             limit: how long it may take, in seconds.
-            started: when the call began (monotonic, in seconds); None: now.
+            started: when the call of which the operation is a part began (monotonic, in seconds); None: now.
 
         Raises:
             StoreTimeoutError: neither the log's lock nor an answer came within `limit` seconds; ``maybe_applied`` is
@@ -218,7 +218,7 @@ class Combiner:
             self._lose(station, error)
             return self._write_alone(write)
         if has_seat:  # outside of the ``try``: an error of the station after the write must not repeat the write
-            return self._lead(station, slot, write, write.deadline - write.started)
+            return self._lead(station, slot, write, write.limit)
         if is_stalled:
             return self._write_alone(write)  # the leader that was stopped has not moved since
         self._stalled = b""
@@ -321,6 +321,7 @@ class Combiner:
                 return self._take_over(station, slot, write)
             if wait_s:  # the first attempt comes at once, after the publishing
                 now = system.time.monotonic()
+                write.begin_by(now - wait_s)
                 if now >= write.deadline:
                     return self._give_up(station, write)
                 if self._log.handle.recovery & CLOSED:
