@@ -853,6 +853,7 @@ def test_writers_go_on_alone_where_the_files_of_the_host_fail(name: str, size: i
                 store.append("k", "x" * size)
             assert store.get("k") == b"x" * 3 * size
     assert failed
+    assert left_behind(os.path.dirname(path)) == []
 
 
 @pytest.mark.parametrize("is_claimed", [False, True])

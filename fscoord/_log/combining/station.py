@@ -288,14 +288,18 @@ class Station:
     def _publish_file(self, slot: Slot, data: bytes, path: str) -> None:
         temporary = system.os.path.join(self._addresses, slot.name + _TEMPORARY)
         flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_TRUNC
-        fd = safe_files.open_descriptor(temporary, flags, owned_fds=self._fds)
         try:
-            safe_files.write_all(fd, data)
-        finally:
-            safe_files.close_owned(fd, self._fds)
-        if system.process_epoch() != self.epoch:
-            _no_descriptor()
-        system.os.rename(temporary, path)
+            fd = safe_files.open_descriptor(temporary, flags, owned_fds=self._fds)
+            try:
+                safe_files.write_all(fd, data)
+            finally:
+                safe_files.close_owned(fd, self._fds)
+            if system.process_epoch() != self.epoch:
+                _no_descriptor()
+            system.os.rename(temporary, path)
+        except BaseException:
+            safe_files.unlink_quietly(temporary, self.epoch)  # it would take space, and keep the directory in use
+            raise
 
     def requests(self) -> list[str]:
         """Return the paths of all requests, the oldest first. The list is empty if the directory is gone."""
