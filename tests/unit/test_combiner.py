@@ -403,16 +403,11 @@ def test_late_write_that_waits_for_the_lock_has_its_whole_time(
         assert thread.join() == 1
 
 
-def test_late_write_ends_when_its_time_is_over(path: str) -> None:
-    with FileStore(path, timeout=LIMIT_S) as store:
-        store.set("registered", "1")
-        operation, started = Operation(record.ADD, b"n", b"1"), system.time.monotonic() - LIMIT_S
-        with Seat(store) as seat:
-            thread = start_thread(lambda: combiner_of(store).write(operation, 3 * combiner.LOOK_S, started))
-            with pytest.raises(StoreTimeoutError) as caught:
-                thread.join()
-            assert not caught.value.maybe_applied
-            assert seat.station.requests() == []
+def test_time_of_a_late_write_begins_once() -> None:
+    now = system.time.monotonic()
+    write = Write(Operation(record.ADD, b"n", b"1"), 1, LIMIT_S, now - 3 * LIMIT_S)
+    write.begin_by(now - LIMIT_S)
+    assert write.left() == 0.0
 
 
 # What became of a request
