@@ -1607,6 +1607,13 @@ MUTANTS = (
         (f"{COMBINER}::test_station_that_is_closed_uses_no_file_that_has_got_its_descriptors",),
     ),
     Mutant(
+        "a station that opens while another thread closes the handle stays open",
+        "Combiner._station_for",
+        "            self._drop(first)\n            return None\n",
+        "            pass\n",
+        (f"{COMBINER}::test_station_that_opens_while_another_thread_closes_the_handle_is_closed_too",),
+    ),
+    Mutant(
         "a forked child takes the record of its parent for its own",
         "Combiner._is_complete",
         " or system.process_epoch() != write.epoch",

@@ -27,7 +27,7 @@ from support.internals import log_of
 from support.places import start_thread, wait_in_vain
 from support.plain_reader import read_newest
 
-from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError, barrier
+from fscoord import FileStore, StoreClosedError, StoreTimeoutError, StoreUnavailableError, barrier
 from fscoord._log.access import mount
 from fscoord._log.access.network import NetworkAccess
 from fscoord._log.combining import batch, combiner
@@ -1148,6 +1148,22 @@ def test_station_that_is_closed_uses_no_file_that_has_got_its_descriptors(path: 
             assert caught.value.errno in (system.errno.EBADF, system.errno.ENOENT)
         assert os.listdir(other) == ["file"]
         assert (other / "file").read_text() == "content"
+
+
+def test_station_that_opens_while_another_thread_closes_the_handle_is_closed_too(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(path, timeout=LIMIT_S)
+
+    def open_late(key: Any) -> Station:
+        station = Station(key)
+        start_thread(store.close).join()
+        return station
+
+    monkeypatch.setattr(combiner, "Station", open_late)
+    with pytest.raises(StoreClosedError):
+        store.set("k", "1")
+    assert left_behind(os.path.dirname(path)) == []
 
 
 def test_copy_of_a_log_has_another_directory() -> None:

@@ -161,6 +161,9 @@ class Combiner:
         first = self._stations.setdefault("open", station)
         if first is not station:
             station.close()
+        if self._is_closed:  # perhaps only since the comparison
+            self._drop(first)
+            return None
         return first
 
     def _drop(self, station: Station) -> None:
@@ -243,9 +246,8 @@ class Combiner:
                 return self._write_alone(write)
             try:
                 return self._follow(station, slot, write)
-            except (
-                OSError
-            ) as error:  # of the seat: this is the child of a signal handler that has forked, or it is lost
+            except OSError as error:
+                # Of the seat: it is lost, or this is a child that a signal handler has forked.
                 if isinstance(error, FscoordError):
                     raise
                 raise_if_foreign(error)
