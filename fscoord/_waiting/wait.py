@@ -159,7 +159,7 @@ class ArrivalRequest(NamedTuple):
             caller must decide. It is called under the lock of the store, so it must not use the store. A
             `LastOfCount` or a `LastOfRanks` can be evaluated in another process.
         timeout: the longest time from `started` until `done` is set, in seconds. The write itself is limited by the
-            timeout of the store.
+            timeout of the store, which counts from the write.
         new_slow_logger: returns the logger of the warnings about a long wait, given the time when the wait began. None:
             the store logs its own warnings.
         started: when the call began, by the monotonic clock; None: now.

@@ -17,14 +17,16 @@ from typing import Any
 
 import pytest
 from contract.worker import Workers, start
-from support.internals import log_of
+from support.internals import log_of, notifier_of
 from support.places import HANG_S, Place
 from support.third_party import ThirdPartyStore
 
 from fscoord import FileStore, HashStore, LockLostError, PrefixStore, StoreClosedError, StoreTimeoutError, aio, recipes
+from fscoord._waiting.wait import NOT_YET, NotYet, next_look
 from fscoord.aio import AsyncStore, _executor
 from fscoord.aio._driver import CALL_THREADS_MAX, WAIT_THREADS_MAX
 from fscoord.store import Store
+from fscoord.stores.file.waits import Condition, FileWait
 
 TASKS = 200
 
@@ -220,6 +222,29 @@ def test_deadline_is_met_and_the_error_names_the_missing_key_or_the_holder(store
             assert not await aio.Lock(asynchronous, "l").waiters()
 
     asyncio.run(main())
+
+
+def test_first_look_that_comes_late_has_only_the_time_that_is_left(tmp_path: Path) -> None:
+    """All threads of the handle were busy since the wait was made."""
+    looks: list[float] = []
+
+    class Recorded(Condition[None]):
+        missing = (b"k",)
+
+        def __init__(self, store: FileStore) -> None:
+            self._log = log_of(store)
+
+        def look(self, timeout: float, arm: Callable[[], None]) -> NotYet:
+            looks.append(timeout)
+            return NOT_YET
+
+    with FileStore(tmp_path / "store") as store:
+        wait: FileWait[None] = FileWait(notifier_of(store), Recorded(store), HANG_S)
+        wait._started -= 2 * HANG_S
+        wait._deadline -= 2 * HANG_S
+        with pytest.raises(StoreTimeoutError):
+            next_look(wait)
+    assert looks == [0.0]
 
 
 def test_store_that_is_closed_ends_the_waits_of_its_tasks(store: Store) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.combining import AlwaysLeader, Seat, Thread, combiner_of, share, station_of
+from support.combining import AlwaysLeader, Seat, Thread, combiner_of, share, station_of, until
 from support.interrupts import At, interrupt
 from support.plain_reader import read_newest
 
 from fscoord import FileStore, StoreTimeoutError
 from fscoord._log.combining import combiner
 from fscoord._log.combining.request import DONE
+from fscoord._log.combining.station import Slot, Station
 from fscoord.inspect import verify
 
 LIMIT_S = 60
@@ -110,6 +113,24 @@ def test_leader_that_is_interrupted_anywhere_leaves_the_seat_and_its_follower_en
     assert number > 150
 
 
+def test_leader_that_is_interrupted_when_it_has_just_left_the_seat_can_lead_again(store: FileStore) -> None:
+    """The profiler of `At` does not see the end of this call, because it is the call of a `functools.partial`."""
+    (slot,) = station_of(store)._free_slots
+    leave = slot.free
+
+    def leave_and_interrupt() -> None:
+        slot.free = leave
+        leave()
+        raise KeyboardInterrupt
+
+    slot.free = leave_and_interrupt
+    with pytest.raises(KeyboardInterrupt):
+        store.add("n", 1)
+    with Seat(store):
+        pass  # the seat is free
+    assert store.add("n", 1) == 2
+
+
 def test_fork_beside_a_pending_request_leaves_it_to_the_parent(store: FileStore) -> None:
     """The child neither removes the request nor takes its answer. Both write on."""
     with Seat(store) as seat:
@@ -159,3 +180,29 @@ def test_fork_in_a_signal_handler_of_a_follower_goes_on_in_both(store: FileStore
         assert store.add("n", 0) - before in (1, 2), at.where
     assert number > 60
     assert combiner_of(store)
+
+
+def test_fork_of_a_follower_before_its_answer_leaves_the_record_to_the_parent(
+    store: FileStore, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child has the parent's watch for the record, but the record is not that of its own call."""
+    try_seat, calls, children = Station.try_seat, itertools.count(1), list[int]()
+
+    def fork_after_the_publishing(station: Station, slot: Slot) -> bool:
+        if threading.current_thread() is threading.main_thread() and next(calls) == 2:
+            children.append(os.fork())
+            if not children[0]:
+                until(lambda: read_newest(Path(path)).values.get(b"n") == b"1")
+        return try_seat(station, slot)
+
+    found = 0
+    with AlwaysLeader(path):
+        monkeypatch.setattr(Station, "try_seat", fork_after_the_publishing)
+        try:
+            found = store.add("n", 1)
+        finally:
+            if children == [0]:
+                os._exit(found)
+        assert found == 1
+        assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 2
+    assert store.add("n", 0) == 2

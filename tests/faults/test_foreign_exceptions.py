@@ -10,19 +10,24 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults.test_signals import KINDS, OPERATIONS, Pair, descriptors, pair
+from support.combining import HANG_S, Seat, share
 from support.internals import log_of, watcher_of
 from support.interrupts import At
 
 from fscoord import FileStore, StoreTimeoutError
+from fscoord._log.combining import combiner
+from fscoord._log.combining.request import Author, encode_request
+from fscoord._log.format import record
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreUnavailableError
+from fscoord.stores.file.operations import Operation
 
 EXCEPTIONS = [TimeoutError, PermissionError, ValueError, RuntimeError, KeyError]
 SLOW = {"wait", "wait_alive"}
@@ -142,6 +147,58 @@ def test_exception_of_a_handler_is_raised_by_compaction(path: str, lock: str, ex
         if not at.reached:
             break
     assert number > 100
+
+
+@pytest.fixture
+def shared(memory: Path, mounts_stay: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The path of a log whose writes are combined."""
+    share(str(memory), monkeypatch)
+    for name in ("STALLED_S", "SILENT_S"):
+        monkeypatch.setattr(combiner, name, HANG_S)
+    return str(memory / "log")
+
+
+@pytest.mark.parametrize("exception", EXCEPTIONS)
+def test_exception_of_a_handler_is_raised_by_a_leader_that_claims(shared: str, exception: type[Exception]) -> None:
+    with ExitStack() as stack:
+        store, other = (stack.enter_context(FileStore(shared, timeout=HANG_S)) for _ in range(2))
+        store.set("registered", "1")
+        log = log_of(store)
+        session = log.handle.lock.session
+        author = Author(session, log.table.sessions[session].alive_id, log.follower.life, log.follower.run)
+        follower = Seat(store)
+        stack.callback(lambda: (follower.station.give_back(follower.slot), follower.station.close()))
+        for number in itertools.count(1):
+            operation = Operation(record.SET, b"claimed", b"1").encode()
+            data = encode_request(author, log.writer.next_time(), follower.slot.name, operation)
+            path = follower.station.request_path(0.0, str(number))
+            follower.station.publish(follower.slot, data, path)
+            at = call_with(exception, number, lambda: store.add("n", 1))
+            follower.station.remove(path)
+            other.set("after", at.where)
+            assert store.get("after") == at.where.encode(), at.where
+            if not at.reached:
+                break
+        assert number > 50
+
+
+@pytest.mark.parametrize("exception", EXCEPTIONS)
+def test_exception_of_a_handler_is_raised_by_a_follower(shared: str, exception: type[Exception]) -> None:
+    def add() -> None:
+        with suppress(StoreTimeoutError):
+            store.add("n", 1)
+
+    with FileStore(shared, timeout=0.001) as store:
+        store.set("registered", "1")
+        with Seat(store) as seat:
+            for number in itertools.count(1):
+                at = call_with(exception, number, add)
+                assert seat.station.requests() == [], at.where
+                if not at.reached:
+                    break
+        assert number > 50
+        store.set_timeout(HANG_S)
+        assert store.add("n", 0) == 0
 
 
 @contextmanager

@@ -18,6 +18,8 @@ ARRIVAL_FAULTS = "tests/faults/test_arrival_faults.py"
 SPARE = "tests/unit/test_spare_waiter.py"
 NODES = f"{SCHEDULES}::test_combined_calls_of_two_hosts_are_linearizable_on_any_schedule"
 COMBINER = "tests/unit/test_combiner.py"
+COMBINED_INTERRUPTS = "tests/faults/test_combined_interrupts.py"
+FOREIGN = "tests/faults/test_foreign_exceptions.py"
 OPERATIONS = "tests/unit/test_operations.py"
 EXCHANGE = "tests/contract/test_exchange.py"
 LEFTOVERS = "tests/faults/test_leftover_keys.py"
@@ -384,8 +386,8 @@ MUTANTS = (
         "a batch is longer than one request to the server",
         "Batch._claim",
         """\
-            if left < 0:
-                return  # the next leader begins with this request
+                if left < 0:
+                    return  # the next leader begins with this request
 """,
         "",
         (f"{COMBINER}::test_batch_is_not_longer_than_one_request_to_the_server",),
@@ -424,8 +426,8 @@ MUTANTS = (
     Mutant(
         "a request that is a file is not read",
         "Station.read",
-        "        return self._read_file(path)\n",
-        "        return None\n",
+        "self._read_file(path) if error.errno == system.errno.EINVAL else None",
+        "None",
         (f"{COMBINER}::test_request_of_any_length_is_published_whole_and_leaves_nothing",),
     ),
     Mutant(
@@ -1538,6 +1540,127 @@ MUTANTS = (
             descriptors.remove(fd)
             close(fd)""",
         (f"{EVENTS}::test_source_whose_close_was_interrupted_is_closed_by_a_second_close",),
+    ),
+    Mutant(
+        "a directory of addresses that has grown teaches the size of an empty directory",
+        "Station._size_of_empty",
+        "system.os.stat(self.directory)",
+        "system.os.stat(self._addresses)",
+        (f"{COMBINER}::test_directory_of_addresses_that_has_grown_does_not_hide_requests",),
+    ),
+    Mutant(
+        "a leader takes the ValueError of a signal handler for bytes that are no request",
+        "Station.read",
+        "except BinasciiError:",
+        "except ValueError:",
+        (f"{FOREIGN}::test_exception_of_a_handler_is_raised_by_a_leader_that_claims",),
+    ),
+    Mutant(
+        "a text that is not ASCII fails the leader that reads it",
+        "Station.read",
+        'a2b_base64(text) if text.isascii() else b""',
+        "a2b_base64(text)",
+        (f"{COMBINER}::test_name_that_is_no_request_keeps_no_leader_from_the_requests_after_it",),
+    ),
+    Mutant(
+        "a long file that is no request takes the place of the requests after it",
+        "Batch._claim",
+        "if request is not None:  #",
+        "if True:  #",
+        (f"{COMBINER}::test_name_that_is_no_request_keeps_no_leader_from_the_requests_after_it",),
+    ),
+    Mutant(
+        "a leader that is interrupted when it has just left the seat counts as a leader for ever",
+        "Combiner._lead",
+        """\
+            shared.leader = 0
+            # The first call is that of a C function, as in `Log.update`: otherwise Ctrl-C could leave the seat taken.
+            try:
+                slot.free()
+""",
+        """\
+            try:
+                slot.free()
+                shared.leader = 0
+""",
+        (f"{COMBINED_INTERRUPTS}::test_leader_that_is_interrupted_when_it_has_just_left_the_seat_can_lead_again",),
+    ),
+    Mutant(
+        "a leader removes addresses with a slot that another thread may close",
+        "Station.sweep_if_due",
+        "self._sweep(slot, now)",
+        "self._sweep(self._free_slots[-1], now)",
+        (f"{COMBINER}::test_address_of_another_process_outlives_what_comes_between_its_removals",),
+    ),
+    Mutant(
+        "a child that a signal handler forks removes the addresses of all processes",
+        "Station._sweep",
+        "name), self.epoch)",
+        "name))",
+        (f"{COMBINER}::test_address_of_another_process_outlives_what_comes_between_its_removals",),
+    ),
+    Mutant(
+        "a station that is closed uses the numbers of its descriptors",
+        "Station.close",
+        "            self._forget_descriptors()\n",
+        "",
+        (f"{COMBINER}::test_station_that_is_closed_uses_no_file_that_has_got_its_descriptors",),
+    ),
+    Mutant(
+        "a station that opens while another thread closes the handle stays open",
+        "Combiner._station_for",
+        "            self._drop(first)\n            return None\n",
+        "            pass\n",
+        (f"{COMBINER}::test_station_that_opens_while_another_thread_closes_the_handle_is_closed_too",),
+    ),
+    Mutant(
+        "a forked child takes the record of its parent for its own",
+        "Combiner._is_complete",
+        " or system.process_epoch() != write.epoch",
+        "",
+        (f"{COMBINED_INTERRUPTS}::test_fork_of_a_follower_before_its_answer_leaves_the_record_to_the_parent",),
+    ),
+    Mutant(
+        "a request whose publishing has ended with an error stays, although its author writes alone",
+        "Combiner._take_back",
+        "            station.remove(write.path)\n",
+        "            pass\n",
+        (f"{COMBINER}::test_request_whose_publishing_ends_with_an_error_of_a_handler_is_appended_once",),
+    ),
+    Mutant(
+        "a request that can't be published leaves its file",
+        "Station._publish_file",
+        "            safe_files.unlink_quietly(temporary, self.epoch)",
+        "            pass",
+        (f"{COMBINER}::test_writers_go_on_alone_where_the_files_of_the_host_fail",),
+    ),
+    Mutant(
+        "the time of a write counts from the call of which it is a part",
+        "Write.begin_by",
+        "            self.deadline = max(self.deadline, now + self.limit)\n",
+        "",
+        (f"{COMBINER}::test_late_write_that_waits_for_the_lock_has_its_whole_time",),
+    ),
+    Mutant(
+        "the time of a follower counts from the call of which its write is a part",
+        "Combiner._follow",
+        "                write.begin_by(now - wait_s)\n",
+        "",
+        (f"{COMBINER}::test_late_write_of_a_follower_has_its_whole_time",),
+    ),
+    Mutant(
+        "the time of a write begins anew with each look at the clock",
+        "Write.begin_by",
+        "            self._has_begun = True\n",
+        "",
+        (f"{COMBINER}::test_time_of_a_late_write_begins_once",),
+    ),
+    Mutant(
+        "the first look of a task counts from the making of the wait",
+        "FileWait.max_sleep",
+        "        self._is_in_loop = True\n",
+        "",
+        ("tests/aio/test_tasks.py::test_first_look_that_comes_late_has_only_the_time_that_is_left",),
     ),
 )
 """Each is what a reviewer might let pass. `tests/mutants/run.py` shows that the tests don't."""

@@ -62,9 +62,9 @@ def station_of(store: FileStore) -> Station:
 
 
 def left_behind(directory: str) -> list[str]:
-    """Return the files of the host that are left: none, once every store has been closed."""
+    """Return the directories of stations that are left: none, once every store has been closed."""
     top = os.path.join(directory, NODE)
-    return [os.path.join(folder, name) for folder, _, names in os.walk(top) for name in names if ".1" in folder]
+    return [folder for folder, *_ in os.walk(top) if folder.endswith(station_module.VERSION)]
 
 
 class Thread:

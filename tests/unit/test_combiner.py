@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,10 @@ from fscoord._log.combining import batch, combiner
 from fscoord._log.combining.batch import Batch, Write
 from fscoord._log.combining.combiner import Combiner
 from fscoord._log.combining.request import ALONE, DONE, LEAD, REQUEST_MAX, Author, encode_request
-from fscoord._log.combining.station import LINK_MAX, VERSION, Station
+from fscoord._log.combining.station import ANSWER_MAX, LINK_MAX, SWEEP_S, VERSION, Station
 from fscoord._log.format import record
 from fscoord._log.io.writer import SharedLogWriter
+from fscoord._log.log import LOCK_GRACE_S
 from fscoord._log.recovery import GENERATION
 from fscoord._log.wakeup.node_poller import node_path
 from fscoord._runtime import system
@@ -130,6 +133,7 @@ def test_threads_that_wait_for_the_lock_share_one_write(handles: int, path: str,
         assert sorted(sums) == list(range(1, handles * count + 1))
         assert batches == [handles * count], "all of them in one write"
         assert station_of(stores[0]).requests() == []
+        assert left_behind(os.path.dirname(path)) == [station_of(stores[0]).directory]
     assert left_behind(os.path.dirname(path)) == []
 
 
@@ -343,6 +347,67 @@ def test_followers_of_a_leader_that_shows_no_life_write_alone_until_it_moves(
             assert store.add("n", 1) == 3
             assert len(published) == 2
             assert seat.station.requests() == []
+
+
+# A write whose call has begun long before
+
+
+@pytest.fixture
+def late(path: str) -> Iterator[tuple[FileStore, Callable[[], Any]]]:
+    """A store, and an addition in a call whose time would be over if the time of the write counted from the call.
+
+    The call is that of a barrier, which has waited to announce its rank.
+    """
+    with FileStore(path, timeout=LIMIT_S) as store:
+        store.set("registered", "1")
+        operation, started = Operation(record.ADD, b"n", b"1"), system.time.monotonic() - 2 * LIMIT_S
+        yield store, lambda: combiner_of(store).write(operation, LIMIT_S, started)
+
+
+Late = tuple[FileStore, Callable[[], Any]]
+
+
+def test_late_write_of_a_follower_has_its_whole_time(late: Late, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, write = late
+    looks: list[bytes] = []
+    seat_state = Station.seat_state
+    monkeypatch.setattr(Station, "seat_state", lambda station: looks.append(seat_state(station)) or looks[-1])
+    with Seat(store) as seat:
+        thread = start_thread(write)
+        seat.requests(1)
+        until(lambda: len(looks) == 2 or not thread.is_alive())
+        assert thread.is_alive()
+        seat.tell(seat.claim(), DONE, b"I5")
+        assert thread.join() == 5
+
+
+@pytest.mark.parametrize("way", ["alone", "leads", "takes over"])
+def test_late_write_that_waits_for_the_lock_has_its_whole_time(
+    way: str, late: Late, path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, write = late
+    publish = Station.publish
+    with ExitStack() as stack:
+        seat = Seat(store)
+        stack.callback(lambda: (seat.station.give_back(seat.slot), seat.station.close()))
+        if way == "alone":
+            monkeypatch.setattr(Combiner, "_station_for", lambda *_: None)
+        if way == "takes over":
+            assert seat.station.try_seat(seat.slot)
+            monkeypatch.setattr(Station, "publish", lambda *given: (publish(*given), seat.leave()))
+        held = stack.enter_context(HeldLock(path))
+        thread = start_thread(write)
+        began = system.time.monotonic()
+        until(lambda: system.time.monotonic() - began > 3 * LOCK_GRACE_S or not thread.is_alive())
+        held.release()
+        assert thread.join() == 1
+
+
+def test_time_of_a_late_write_begins_once() -> None:
+    now = system.time.monotonic()
+    write = Write(Operation(record.ADD, b"n", b"1"), 1, LIMIT_S, now - 3 * LIMIT_S)
+    write.begin_by(now - LIMIT_S)
+    assert write.left() == 0.0
 
 
 # What became of a request
@@ -708,6 +773,46 @@ def test_request_whose_author_is_gone_is_dropped(path: str) -> None:
         assert not store.check(["foreign"])
 
 
+OBSTACLES: dict[str, tuple[Callable[[str], None], bool]] = {
+    "directory": (os.mkdir, False),
+    "FIFO": (os.mkfifo, True),
+    "empty file": (lambda path: Path(path).touch(), True),
+    "long file": (lambda path: Path(path).write_bytes(bytes(ANSWER_MAX + 1)), True),
+    "link of the longest text": (lambda path: os.symlink("A" * 4095, path), True),
+    "link of base64 that is cut short": (lambda path: os.symlink("AAAAA", path), True),
+    "link of other text": (lambda path: os.symlink("../a/\u00e4", path), True),
+    "link of any bytes": (lambda path: os.symlink(b"\xff\xfe", path), True),
+}
+"""What a name in the directory of the requests may be, and whether a leader removes it."""
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_name_that_is_no_request_keeps_no_leader_from_the_requests_after_it(
+    obstacle: str, path: str, batches: list[int]
+) -> None:
+    make, is_removed = OBSTACLES[obstacle]
+    with ExitStack() as stack:
+        leader, follower = opened(path, stack, 2)
+        access = log_of(leader).access
+        assert isinstance(access, NetworkAccess)
+        access.piece = 1 << 15  # as with the mount option wsize=32768
+        first = station_of(leader).request_path(0.0, "first")
+        make(first)
+        with HeldLock(path) as held:
+            leading = start_thread(leader.set, "led", "1")
+            until(lambda: log_of(leader).handle.shared.leader)
+            following = start_thread(follower.add, "n", 1)
+            until(lambda: len(station_of(leader).requests()) == 2)
+            batches.clear()
+            held.release()
+            leading.join()
+            assert following.join() == 1
+        assert batches == [2], "both in one write"
+        assert os.path.lexists(first) is not is_removed
+        if not is_removed:
+            os.rmdir(first)
+
+
 # The files of the host
 
 
@@ -755,6 +860,33 @@ def test_writers_go_on_alone_where_the_files_of_the_host_fail(name: str, size: i
                 store.append("k", "x" * size)
             assert store.get("k") == b"x" * 3 * size
     assert failed
+    assert left_behind(os.path.dirname(path)) == []
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+@pytest.mark.parametrize("size", [1, LINK_MAX])
+def test_request_whose_publishing_ends_with_an_error_of_a_handler_is_appended_once(
+    size: int, is_claimed: bool, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler has written to a closed pipe: its error has a number, as if it came from the publishing."""
+    publish = Station.publish
+
+    def publish_and_fail(station: Station, *given: Any) -> None:
+        publish(station, *given)
+        if is_claimed:
+            seat.leave()
+            leader.set("led", "1")
+            assert seat.station.requests() == []
+        raise BrokenPipeError(system.errno.EPIPE, "broken pipe")
+
+    with ExitStack() as stack:
+        leader, author = opened(path, stack, 2)
+        with Seat(leader) as seat:
+            monkeypatch.setattr(Station, "publish", publish_and_fail)
+            author.append("k", b"x" * size)
+            assert seat.station.requests() == []
+        leader.set("led", "2")
+        assert author.get("k") == b"x" * size
 
 
 @pytest.mark.parametrize("size", [0, 1, LINK_MAX - 200, LINK_MAX, REQUEST_MAX - 200])
@@ -841,6 +973,30 @@ def test_size_of_an_empty_directory_that_was_measured_too_large_is_corrected(
         assert station.requests() == [str(late)]
 
 
+def test_directory_of_addresses_that_has_grown_does_not_hide_requests(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On ext4 it takes another block once it has had some hundred names, and keeps the block when they are gone."""
+
+    class Os:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+        def stat(self, name: str) -> Any:
+            size = 20480 if name.endswith("/a") else 4096
+            return os.stat_result((*os.stat(name)[:6], size, 0, 0, 0))
+
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        monkeypatch.setattr(system, "os", Os())
+        station = Station(log_of(store).handle.root.key)
+        stack.callback(station.close)
+        late = Path(station.request_path(0.0, "late"))
+        late.touch()
+        stack.callback(late.unlink)
+        assert station.requests() == [str(late)]
+
+
 @pytest.mark.parametrize("obstacle", ["foreign", "file", "link", "absent"])
 def test_writers_write_alone_where_the_directory_of_the_host_can_not_be_used(
     obstacle: str, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
@@ -898,7 +1054,6 @@ def test_leader_whose_files_of_the_host_fail_after_the_write_has_written_once(pa
         (store,) = opened(path, stack, 1)
         station = station_of(store)
         station._swept_at = -NEVER_S
-        station._add_slot(station._free_slots.append)  # as of another thread, which the removal uses
         late = Path(station.request_path(0.0, "late"))
         late.touch()
         stack.callback(late.unlink)
@@ -922,8 +1077,93 @@ def test_address_and_request_of_a_dead_process_are_removed_by_the_next(path: str
             os._exit(0)
         os.waitpid(pid, 0)
         assert len(os.listdir(addresses)) == 3
-        station_of(store)._sweep(0.0)
+        station_of(store)._sweep(station_of(store)._free_slots[-1], 0.0)
         assert len(os.listdir(addresses)) == 1
+
+
+def test_leader_removes_the_address_of_a_dead_process_although_it_has_one_thread(path: str) -> None:
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        station = station_of(store)
+        addresses = Path(station.directory, "a")
+        (own,) = os.listdir(addresses)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gone:
+            gone.bind(f"{station._way}gone")
+        store.set("k", "1")
+        assert sorted(os.listdir(addresses)) == [own, "gone"], "it is not time yet"
+        station._swept_at -= SWEEP_S
+        store.set("k", "2")
+        assert os.listdir(addresses) == [own]
+
+
+@pytest.mark.parametrize("event", ["close", "fork"])
+def test_address_of_another_process_outlives_what_comes_between_its_removals(event: str, path: str) -> None:
+    """Another thread closes the handle, or a signal handler forks, while a leader removes addresses."""
+    children: list[int] = []
+
+    def comes_between(name: str, _: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if name == "listdir" and arguments[0].endswith("/a"):
+            if event == "close":
+                station.close()
+            else:
+                children.append(os.fork())
+
+    with ExitStack() as stack:
+        store, other = opened(path, stack, 2)
+        station = station_of(store)
+        station._add_slot(station._free_slots.append)  # as of another thread
+        station._swept_at -= SWEEP_S
+        pid = os.getpid()
+        try:
+            with faulty_os() as faulty, faulty.instead(comes_between):
+                store.set("k", "1")
+        finally:
+            if os.getpid() != pid:
+                os._exit(0)
+        for child in children:
+            os.waitpid(child, 0)
+        assert len(children) == (event == "fork")
+        assert {slot.name for slot in station_of(other)._slots} <= set(os.listdir(Path(station.directory, "a")))
+
+
+def test_station_that_is_closed_uses_no_file_that_has_got_its_descriptors(path: str, tmp_path: Path) -> None:
+    """Another thread closes it, and opens files, while a writer is about to take a slot, or leads."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").write_text("content")
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        station = Station(log_of(store).handle.root.key)
+        numbers = int(os.path.basename(station._way.rstrip("/"))), station._seat_fd
+        station.close()
+        for number, name in zip(numbers, (other, other / "file"), strict=True):
+            fd = os.open(name, os.O_RDONLY if name == other else os.O_RDWR)
+            if fd != number:
+                os.dup2(fd, number)
+                os.close(fd)
+            stack.callback(os.close, number)
+        for call in (partial(station.take_slot, []), partial(station.show, 1, 1), station.seat_state):
+            with pytest.raises(OSError) as caught:
+                call()
+            assert caught.value.errno in (system.errno.EBADF, system.errno.ENOENT)
+        assert os.listdir(other) == ["file"]
+        assert (other / "file").read_text() == "content"
+
+
+def test_station_that_opens_while_another_thread_closes_the_handle_is_closed_too(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(path, timeout=LIMIT_S)
+
+    def open_late(key: Any) -> Station:
+        station = Station(key)
+        start_thread(store.close).join()
+        return station
+
+    monkeypatch.setattr(combiner, "Station", open_late)
+    operation = Operation(record.SET, b"k", b"1")
+    assert combiner_of(store)._station_for(operation, system.time.monotonic()) is None
+    assert left_behind(os.path.dirname(path)) == []
 
 
 def test_copy_of_a_log_has_another_directory() -> None:

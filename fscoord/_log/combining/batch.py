@@ -93,8 +93,9 @@ class Write:
         operation: the operation.
         time: the time of its first record.
         epoch: the process that began the call; see `system.process_epoch`.
-        started: when the call began (monotonic, in seconds).
-        deadline: when the call ends.
+        started: when the call began (monotonic, in seconds). A barrier may have waited since, to announce its rank.
+        limit: how long the write may take, in seconds.
+        deadline: when the write ends; see `begin_by`.
         path: the path of its request; empty if the author has no request that it may still withdraw.
         watch: the watch for its record, from before the request is published.
         is_claimed: whether a leader may have appended its record. A read under the log's lock shows whether one did.
@@ -107,20 +108,34 @@ class Write:
         self.time = time
         self.epoch = system.process_epoch()
         self.started = system.time.monotonic() if started is None else started
-        self.deadline = self.started + max(limit, LOCK_GRACE_S)
+        self.limit = max(limit, LOCK_GRACE_S)
+        self.deadline = self.started + self.limit
+        self._has_begun = started is None
         self.path = ""
         self.watch: Watch | None = None
         self.is_claimed = False
         self.result: Any = None
         self.refusal: BaseException | None = None
 
+    def begin_by(self, now: float) -> None:
+        """Note that the write has begun at `now` or just before, the first time that this method is called.
+
+        Most writes of a barrier end without a look at the clock. So if the write is part of a longer call, its limit
+        counts from its first look at the clock.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            self.deadline = max(self.deadline, now + self.limit)
+
     def waited(self) -> float:
         """Return how long the call has taken, in seconds."""
         return system.time.monotonic() - self.started
 
     def left(self) -> float:
-        """Return how long the call may still take, in seconds."""
-        return max(0.0, self.deadline - system.time.monotonic())
+        """Return how long the write may still take, in seconds."""
+        now = system.time.monotonic()
+        self.begin_by(now)
+        return max(0.0, self.deadline - now)
 
 
 class Claim:
@@ -240,10 +255,11 @@ class Batch:
             data = station.read(path)
             if data is None:
                 continue
-            left -= len(data) + _RECORD_SIZE
-            if left < 0:
-                return  # the next leader begins with this request
             request = decode_request(data)
+            if request is not None:  # other bytes are removed, however many they are
+                left -= len(data) + _RECORD_SIZE
+                if left < 0:
+                    return  # the next leader begins with this request
             is_wanted = request is not None and station.is_there(slot, request.address)
             # From here on the request is this leader's. If the author has withdrawn it in the meantime, it is not.
             if not station.remove(path):

@@ -93,7 +93,7 @@ class Combiner:
         Args:
             operation: the operation.
             limit: how long it may take, in seconds.
-            started: when the call began (monotonic, in seconds); None: now.
+            started: when the call of which the operation is a part began (monotonic, in seconds); None: now.
 
         Raises:
             StoreTimeoutError: neither the log's lock nor an answer came within `limit` seconds; ``maybe_applied`` is
@@ -161,6 +161,9 @@ class Combiner:
         first = self._stations.setdefault("open", station)
         if first is not station:
             station.close()
+        if self._is_closed:  # perhaps only since the comparison
+            self._drop(first)
+            return None
         return first
 
     def _drop(self, station: Station) -> None:
@@ -218,7 +221,7 @@ class Combiner:
             self._lose(station, error)
             return self._write_alone(write)
         if has_seat:  # outside of the ``try``: an error of the station after the write must not repeat the write
-            return self._lead(station, slot, write, write.deadline - write.started)
+            return self._lead(station, slot, write, write.limit)
         if is_stalled:
             return self._write_alone(write)  # the leader that was stopped has not moved since
         self._stalled = b""
@@ -238,14 +241,13 @@ class Combiner:
                 station.publish(slot, data, write.path)
             except OSError as error:
                 raise_if_foreign(error)
-                write.path = ""
+                self._take_back(station, write)
                 self._lose(station, error)
                 return self._write_alone(write)
             try:
                 return self._follow(station, slot, write)
-            except (
-                OSError
-            ) as error:  # of the seat: this is the child of a signal handler that has forked, or it is lost
+            except OSError as error:
+                # Of the seat: it is lost, or this is a child that a signal handler has forked.
                 if isinstance(error, FscoordError):
                     raise
                 raise_if_foreign(error)
@@ -267,6 +269,18 @@ class Combiner:
         author = Author(session, known.alive_id, log.follower.life, log.follower.run)
         data = encode_request(author, write.time, slot.name, write.operation.encode())
         return data if len(data) <= requests.REQUEST_MAX else None
+
+    def _take_back(self, station: Station, write: Write) -> None:
+        """Remove the request of `write`, whose publishing has ended with an error, if there is one.
+
+        An error of a signal handler that has a number can't be told from one of the system, and may come after the
+        publishing. If a leader has claimed the request meanwhile, its record is found under the log's lock.
+        """
+        try:
+            station.remove(write.path)
+        except OSError as error:  # for the same reason as the publishing
+            raise_if_foreign(error)
+        write.path = ""
 
     def _withdraw(self, station: Station, write: Write) -> bool:
         """Withdraw the request of `write`. Return False if a leader may have claimed it.
@@ -309,6 +323,7 @@ class Combiner:
                 return self._take_over(station, slot, write)
             if wait_s:  # the first attempt comes at once, after the publishing
                 now = system.time.monotonic()
+                write.begin_by(now - wait_s)
                 if now >= write.deadline:
                     return self._give_up(station, write)
                 if self._log.handle.recovery & CLOSED:
@@ -391,7 +406,7 @@ class Combiner:
     def _is_complete(self, write: Write) -> bool:
         """Return whether all records of `write` were read by now. If so, set its result."""
         watch = write.watch
-        if watch is None or not watch.is_found:
+        if watch is None or not watch.is_found or system.process_epoch() != write.epoch:  # as in `Batch._decide_own`
             return False
         left, write.result = self._log.inspect(lambda: self._decider.begin().resume(write.operation, watch.noted))
         return not left
@@ -412,15 +427,17 @@ class Combiner:
             log.update(BATCH, b"", batch, None, limit)  # type: ignore[arg-type]
             is_written = True
         finally:
-            # A C function comes first, as in `Log.update`: otherwise Ctrl-C could leave the seat taken.
+            # An assignment is no point for a signal handler. After the call, Ctrl-C could leave the mark of this thread
+            # for ever, and the next leader of this process could have set its own.
+            shared.leader = 0
+            # The first call is that of a C function, as in `Log.update`: otherwise Ctrl-C could leave the seat taken.
             try:
                 slot.free()
             except OSError as error:  # as in `Station.leave_seat`
                 raise_if_foreign(error)
             slot.may_have_seat = False
-            shared.leader = 0
             self._tell(station, slot, batch, is_written=is_written)
-        station.sweep_if_due(write.started)
+        station.sweep_if_due(slot, write.started)
         return self._finish(write, batch)
 
     def _tell(self, station: Station, slot: Slot, batch: Batch, *, is_written: bool) -> None:

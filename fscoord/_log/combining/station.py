@@ -19,7 +19,7 @@ Everything here may be lost. If the directory was removed or is full, an OSError
 from __future__ import annotations
 
 import weakref
-from binascii import a2b_base64, b2a_base64
+from binascii import Error as BinasciiError, a2b_base64, b2a_base64
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -162,7 +162,7 @@ class Station:
             except FileNotFoundError as error:  # the last user of the directory has just removed it
                 raise_if_foreign(error)
                 self._make()
-            self._sweep(system.time.monotonic())
+            self._sweep(self._free_slots[-1], system.time.monotonic())
             self._empty_size = self._size_of_empty()
         except BaseException:
             self.close()
@@ -188,10 +188,11 @@ class Station:
         """Return the size of the directory of the requests if the size shows that it is empty; otherwise -1.
 
         A directory of tmpfs is longer with each name. A directory of ext4 has one block with and without names. The
-        directory of the addresses has at least one name by now, so it shows which kind of directory this is.
+        station's own directory always has three names, so it shows which kind of directory this is. The directory of
+        the addresses would not: on ext4 it takes another block for some hundred names, and keeps it.
         """
         size = system.os.stat(self._requests).st_size
-        is_longer = system.os.stat(self._addresses).st_size > size
+        is_longer = system.os.stat(self.directory).st_size > size
         return size if is_longer and not system.os.listdir(self._requests) else -1
 
     # -- slots -----------------------------------------------------------------------------------------------------
@@ -287,14 +288,18 @@ class Station:
     def _publish_file(self, slot: Slot, data: bytes, path: str) -> None:
         temporary = system.os.path.join(self._addresses, slot.name + _TEMPORARY)
         flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_TRUNC
-        fd = safe_files.open_descriptor(temporary, flags, owned_fds=self._fds)
         try:
-            safe_files.write_all(fd, data)
-        finally:
-            safe_files.close_owned(fd, self._fds)
-        if system.process_epoch() != self.epoch:
-            _no_descriptor()
-        system.os.rename(temporary, path)
+            fd = safe_files.open_descriptor(temporary, flags, owned_fds=self._fds)
+            try:
+                safe_files.write_all(fd, data)
+            finally:
+                safe_files.close_owned(fd, self._fds)
+            if system.process_epoch() != self.epoch:
+                _no_descriptor()
+            system.os.rename(temporary, path)
+        except BaseException:
+            safe_files.unlink_quietly(temporary, self.epoch)  # it would take space, and keep the directory in use
+            raise
 
     def requests(self) -> list[str]:
         """Return the paths of all requests, the oldest first. The list is empty if the directory is gone."""
@@ -313,14 +318,15 @@ class Station:
     def read(self, path: str) -> bytes | None:
         """Return the content of the request `path`; None if it was claimed or withdrawn, or can't be read."""
         try:
-            return a2b_base64(system.os.readlink(path))
-        except ValueError:  # not base64, so not a request. The leader removes it
-            return b""
+            text = system.os.readlink(path)
         except OSError as error:
             raise_if_foreign(error)
-            if error.errno != system.errno.EINVAL:  # EINVAL: it is not a link
-                return None
-        return self._read_file(path)
+            return self._read_file(path) if error.errno == system.errno.EINVAL else None  # EINVAL: it is not a link
+        try:
+            # `a2b_base64` raises a plain ValueError for other text. So would a signal handler, so none is caught here.
+            return a2b_base64(text) if text.isascii() else b""
+        except BinasciiError:
+            return b""  # not a request. The leader removes it
 
     def _read_file(self, path: str) -> bytes | None:
         try:
@@ -382,27 +388,28 @@ class Station:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def sweep_if_due(self, now: float) -> None:
-        """Remove the files of dead processes, once in `SWEEP_S`. Only a leader calls this method. `now` is monotonic.
+    def sweep_if_due(self, slot: Slot, now: float) -> None:
+        """Remove the files of dead processes, once in `SWEEP_S`. Only a leader calls this method, with its `slot`.
 
-        An error is dropped: the leader has written, so its call has succeeded.
+        An error is dropped: the leader has written, so its call has succeeded. `now` is monotonic.
         """
         if now - self._swept_at > SWEEP_S:
             try:
-                self._sweep(now)
+                self._sweep(slot, now)
             except OSError as error:
                 raise_if_foreign(error)
 
-    def _sweep(self, now: float) -> None:
-        """Remove addresses whose sockets are closed. A socket is opened before its name exists."""
+    def _sweep(self, slot: Slot, now: float) -> None:
+        """Remove addresses whose sockets are closed. A socket is opened before its name exists.
+
+        The caller uses `slot`, so no other thread closes it: to a closed socket, every address would seem closed.
+        """
         self._swept_at = now
-        slot = self._free_slots[-1] if self._free_slots else None
-        if slot is None or system.process_epoch() != self.epoch:
-            return
         for name in system.os.listdir(self._addresses):
             address = name.removesuffix(_TEMPORARY)
             if address != slot.name and not self.is_there(slot, address):
-                safe_files.unlink_quietly(system.os.path.join(self._addresses, name))
+                # Not in a child that a signal handler has forked meanwhile: there the socket of `slot` is closed.
+                safe_files.unlink_quietly(system.os.path.join(self._addresses, name), self.epoch)
 
     def close(self) -> None:
         """Close the free slots. A thread that uses a slot closes it, and all else, when it gives the slot back.
@@ -415,9 +422,19 @@ class Station:
             slot.close()
             self._slots.discard(slot)
         if not self._slots:
+            self._forget_descriptors()
             system.close_all(system.os.close, self._fds)
             if system.process_epoch() == self.epoch:
                 self._remove_directory()
+
+    def _forget_descriptors(self) -> None:
+        """Make every later use of the seat or of an address fail.
+
+        Another thread may just begin to use the station. The numbers may soon be those of other files: a leader would
+        write into the log.
+        """
+        self._seat_fd = -1
+        self._way = "/proc/self/fd/-1/"
 
     def _remove_directory(self) -> None:
         steps: tuple[tuple[Callable[[str], None], str], ...] = (
@@ -438,7 +455,7 @@ class Station:
         The descriptors are closed already. The child opens a station of its own.
         """
         self.is_closed = True
-        self._seat_fd = -1
+        self._forget_descriptors()
         for slot in list(self._slots):
             slot.after_fork()
         self._free_slots.clear()

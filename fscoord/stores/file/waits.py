@@ -140,6 +140,7 @@ class FileWait(Generic[T]):
     _waiter: Waiter | None = None
     _traced: TracedWait | None = None
     _has_looked = False
+    _is_in_loop = False  # whether an event loop drives the wait: its first look may have to wait for a thread
     _armed_for: bytes | None = None  # the key whose ring ends the next sleep
     _was_rung = False
     _own_logger: SlowWaitLogger | None = None  # made here, so `close` ends it
@@ -167,7 +168,8 @@ class FileWait(Generic[T]):
             is_early = not self._has_looked
             if is_early and not self._condition.arms_wait:
                 return  # too early to say whether there will be a sleep
-            if (self._started if is_early else system.time.monotonic()) >= self._deadline:
+            is_fresh = is_early and not self._is_in_loop
+            if (self._started if is_fresh else system.time.monotonic()) >= self._deadline:
                 return  # there will be no sleep
             notifier, death_watch = self._notifier, self._condition.death_watch
             if death_watch is not None:
@@ -200,7 +202,7 @@ class FileWait(Generic[T]):
 
     def look(self) -> T | NotYet:
         """See `Wait.look`."""
-        now = system.time.monotonic() if self._has_looked else self._started
+        now = system.time.monotonic() if self._has_looked or self._is_in_loop else self._started
         left = self._deadline - now
         if self._was_rung and self._notifier.passes_on_changes:
             found = self._look_in_extent(left)
@@ -266,6 +268,7 @@ class FileWait(Generic[T]):
 
     def max_sleep(self) -> float:
         """See `Wait.max_sleep`."""
+        self._is_in_loop = True
         return self.sleep(in_loop=True)
 
     def sleep(self, *, in_loop: bool = False) -> float:
