@@ -3,7 +3,7 @@
 A writer tries the seat. With the seat it leads: it takes the log's lock, reads to the end, claims all requests that
 wait, decides its own operation and the claimed ones in one draft, and appends the records in one write. Without the
 seat it publishes a request and waits for the answer. It publishes first and then tries the seat once more: the leader
-may have looked at the requests for the last time between the first try and the publication, and then no leader would
+may have looked at the requests for the last time between the first try and the publishing, and then no leader would
 claim this request.
 
 The cases of a request without an answer:
@@ -427,8 +427,8 @@ class Combiner:
             log.update(BATCH, b"", batch, None, limit)  # type: ignore[arg-type]
             is_written = True
         finally:
-            # An assignment is no point for a signal handler. After the call, Ctrl-C could leave the mark of this thread
-            # for ever, and the next leader of this process could have set its own.
+            # No signal handler runs at an assignment. After the call of `free` one may raise, and would skip it: the
+            # thread would count as a leader for ever. Another thread may lead by then, and have assigned itself.
             shared.leader = 0
             # The first call is that of a C function, as in `Log.update`: otherwise Ctrl-C could leave the seat taken.
             try:
