@@ -3,7 +3,7 @@
 A writer tries the seat. With the seat it leads: it takes the log's lock, reads to the end, claims all requests that
 wait, decides its own operation and the claimed ones in one draft, and appends the records in one write. Without the
 seat it publishes a request and waits for the answer. It publishes first and then tries the seat once more: the leader
-may have looked at the requests for the last time between the first try and the publication, and then no leader would
+may have looked at the requests for the last time between the first try and the publishing, and then no leader would
 claim this request.
 
 The cases of a request without an answer:
@@ -150,7 +150,7 @@ class Combiner:
             if not station.is_lost:
                 return station
             self._drop(station)
-        if self._is_closed or handle.recovery & CLOSED:
+        if not self._may_open():
             return None
         try:
             station = Station(handle.root.key)
@@ -161,10 +161,13 @@ class Combiner:
         first = self._stations.setdefault("open", station)
         if first is not station:
             station.close()
-        if self._is_closed:  # perhaps only since the comparison
+        if not self._may_open():  # another thread has closed the handle meanwhile
             self._drop(first)
             return None
         return first
+
+    def _may_open(self) -> bool:
+        return not (self._is_closed or self._log.handle.recovery & CLOSED)
 
     def _drop(self, station: Station) -> None:
         if self._stations.get("open") is station:
@@ -427,8 +430,8 @@ class Combiner:
             log.update(BATCH, b"", batch, None, limit)  # type: ignore[arg-type]
             is_written = True
         finally:
-            # An assignment is no point for a signal handler. After the call, Ctrl-C could leave the mark of this thread
-            # for ever, and the next leader of this process could have set its own.
+            # No signal handler runs at an assignment. After the call of `free` one may raise, and would skip it: the
+            # thread would count as a leader for ever. Another thread may lead by then, and have assigned itself.
             shared.leader = 0
             # The first call is that of a C function, as in `Log.update`: otherwise Ctrl-C could leave the seat taken.
             try:

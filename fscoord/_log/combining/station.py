@@ -4,11 +4,11 @@ The station is a directory beside the bell of the host, private to its user: ``q
 addresses of the threads that wait for an answer, ``seat`` the lock of the leader. docs/format.md lists the names. The
 directory is in memory if possible: publishing a request took 19 microseconds there, and 870 on a busy ext4.
 
-- A **request** is one name. Most requests are the text of a symbolic link, which one call makes and one call reads: on
-  a host whose system calls are slow, a file of four calls took a tenth of a barrier. A request that is too long for a
-  link is a file, written under another name and renamed. Neither is ever torn. The process whose unlink(2) succeeds
-  owns the request: the leader that claims it, or the author that withdraws it. The kernel lets exactly one unlink(2)
-  succeed.
+- A **request** is one name. Most requests are the text of a symbolic link: one call makes the link, and one call reads
+  it. To make a file takes four calls. On a host whose system calls are slow, these took a tenth of a barrier. A request
+  that is too long for a link is a file, written under another name and renamed. Neither is ever torn. The process whose
+  unlink(2) succeeds owns the request: the leader that claims it, or the author that withdraws it. The kernel lets
+  exactly one unlink(2) succeed.
 - The **seat** is a lock on byte 0 of a file, tried and never waited for. The file holds the phase of the leader and a
   counter, by which followers distinguish a leader that waits for the log's lock from a stopped leader.
 - An **address** is a datagram socket. A send never blocks. The error ECONNREFUSED shows that the author is gone.
@@ -64,7 +64,8 @@ class Slot:
         name: the name of the address.
         take: takes the seat, or raises BlockingIOError.
         free: leaves the seat. It is a C function, so it may be the first call of a ``finally``; see `interrupts`.
-        may_have_seat: whether the slot may have the seat. It is set before `take`, and cleared after `free`.
+        may_have_seat: whether the slot may have the seat. It is set before `take`, and cleared after a refusal and
+            after `free`.
     """
 
     may_have_seat = False

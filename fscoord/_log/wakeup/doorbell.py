@@ -43,9 +43,9 @@ from fscoord._runtime.interrupts import raise_if_foreign
 SIZE: Final = 4096
 LAST_BUCKET: Final = SIZE - 1
 FIFO_BYTE: Final = SIZE + 3
-"""The byte that is 1 once a process has opened the FIFO. `node_poller` uses the three bytes before it."""
+"""The byte that is 1 once a process has opened the FIFO. `node_poller` uses the three bytes before it, and the next."""
 STATE_SIZE: Final = SIZE + 8
-"""How many bytes `Doorbell.read` returns: the buckets, and the bytes after them that are the same for all waiters."""
+"""How many bytes `Doorbell.read` returns: the buckets, and the bytes after them, which concern every waiter."""
 FIFO_SUFFIX: Final = ".fifo"
 
 
