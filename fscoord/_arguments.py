@@ -21,6 +21,7 @@ __all__ = [
     "NotACounterError",
     "Timeout",
     "Value",
+    "called",
     "check_choice",
     "check_int64",
     "check_positive",
@@ -323,10 +324,14 @@ def missing_error(place: object, what: str, keys: Sequence[bytes], waited: float
 
 def missing_message(what: str, keys: Sequence[bytes], waited: float) -> str:
     """Return the message of a time-out: the missing `keys`, and the seconds that the caller has `waited`."""
-    several = len(keys) > 1
-    absent = "are not there" if several else "is not there"
+    absent = "are not there" if len(keys) > 1 else "is not there"
     after = f"did not come within {waited:.3g} s" if waited >= 0.001 else absent
-    return f"{what}{'s' if several else ''} {key_names(keys)} {after}"
+    return f"{called(what, keys)} {after}"
+
+
+def called(what: str, keys: Sequence[bytes]) -> str:
+    """Return the noun `what`, in the plural if there are several `keys`, and the names of the keys."""
+    return f"{what}{'s' if len(keys) > 1 else ''} {key_names(keys)}"
 
 
 def key_names(keys: Sequence[bytes]) -> str:

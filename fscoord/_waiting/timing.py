@@ -23,6 +23,10 @@ SHOW_S: Final = 1.0
 """How long a wait lasts before a store shows it to other processes, in seconds. A shorter wait writes nothing."""
 
 
+STILL_WAITING: Final = "still waiting for %s, after %.0f s"
+"""The text of a warning. A program that tells of its waits in its own way finds the warning by it."""
+
+
 class Backoff:
     """Counts the tries of one operation, and pauses between them.
 
@@ -108,7 +112,7 @@ class SlowWaitLogger:
         if now >= self._next:
             waited = now - self.started
             self._next = self.started + max(2 * waited, FIRST_S)
-            logger(self._name).warning("still waiting for %s, after %.0f s", (describe or self._describe)(), waited)
+            logger(self._name).warning(STILL_WAITING, (describe or self._describe)(), waited)
 
     def end(self) -> None:
         """End the wait.

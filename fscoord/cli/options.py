@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 from fscoord._arguments import VALUE_MAX, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
+from fscoord._waiting.timing import STILL_WAITING
 from fscoord.cli import output
 from fscoord.cli.exit_codes import HintedError
 from fscoord.errors import LimitExceededError, StoreError
@@ -108,11 +109,16 @@ def _listen(ctx: click.Context, param: click.Parameter, value: int) -> None:
 
 
 def show_log() -> None:
-    """Print the warnings of the library on standard error, and with -v and -vv all that it logs."""
+    """Print the warnings of the library on standard error, and with -v and -vv all that it logs.
+
+    Without -v the warnings about long waits are not printed. A long wait is no fault, and the verbs tell a person of it
+    (`telling_if_slow`).
+    """
     root = logging.getLogger("fscoord")
     if any(isinstance(handler, _ErrorLines) for handler in root.handlers):
         return
     handler = _ErrorLines()
+    handler.addFilter(lambda record: record.msg != STILL_WAITING or root.isEnabledFor(logging.INFO))
     handler.setFormatter(_Formatter("fscoord: %(message)s"))  # in the shape of the command's own messages
     root.addHandler(handler)
 

@@ -20,10 +20,10 @@ from fscoord._arguments import (
     Key,
     Timeout,
     Value,
+    called,
     check_int64,
     counter_sum,
     key_bytes,
-    key_names,
     key_text,
     keys_bytes,
     missing_error,
@@ -382,7 +382,7 @@ class _Wait(Generic[T]):
         return [name for name in keys if self._kind == ITEM or name not in shared.values]
 
     def _describe(self) -> str:
-        return f"{self._what} {key_names(self._missing)} in this process"
+        return f"{called(self._what, self._missing)} in this process"
 
 
 def notify(waiters: _Waiters, key: bytes, count: int | None = None) -> None:

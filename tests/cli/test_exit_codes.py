@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import click
 import pytest
@@ -44,6 +45,7 @@ from fscoord import (
 )
 from fscoord._arguments import VALUE_MAX
 from fscoord._runtime.logging import logger
+from fscoord._waiting.timing import SlowWaitLogger
 from fscoord.cli import exit_codes, options, output
 from fscoord.cli.ps import since_text
 from fscoord.recipes import Lock
@@ -125,6 +127,16 @@ def test_warning_of_the_library_is_printed_once_without_v(fscoord, monkeypatch):
     for _ in range(2):
         assert fscoord("set", "k", "v") == (0, b"", "fscoord: the mount 'm\\xff' is odd\n")
     assert fscoord("-v", "set", "k", "v").err == "fscoord: the mount 'm\\xff' is odd\nfscoord: and so on\n"
+
+
+def test_warning_about_a_long_wait_is_printed_only_with_v(fscoord, monkeypatch):
+    def open_after_a_while(*arguments, before=options.open_store, **settings):
+        SlowWaitLogger("fscoord._log", lambda: "a lock", started=time.monotonic() - 31).warn_if_due()
+        return before(*arguments, **settings)
+
+    monkeypatch.setattr(options, "open_store", open_after_a_while)
+    assert fscoord("set", "k", "v") == (0, b"", "")
+    assert fscoord("-v", "set", "k", "v").err == "fscoord: still waiting for a lock, after 31 s\n"
 
 
 def test_internal_error_is_reported_as_a_bug(fscoord, monkeypatch):

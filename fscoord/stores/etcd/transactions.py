@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from fscoord._arguments import key_names, key_text, missing_error
+from fscoord._arguments import called, key_text, missing_error
 from fscoord._runtime import system
 from fscoord._waiting import timing
 from fscoord._waiting.awaited import KEY, QUEUE
@@ -242,7 +242,7 @@ class KeyWatcher:
                 if left > 0:
                     if shown.is_long(now):
                         self._show(shown, QUEUE if "queue" in what else KEY, missing)
-                    slow_logger.warn_if_due(lambda: f"{what} {key_names(missing)} in {self._client}")  # noqa: B023
+                    slow_logger.warn_if_due(lambda: f"{called(what, missing)} in {self._client}")  # noqa: B023
                     # A wait that is not shown yet reads once more when it has become long.
                     until_long = WATCH_MAX_S if shown.is_long(now) else shown.started + timing.SHOW_S - now
                     missing, value = self.watch(seen, min(left, WATCH_MAX_S, until_long))

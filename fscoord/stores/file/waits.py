@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 from zlib import crc32
 
-from fscoord._arguments import VALUE_MAX, counter_sum, key_names, key_text, missing_error
+from fscoord._arguments import VALUE_MAX, called, counter_sum, key_text, missing_error
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
 from fscoord._log.io.spill import Fetch
@@ -115,7 +115,7 @@ class Condition(ABC, Generic[T]):
 
     def _describe(self) -> str:
         """Return the text that names the missing keys in warnings."""
-        return f"{self.what} {key_names(self.missing)} in {self._log.path}"
+        return f"{called(self.what, self.missing)} in {self._log.path}"
 
     def new_traced_wait(self, started: float) -> TracedWait:
         """Return the span of a wait that began at `started`, by the monotonic clock."""

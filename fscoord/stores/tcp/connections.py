@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from fscoord._arguments import key_names, missing_error
+from fscoord._arguments import called, missing_error
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord.errors import StoreClosedError, StoreTimeoutError, StoreUnavailableError
@@ -257,9 +257,7 @@ class BlockingCalls:
         started = system.time.monotonic() if started is None else started
         ends = started + limit
         left = max(0.0, ends - system.time.monotonic())
-        deadline = Deadline(
-            max(left + GRACE_S, ANSWER_MIN_S), lambda: f"{what} {key_names(names)} in {self._connections}"
-        )
+        deadline = Deadline(max(left + GRACE_S, ANSWER_MIN_S), lambda: f"{called(what, names)} in {self._connections}")
         pause, may_retry = 0.0, True
         while True:
             until = min(ends, system.time.monotonic() + QUEUE_WAIT_S) if what == ITEM else ends
