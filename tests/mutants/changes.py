@@ -1614,6 +1614,20 @@ MUTANTS = (
         (f"{COMBINER}::test_station_that_opens_while_another_thread_closes_the_handle_is_closed_too",),
     ),
     Mutant(
+        "an author whose answer is lost waits until it gets the seat",
+        "Combiner._follow",
+        "                    claimed_by = seen\n",
+        "                    pass\n",
+        (f"{COMBINER}::test_author_that_is_not_told_looks_although_leaders_follow_each_other_without_a_pause",),
+    ),
+    Mutant(
+        "an author whose leader is still at work does not wait for the answer",
+        "Combiner._follow",
+        "elif claimed_by is not None and seen != claimed_by:",
+        "if claimed_by is not None:",
+        (f"{COMBINER}::test_author_waits_for_the_answer_as_long_as_its_leader_is_at_work",),
+    ),
+    Mutant(
         "a forked child takes the record of its parent for its own",
         "Combiner._is_complete",
         " or system.process_epoch() != write.epoch",

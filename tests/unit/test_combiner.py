@@ -503,6 +503,41 @@ def test_author_that_is_not_told_finds_its_record_and_does_not_append_it_again(
         assert log_of(third).position()[1] - before[1] == 0, "the author has appended nothing"
 
 
+def test_author_that_is_not_told_looks_although_leaders_follow_each_other_without_a_pause(path: str) -> None:
+    """Where many writers contend for the seat, such an author might not get it before the deadline of its call."""
+    with ExitStack() as stack:
+        leader, author = opened(path, stack, 2)
+        author.set_timeout(NEVER_S)
+        with Seat(leader) as seat:
+            thread = start_thread(author.add, "n", 1)
+            request = seat.claim()
+            writer = log_of(leader).writer
+            assert isinstance(writer, SharedLogWriter)
+            leader.num_keys()
+            with log_of(leader).handle.mutex:
+                writer.append_batch([(record.ADD, b"n", b"1", request.session, request.time)])
+            until(lambda: seat.show_life() or not thread.is_alive())
+            assert thread.join() == 1
+
+
+def test_author_waits_for_the_answer_as_long_as_its_leader_is_at_work(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each author would read the log where the server is slow."""
+    looks: list[bytes] = []
+    seat_state = Station.seat_state
+    monkeypatch.setattr(Station, "seat_state", lambda station: looks.append(seat_state(station)) or looks[-1])
+    with ExitStack() as stack:
+        leader, author = opened(path, stack, 2)
+        with Seat(leader) as seat:
+            thread = start_thread(author.add, "n", 1)
+            request = seat.claim()
+            before = len(looks)
+            until(lambda: len(looks) >= before + 4 or not thread.is_alive())
+            seat.tell(request, DONE, b"I5")
+            assert thread.join() == 5
+
+
 def test_long_result_that_is_not_told_outlives_a_compaction(path: str) -> None:
     """The author leaves the item in the file, finds its record in one generation, and returns in the next."""
     with ExitStack() as stack:
@@ -1374,6 +1409,7 @@ def test_author_does_not_return_what_it_read_in_a_durable_log_and_could_not_sync
     with ExitStack() as stack:
         stack.enter_context(FileStore(path, timeout=LIMIT_S, durable=True))
         leader, author = opened(path, stack, 2)
+        author.set_timeout(NEVER_S)
         with Seat(leader) as seat:
             thread = start_thread(author.add, "n", 1)
             request = seat.claim()

@@ -314,6 +314,7 @@ class Combiner:
     def _follow(self, station: Station, slot: Slot, write: Write) -> Any:
         """Wait for the answer to the published request of `write`, or take the seat over."""
         state, since = b"", write.started
+        claimed_by: bytes | None = None  # the state of the seat once the request was gone
         now, wait_s = write.started, 0.0
         while True:
             answer = self._receive(station, slot, write, wait_s) if wait_s else None
@@ -332,7 +333,14 @@ class Combiner:
                 if self._log.handle.recovery & CLOSED:
                     self._withdraw(station, write)
                     return self._write_alone(write)  # raises
+                is_gone = claimed_by is None and not station.is_pending(write.path)
                 seen = station.seat_state()
+                if is_gone:
+                    claimed_by = seen
+                elif claimed_by is not None and seen != claimed_by:
+                    # The leader that has claimed the request has ended, and its answer is lost. Where many writers
+                    # contend for the seat, this one might not get it in time.
+                    return self._find_out(station, slot, write)
                 if seen != state:
                     state, since = seen, now
                 phase = requests.decode_seat(seen)[0]
@@ -386,8 +394,13 @@ class Combiner:
             except OSError as error:  # as in `Station.leave_seat`
                 raise_if_foreign(error)
             slot.may_have_seat = False
-        # The leader has left the seat, and may be about to tell the result.
-        answer = self._receive(station, slot, write, TELL_S)
+        return self._find_out(station, slot, write)
+
+    def _find_out(self, station: Station, slot: Slot, write: Write) -> Any:
+        """Return the result of `write`, whose request was claimed by a leader that has left the seat."""
+        write.path = ""
+        write.is_claimed = True
+        answer = self._receive(station, slot, write, TELL_S)  # the leader may be about to tell the result
         return self._write_alone(write) if answer is None else self._take(answer, write)
 
     def _give_up(self, station: Station, write: Write) -> Any:

@@ -340,6 +340,15 @@ class Station:
             raise_if_foreign(error)
             return None
 
+    def is_pending(self, path: str) -> bool:
+        """Return whether the request `path` was not claimed yet. If it can't be seen, it counts as pending."""
+        try:
+            system.os.stat(path, follow_symlinks=False)
+        except OSError as error:
+            raise_if_foreign(error)
+            return error.errno != system.errno.ENOENT
+        return True
+
     def remove(self, path: str) -> bool:
         """Claim or withdraw the request `path`. Return False if another process has done so, or the file is gone.
 
