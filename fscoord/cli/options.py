@@ -362,7 +362,11 @@ def content(value: bytes) -> bytes:
         return value
     if sys.stdin is None:
         raise click.UsageError("the value - is read from standard input, which is closed")
-    log.info("reading the value from standard input")
+    words = "reading the value from standard input"
+    if sys.stdin.isatty():
+        output.tell(log, f"{words}; Ctrl-D at the beginning of a line ends it")
+    else:
+        log.info("%s", words)
     found = _read_input(VALUE_MAX + 1)
     if len(found) > VALUE_MAX:
         raise LimitExceededError(f"the value on standard input is over the limit of {VALUE_MAX} bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from datetime import timedelta
 from typing import Any, Final
 
 import click
@@ -171,7 +172,7 @@ def take_item(store: Store, /, queue: bytes, no_wait: bool, each: bool, failed: 
     with raise_on_termination():
         while True:
             try:
-                item = _next_item(source, waits=not no_wait, is_last=not each)
+                item = _next_item(source, store.timeout, waits=not no_wait, is_last=not each)
             except QueueEmptyError:
                 if each:
                     return code
@@ -206,14 +207,14 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
     show(as_json, {"queue": queue, "waiting": waiting, "taken": takers}, lines)
 
 
-def _next_item(source: PriorityQueue, *, waits: bool, is_last: bool) -> Item:
-    """Take an item.
+def _next_item(source: PriorityQueue, limit: timedelta, *, waits: bool, is_last: bool) -> Item:
+    """Take an item, within the time `limit` of the store.
 
     `QueueEmptyError` means that the queue has no more items, and a time-out that the store did not answer.
     """
     if waits:
         try:
-            with telling_if_slow(log, f"waiting for an item of queue {source.name!r}"):
+            with telling_if_slow(log, f"waiting for an item of queue {source.name!r}, {limit_text(limit)}"):
                 return source.take()
         except StoreTimeoutError:
             if is_last:

@@ -149,6 +149,11 @@ class Semaphore(Exclusive):
 
     def _admits(self, entries: list[Entry]) -> int:
         for other in [entry for entry in entries if entry.mode != self._mode]:
+            if not other.mode.isdigit():
+                raise ValueError(
+                    f"{self.name!r} is in use as a lock by {other.owner}, not as a semaphore: give one of the two"
+                    " another name"
+                )
             raise ValueError(
                 f"the semaphore {self.name!r} has value={self._value} here and {other.mode} for {other.owner}: all"
                 " contenders must give the same value"

@@ -328,7 +328,7 @@ def test_ctrl_c_ends_a_wait_without_output_and_with_130(process, line_with, word
         (["get", "--timeout", "inf", "k"], "waiting for 'k', without a time limit"),
         (["wait", "k", "l"], "waiting for 'k', 'l', up to 300 s"),
         (["pop", "q"], "waiting for a value in queue 'q', up to 300 s"),
-        (["take-item", "q", "true"], "waiting for an item of queue 'q'"),
+        (["take-item", "--timeout", "70", "q", "true"], "waiting for an item of queue 'q', up to 70 s"),
         (["leader", "e"], "waiting for a leader of 'e', up to 300 s"),
         (["lock", "-w", "60", "l", "true"], "waiting for the lock 'l', up to 60 s; HELD, nobody else waiting"),
         (["rwlock", "-s", "l", "true"], "waiting for the lock 'l', up to 300 s; HELD, nobody else waiting"),

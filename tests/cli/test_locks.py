@@ -140,6 +140,13 @@ def test_semaphore_admits_as_many_as_its_value(fscoord, store):
     assert fscoord("sem", "a", "true").code == 64
 
 
+def test_semaphore_whose_name_is_that_of_a_lock_is_refused_and_told_so(fscoord, store):
+    with Lock(store, "a"):
+        done = fscoord("sem", "-j", "1", "a", "true")
+    assert done.code == 64
+    assert f"'a' is in use as a lock by {ME}, not as a semaphore: give one of the two another name" in done.err
+
+
 @pytest.mark.parametrize("name", ["nothing-of-this-name", "/dev/null"])
 def test_command_that_cannot_be_run_is_reported_and_releases_the_lock(fscoord, store, name):
     done = fscoord("lock", "a", name)

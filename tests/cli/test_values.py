@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from fscoord._arguments import missing_message
 from fscoord._runtime import system
 from fscoord.cli import options
 
+HANG_S = 60
 ALL_BYTES = bytes(range(256))
 
 
@@ -29,6 +31,21 @@ def test_value_on_standard_input_over_the_limit_is_refused(fscoord, monkeypatch)
     done = fscoord("set", "k", "-", stdin=b"123456")
     assert (done.code, done.err) == (64, "fscoord: the value on standard input is over the limit of 4 bytes\n")
     assert fscoord("get", "k").out == b"1234"
+
+
+def test_person_is_told_that_a_value_is_read_from_the_terminal(path):
+    child, parent = os.openpty()
+    environment = {**os.environ, "FSCOORD_STORE": path}
+    words = [sys.executable, "-m", "fscoord", "set", "k", "-"]
+    with subprocess.Popen(words, stdin=parent, stderr=parent, env=environment) as setting:
+        os.close(parent)
+        with open(child, "r+b", buffering=0) as terminal:
+            said = "fscoord: reading the value from standard input; Ctrl-D at the beginning of a line ends it\r\n"
+            assert terminal.readline().decode() == said
+            terminal.write(b"v\n\x04")
+            assert setting.wait(HANG_S) == 0
+    with FileStore(path) as store:
+        assert store.get("k") == b"v\n"
 
 
 def test_standard_input_is_read_only_when_it_has_something(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from functools import cache
 from types import SimpleNamespace
@@ -165,8 +166,8 @@ def outcome(call: Callable[[], Any]) -> Exception | None:
     except (RuntimeError, IndexError) as error:  # nothing was acquired, joined or taken, so it can't be given back
         assert type(error) is RuntimeError or "list index" in str(error)
         return error
-    except ValueError as error:  # said of `Semaphore`: another program gives another value
-        assert "all contenders must give the same value" in str(error)
+    except ValueError as error:  # said of `Semaphore`: another program gives another value, or has a lock of the name
+        assert re.search("all contenders must give the same value|is in use as a lock", str(error))
         return error
     return None
 
