@@ -107,9 +107,9 @@ class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
         waited: float = 0.0,
     ) -> None:
         super().__init__(_timeout_message(message))
-        self.keys = tuple(keys)
-        self.missing_ranks = tuple(missing_ranks)
-        self.dead_ranks = tuple(dead_ranks)
+        self.keys: tuple[str, ...] = tuple(keys)
+        self.missing_ranks: tuple[str, ...] = tuple(missing_ranks)
+        self.dead_ranks: tuple[str, ...] = tuple(dead_ranks)
         self.holder = holder
         self.waited = waited
         self.maybe_applied = False
@@ -215,8 +215,8 @@ class BrokenBarrierError(BarrierError):
 
     def __init__(self, message: str, *, missing: Sequence[str] = (), dead: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.missing = tuple(missing)
-        self.dead = tuple(dead)
+        self.missing: tuple[str, ...] = tuple(missing)
+        self.dead: tuple[str, ...] = tuple(dead)
 
 
 class LockLostError(FscoordError):

@@ -154,10 +154,11 @@ CALL_MAX_S: Final = 20.0
 class Store(ABC):
     """Named values, counters and queues that several processes share.
 
-    A key is a ``str`` or ``bytes``. A ``str`` stands for its UTF-8 bytes (with ``surrogateescape``), so ``"k"`` and
-    ``b"k"`` are the same key. A value is given as a ``str`` or any bytes-like object, and returned as ``bytes``. A
-    timeout is a number of seconds or a `timedelta`. ``None`` means the store's timeout, and ``0`` means that the
-    operation looks once and does not wait. ``math.inf`` and ``timedelta.max`` mean no limit.
+    The operations are those of torch's c10d ``Store``, with some more. A key is a ``str`` or ``bytes``. A ``str``
+    stands for its UTF-8 bytes (with ``surrogateescape``), so ``"k"`` and ``b"k"`` are the same key. A value is given as
+    a ``str`` or any bytes-like object, and returned as ``bytes``. A timeout is a number of seconds or a `timedelta`.
+    ``None`` means the store's timeout, and ``0`` means that the operation looks once and does not wait. ``math.inf``
+    and ``timedelta.max`` mean no limit.
 
     Every operation takes effect once, between its call and its return. Several threads may use one handle. An operation
     with a bad argument changes nothing. It raises `TypeError` for a wrong type, `ValueError` for a wrong value, and
@@ -339,6 +340,9 @@ class Store(ABC):
         """Record that this handle is rank `rank`.
 
         A handle may announce several ranks, and several handles the same rank.
+
+        Raises:
+            SessionDeadError: the store has recorded this handle's session as dead.
         """
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:  # noqa: ARG002 - see `has_liveness`
@@ -540,7 +544,12 @@ class Store(ABC):
         return to_timedelta(self._timeout)
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set the time that operations of this handle wait by default."""
+        """Set the time that operations of this handle wait by default, in seconds or as a `timedelta`.
+
+        Raises:
+            TypeError: `timeout` is neither a number nor a `timedelta`.
+            ValueError: `timeout` is negative or NaN.
+        """
         self._timeout = to_seconds(timeout)
 
     def has_extended_api(self) -> bool:
@@ -567,7 +576,7 @@ class StoreView(Store):
     """
 
     def __init__(self, store: Store) -> None:
-        self.capabilities = store.capabilities
+        self.capabilities: Capabilities = store.capabilities
         self._inner = store
 
     def _open(self) -> Store:

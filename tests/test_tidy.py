@@ -600,6 +600,7 @@ def reference() -> list[str]:
 PUBLIC_MODULES = [
     "aio",
     "barriers",
+    "collectives",
     "environment",
     "integrations.dask",
     "integrations.jax",
@@ -632,6 +633,19 @@ def test_reference_has_no_name_twice() -> None:
     things = [(name.startswith("fscoord.aio."), name.rpartition(".")[2]) for name in names]
     assert len(things) > 50
     assert sorted(set(things)) == sorted(things)
+
+
+def test_names_of_the_reference_are_all_in_code_whose_types_are_checked() -> None:
+    code = "\n".join(path.read_text(encoding="utf-8") for path in walk("tests/typing"))
+    used = {name for name in reference() if re.search(rf"\b{usual_name(name)}\b", code)}
+    assert len(used) > 150
+    assert set(reference()) - used == set()
+
+
+def usual_name(name: str) -> str:
+    """Return how code writes the public name: the names of `fscoord.aio` are also those of what they stand for."""
+    module, _, last = name.rpartition(".")
+    return rf"aio\.{last}" if module == "fscoord.aio" else last
 
 
 def test_first_paragraphs_of_the_reference_are_whole_sentences() -> None:

@@ -295,7 +295,7 @@ recorder: Recorder | None = None
 """The recorder of this process, or None if it records no trace."""
 
 
-def start(directory: Any) -> None:
+def start(directory: str | system.os.PathLike[str]) -> None:
     """Record the spans of this process in `directory` from now on.
 
     Raises:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from functools import partial, wraps
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from fscoord import recipes
 from fscoord._arguments import Key, Timeout, Value, key_bytes
@@ -20,6 +20,7 @@ __all__ = ["DoubleBarrier", "Fenced", "Latch", "Membership", "once"]
 M = TypeVar("M", bound="Membership")
 D = TypeVar("D", bound="DoubleBarrier")
 Work = Callable[[], Awaitable[Value]]
+Done = Callable[[], Coroutine[Any, Any, bytes]]
 
 
 class Latch:
@@ -150,7 +151,7 @@ class Membership:
         """Wait until the participants or their data differ from `known`; see `fscoord.recipes.Membership.observe`."""
         return await self._driver.drive(self._core._observing(known, timeout))
 
-    async def watch(self, timeout: Timeout | None = math.inf) -> AsyncIterator[list[recipes.Participant]]:
+    async def watch(self, timeout: Timeout | None = math.inf) -> AsyncGenerator[list[recipes.Participant], None]:
         """Yield the participants at once, if there are any, and again after each change, without end.
 
         `timeout` is how long to wait for each change. See `fscoord.recipes.Membership.watch` for its units and errors.
@@ -207,14 +208,12 @@ async def once(store: AsyncStore, name: Key, work: Work, *, timeout: Timeout | N
 
 
 @overload
-def once(
-    store: AsyncStore, name: Key, *, timeout: Timeout | None = None
-) -> Callable[[Work], Callable[[], Awaitable[bytes]]]: ...
+def once(store: AsyncStore, name: Key, *, timeout: Timeout | None = None) -> Callable[[Work], Done]: ...
 
 
 def once(
     store: AsyncStore, name: Key, work: Work | None = None, *, timeout: Timeout | None = None
-) -> Awaitable[bytes] | Callable[[Work], Callable[[], Awaitable[bytes]]]:
+) -> Coroutine[Any, Any, bytes] | Callable[[Work], Done]:
     """Await `work` in one of the callers, and return its value in all of them.
 
     Callers are tasks, threads and processes. The same `name` may be used with `fscoord.recipes.once`, whose
@@ -222,7 +221,7 @@ def once(
     """
     if work is None:
 
-        def decorate(function: Work) -> Callable[[], Awaitable[bytes]]:
+        def decorate(function: Work) -> Done:
             @wraps(function)
             async def call() -> bytes:
                 return await _await_once(store, name, function, timeout)

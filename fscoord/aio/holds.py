@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -232,8 +232,8 @@ class ReadWriteLock:
         self, store: AsyncStore, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
         core = recipes.ReadWriteLock(store.store, name, timeout, ttl)
-        self.reader = Hold(store, core.reader)
-        self.writer = Hold(store, core.writer)
+        self.reader: Hold = Hold(store, core.reader)
+        self.writer: Hold = Hold(store, core.writer)
 
     async def holders(self) -> list[recipes.Contender]:
         """Return the holders, the readers or the writer, in the order of their tokens."""
@@ -287,7 +287,7 @@ class Election(Hold):
         """
         return await self._driver.drive(self._election._observing(after, timeout))
 
-    async def watch(self, timeout: Timeout | None = math.inf) -> AsyncIterator[recipes.Leader]:
+    async def watch(self, timeout: Timeout | None = math.inf) -> AsyncGenerator[recipes.Leader, None]:
         """Yield each leader, without end.
 
         Args:

@@ -30,7 +30,7 @@ class Item:
     def __init__(self, store: AsyncStore, core: recipes.Item) -> None:
         self._driver = driver_of(store)
         self._core = core
-        self.data = core.data
+        self.data: bytes = core.data
 
     async def ack(self) -> None:
         """Acknowledge the item, which removes it from the queue; see `fscoord.recipes.Item.ack` for the errors."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Generator, Iterable
 from datetime import timedelta
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from fscoord._arguments import Key, Timeout, Value, check_int64, key_bytes, keys_bytes, to_seconds
 from fscoord._runtime import system
@@ -16,6 +16,8 @@ from fscoord.store import Capabilities, Member, Store, barrier_steps
 from fscoord.stores.url import open_store as open_sync_store
 
 __all__ = ["AsyncStore", "Opening", "driver_of", "open_store"]
+
+A = TypeVar("A", bound="AsyncStore")
 
 
 class AsyncStore:
@@ -187,7 +189,7 @@ class AsyncStore:
         """Close the store. Tasks that wait raise `~fscoord.StoreClosedError`."""
         await self._driver.close()
 
-    async def __aenter__(self) -> AsyncStore:
+    async def __aenter__(self: A) -> A:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -35,16 +35,27 @@ from fscoord._arguments import Key, Timeout, Value, key_bytes, key_given, timeou
 from fscoord._runtime import tracing
 from fscoord.collectives import c10d, steps
 from fscoord.collectives.arrivals import Decoder
-from fscoord.collectives.timeout import store_timeout
+from fscoord.collectives.c10d import BarrierStore, ExchangeStore
+from fscoord.collectives.timeout import TimeoutStore, store_timeout
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Store, begin_span, run_blocking, wait_on
 
-__all__ = ["barrier", "broadcast", "gather", "get_all", "store_timeout", "synchronize"]
+__all__ = [
+    "BarrierStore",
+    "ExchangeStore",
+    "TimeoutStore",
+    "barrier",
+    "broadcast",
+    "gather",
+    "get_all",
+    "store_timeout",
+    "synchronize",
+]
 
 
 @overload
 def barrier(
-    store: Store,
+    store: BarrierStore,
     world_size: int,
     key_prefix: Key,
     barrier_timeout: Timeout | None = None,
@@ -59,7 +70,7 @@ def barrier(
 
 @overload
 def barrier(
-    store: Store,
+    store: BarrierStore,
     world_size: int,
     *,
     key: Key,
@@ -72,7 +83,7 @@ def barrier(
 
 
 def barrier(
-    store: Store,
+    store: BarrierStore,
     world_size: int,
     key_prefix: Key | None = None,
     barrier_timeout: Timeout | None = None,
@@ -94,7 +105,7 @@ def barrier(
     Elsewhere each rank makes one write, one read and one wait, and the last rank makes one more write.
 
     Args:
-        store: the store that the callers share.
+        store: the store that the callers share. It may be a store of torch; see `fscoord.collectives.BarrierStore`.
         world_size: the number of callers; the same for all.
         key_prefix: the name of the barrier, which can be used once.
         barrier_timeout: the time to wait for the other callers, in seconds or as a `timedelta`; None: the store's
@@ -118,12 +129,13 @@ def barrier(
         UsedBeforeError: the barrier has been used before, or more than `world_size` callers arrived.
         BarrierError: the callers disagree about `world_size`, or `rank` is not below it.
         ValueError: a decoder or `fail_fast` is given without `rank`.
+        TypeError: there is no key, or an argument is given by both of its names.
     """
     if key is not None or key_prefix is None:
         key_prefix = key_given(key, "key_prefix", key_prefix)
     if timeout is not None:
         barrier_timeout = timeout_given(timeout, "barrier_timeout", barrier_timeout)
-    if c10d.is_foreign(store):
+    if not isinstance(store, Store):
         steps.check_needs_rank(rank, rank_tracing_decoder, fail_fast=fail_fast)
         c10d.barrier(store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
         return
@@ -154,16 +166,18 @@ def barrier(
 
 @overload
 def get_all(
-    store: Store, rank: int, prefix: Key, world_size: int, *, timeout: Timeout | None = None
+    store: ExchangeStore, rank: int, prefix: Key, world_size: int, *, timeout: Timeout | None = None
 ) -> list[bytes]: ...
 
 
 @overload
-def get_all(store: Store, rank: int, *, key: Key, world_size: int, timeout: Timeout | None = None) -> list[bytes]: ...
+def get_all(
+    store: ExchangeStore, rank: int, *, key: Key, world_size: int, timeout: Timeout | None = None
+) -> list[bytes]: ...
 
 
 def get_all(
-    store: Store,
+    store: ExchangeStore,
     rank: int,
     prefix: Key | None = None,
     world_size: int | None = None,
@@ -176,7 +190,7 @@ def get_all(
     Rank 0 returns last, after all other ranks have read all values, because its process often runs the store's server.
 
     Args:
-        store: the store that the ranks share.
+        store: the store that the ranks share. It may be a store of torch; see `fscoord.collectives.ExchangeStore`.
         rank: the rank of this caller, 0 to `world_size` - 1.
         prefix: the beginning of the keys.
         world_size: the number of ranks.
@@ -185,30 +199,31 @@ def get_all(
 
     Raises:
         StoreTimeoutError: it names the ranks without data or, on rank 0, the ranks that have not finished.
-        BarrierError: this rank has called `get_all` with this prefix before, and all ranks had finished.
+        UsedBeforeError: this rank has called `get_all` with this prefix before, and all ranks had finished.
+        BarrierError: `rank` is not below `world_size`.
     """
     if world_size is None:
         raise TypeError("world_size is missing")
     prefix = key_given(key, "prefix", prefix)
-    if c10d.is_foreign(store):
+    if not isinstance(store, Store):
         return c10d.get_all(store, rank, prefix, world_size, timeout)
     return run_blocking(store, steps.get_all(store, rank, prefix, world_size, timeout))
 
 
 @overload
 def synchronize(
-    store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None = None
+    store: ExchangeStore, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None = None
 ) -> list[bytes]: ...
 
 
 @overload
 def synchronize(
-    store: Store, data: Value, rank: int, world_size: int, *, key: Key, timeout: Timeout | None = None
+    store: ExchangeStore, data: Value, rank: int, world_size: int, *, key: Key, timeout: Timeout | None = None
 ) -> list[bytes]: ...
 
 
 def synchronize(
-    store: Store,
+    store: ExchangeStore,
     data: Value,
     rank: int,
     world_size: int,
@@ -223,7 +238,7 @@ def synchronize(
     time-out a rank may call again. It must give the same data, because another rank may have read it.
 
     Args:
-        store: the store that the ranks share.
+        store: the store that the ranks share. It may be a store of torch; see `fscoord.collectives.ExchangeStore`.
         data: the data of this rank.
         rank: the rank of this caller, 0 to `world_size` - 1.
         world_size: the number of ranks.
@@ -234,9 +249,10 @@ def synchronize(
     Raises:
         StoreTimeoutError: it names the ranks without data or, on rank 0, the ranks that have not finished.
         UsedBeforeError: the prefix has been used before. Nothing was overwritten.
+        BarrierError: `rank` is not below `world_size`.
     """
     prefix = key_given(key, "key_prefix", key_prefix)
-    if c10d.is_foreign(store):
+    if not isinstance(store, Store):
         return c10d.synchronize(store, data, rank, world_size, prefix, timeout)
     return run_blocking(store, steps.synchronize(store, data, rank, world_size, prefix, timeout))
 
@@ -253,7 +269,8 @@ def broadcast(
 ) -> bytes:
     """Give the `data` of rank `source` to all ranks, and return the data.
 
-    The source does not wait. The other ranks wait for the source. The data stays in the store, in ``{key}/broadcast``.
+    The operation is MPI's ``MPI_Bcast``. The source does not wait. The other ranks wait for the source. The data stays
+    in the store, in ``{key}/broadcast``.
 
     Args:
         store: the store that the ranks share.
@@ -266,7 +283,9 @@ def broadcast(
 
     Raises:
         StoreTimeoutError: the source has not sent data.
-        BarrierError: on the source, if other data has been sent under this key before. Nothing was overwritten.
+        UsedBeforeError: on the source, if other data has been sent under this key before. Nothing was overwritten.
+        BarrierError: `rank` or `source` is not below `world_size`.
+        TypeError: on the source, if `data` is None; and everywhere, if `store` is not a store of fscoord.
     """
     c10d.refuse_foreign(store, "broadcast")
     return run_blocking(store, steps.broadcast(store, data, rank, world_size, key, timeout, source))
@@ -277,8 +296,8 @@ def gather(
 ) -> list[bytes] | None:
     """Give the `data` of all ranks to rank `target`.
 
-    The target waits for the data of all ranks and returns it, in the order of the ranks. The other ranks do not wait,
-    and return None. The data stays in the store.
+    The operation is MPI's ``MPI_Gather``. The target waits for the data of all ranks and returns it, in the order of
+    the ranks. The other ranks do not wait, and return None. The data stays in the store.
 
     Args:
         store: the store that the ranks share.
@@ -292,6 +311,8 @@ def gather(
     Raises:
         StoreTimeoutError: only on the target. The error names the ranks without data.
         UsedBeforeError: the key has been used before. Nothing was overwritten.
+        BarrierError: `rank` or `target` is not below `world_size`.
+        TypeError: `store` is not a store of fscoord.
     """
     c10d.refuse_foreign(store, "gather")
     return run_blocking(store, steps.gather(store, data, rank, world_size, key, timeout, target))

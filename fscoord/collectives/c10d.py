@@ -5,7 +5,8 @@ test, for example. It need not have the operations on which `Arrivals` depends. 
 calls, in torch's order, with torch's keys. Ranks that call torch's functions can take part.
 
 The functions do not import torch. Errors of the store pass unchanged. `barrier` replaces the error of a time-out, as
-torch does, if it can name the missing ranks.
+torch does, if it can name the missing ranks. The protocols `BarrierStore` and `ExchangeStore` have the methods that the
+functions call, with the types that torch's stubs give them (torch/_C/_distributed_c10d.pyi).
 """
 
 from __future__ import annotations
@@ -13,36 +14,64 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol, cast, overload
 
-from fscoord._arguments import DEFAULT_TIMEOUT, Key, Timeout, check_positive, key_bytes, key_text, to_seconds
+from fscoord._arguments import DEFAULT_TIMEOUT, Key, Timeout, Value, check_positive, key_bytes, key_text, to_seconds
 from fscoord._runtime import system
 from fscoord.collectives.arrivals import MISSING_MAX, Decoder, check_rank
-from fscoord.collectives.timeout import store_timeout
+from fscoord.collectives.timeout import TimeoutStore, store_timeout
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Store
 
-__all__ = ["barrier", "get_all", "is_foreign", "refuse_foreign", "synchronize"]
+__all__ = ["BarrierStore", "ExchangeStore", "barrier", "get_all", "refuse_foreign", "synchronize"]
 
 IGNORED: Final = "<val_ignored>"
 """The value of a key that only has to exist, as in torch."""
 
 
-def is_foreign(store: object) -> bool:
-    """Return whether `store` is not a store of fscoord."""
-    return not isinstance(store, Store)
+class BarrierStore(TimeoutStore, Protocol):
+    """A store on which `~fscoord.barrier` works: any `~fscoord.Store`, any store of torch, or a stand-in for one.
+
+    It has the methods that torch's ``barrier`` calls. Results of the type `object` are ignored. A time-out of ``wait``
+    is a `TimeoutError`, a plain `LookupError`, torch's ``DistStoreError``, or a `RuntimeError` whose text contains
+    "timeout".
+    """
+
+    def set(self, key: str, value: str, /) -> object:
+        """Set the value of `key` to `value`."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Add `amount` to the integer in `key`, and return the sum; a missing key counts as 0."""
+
+    @overload
+    def wait(self, keys: list[str], /) -> object: ...
+    @overload
+    def wait(self, keys: list[str], timeout: timedelta, /) -> object: ...
+    def wait(self, keys: list[str], timeout: timedelta = ..., /) -> object:
+        """Wait until all of `keys` have values, by default for the timeout of the store."""
+
+
+class ExchangeStore(BarrierStore, Protocol):
+    """A store on which `~fscoord.synchronize`, `~fscoord.get_all` and `~fscoord.barrier` work.
+
+    Any `~fscoord.Store` and any store of torch is one. `~fscoord.synchronize` calls ``set`` with the data as the caller
+    gave it, which may be ``bytes``, although torch's stubs say ``str``. The ``synchronize`` of torch does the same.
+    """
+
+    def multi_get(self, keys: list[str], /) -> list[bytes]:
+        """Wait until all of `keys` have values, and return the values in the order of `keys`."""
 
 
 def refuse_foreign(store: object, function: str) -> None:
     """Raise `TypeError` if `store` is not a store of fscoord."""
-    if is_foreign(store):
+    if not isinstance(store, Store):
         raise TypeError(
             f"{function} needs a store of fscoord, not {type(store).__name__}: torch has no such function, and so no"
             " protocol for it"
         )
 
 
-def get_all(store: Any, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> list[Any]:
+def get_all(store: ExchangeStore, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> list[bytes]:
     """Do what torch's ``get_all`` does. Without `timeout`, the store's timeout applies."""
     check_rank(rank, world_size)
     name = key_text(key_bytes(prefix))
@@ -51,18 +80,18 @@ def get_all(store: Any, rank: int, prefix: Key, world_size: int, timeout: Timeou
 
 
 def synchronize(
-    store: Any, data: Any, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
-) -> list[Any]:
+    store: ExchangeStore, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
+) -> list[bytes]:
     """Do what torch's ``synchronize`` does."""
     check_rank(rank, world_size)
     prefix = key_text(key_bytes(key_prefix))
     with _limited(store, timeout):
-        store.set(f"{prefix}{rank}", data)
+        store.set(f"{prefix}{rank}", cast(Any, data))  # see `ExchangeStore`
         return _get_all(store, rank, prefix, world_size)
 
 
 def barrier(
-    store: Any,
+    store: BarrierStore,
     world_size: int,
     key_prefix: Key,
     barrier_timeout: Timeout | None,
@@ -105,7 +134,7 @@ def barrier(
             ) from error
 
 
-def _limited(store: Any, timeout: Timeout | None) -> AbstractContextManager[None]:
+def _limited(store: BarrierStore, timeout: Timeout | None) -> AbstractContextManager[None]:
     """Return the context in which `store` has `timeout`; None is the 300 seconds of torch.
 
     A stand-in that has no timeout keeps its own limit, unless a timeout is given.
@@ -115,15 +144,15 @@ def _limited(store: Any, timeout: Timeout | None) -> AbstractContextManager[None
     return store_timeout(store, DEFAULT_TIMEOUT if timeout is None else timeout)
 
 
-def _get_all(store: Any, rank: int, prefix: str, world_size: int) -> list[Any]:
-    values: list[Any] = store.multi_get([f"{prefix}{other}" for other in range(world_size)])
+def _get_all(store: ExchangeStore, rank: int, prefix: str, world_size: int) -> list[bytes]:
+    values = store.multi_get([f"{prefix}{other}" for other in range(world_size)])
     last_member = _arrive(store, world_size, f"{prefix}/finished")
     if rank == 0:  # its process often runs the server, and so ends last
         store.wait([last_member])
     return values
 
 
-def _arrive(store: Any, world_size: int, prefix: str) -> str:
+def _arrive(store: BarrierStore, world_size: int, prefix: str) -> str:
     """Count this caller at the barrier `prefix`, and return the key that the last caller sets."""
     last_member = f"{prefix}/last_member"
     if store.add(f"{prefix}/num_members", 1) == world_size:
@@ -131,7 +160,7 @@ def _arrive(store: Any, world_size: int, prefix: str) -> str:
     return last_member
 
 
-def _find_missing(store: Any, world_size: int, prefix: str, named: Decoder, trace_s: float) -> Sequence[str]:
+def _find_missing(store: BarrierStore, world_size: int, prefix: str, named: Decoder, trace_s: float) -> Sequence[str]:
     """Return the names of the ranks that do not check in within `trace_s`. Only rank 0 calls this function."""
     store.set(f"{prefix}0/TRACE", IGNORED)
     missing: list[str] = []
@@ -150,7 +179,7 @@ def _find_missing(store: Any, world_size: int, prefix: str, named: Decoder, trac
     return missing
 
 
-def _is_rank_0_there(store: Any, prefix: str, rank: int) -> bool:
+def _is_rank_0_there(store: BarrierStore, prefix: str, rank: int) -> bool:
     """Check in as `rank`, and return whether rank 0 names the missing ranks within the store's timeout."""
     store.set(f"{prefix}{rank}/TRACE", IGNORED)
     try:

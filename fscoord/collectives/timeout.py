@@ -5,18 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from fscoord._arguments import Timeout, to_seconds, to_timedelta
 from fscoord._runtime import system
 from fscoord.errors import StoreClosedError
 from fscoord.store import Store
 
-__all__ = ["store_timeout"]
+__all__ = ["TimeoutStore", "store_timeout"]
+
+
+class TimeoutStore(Protocol):
+    """A store whose timeout `~fscoord.store_timeout` can change: any `~fscoord.Store`, and any store of torch.
+
+    The object also has the attribute ``timeout``, a `timedelta`. The protocol does not require it, because the stubs of
+    torch leave it out.
+    """
+
+    def set_timeout(self, timeout: timedelta, /) -> object:
+        """Set the time that operations wait by default. The result is ignored."""
 
 
 @contextmanager
-def store_timeout(store: Store, timeout: Timeout) -> Iterator[None]:
+def store_timeout(store: TimeoutStore, timeout: Timeout) -> Iterator[None]:
     """Set the timeout of `store` for the body of the ``with``, and restore the previous timeout at the end.
 
     The timeout belongs to the handle, and holds for all threads that use the handle. Several threads may set timeouts
@@ -27,9 +38,14 @@ def store_timeout(store: Store, timeout: Timeout) -> Iterator[None]:
     Args:
         store: the handle. It may also be one of torch's stores, or another object with ``timeout`` and ``set_timeout``.
         timeout: seconds or a `timedelta`.
+
+    Raises:
+        TypeError: `timeout` is neither a number nor a `timedelta`.
+        ValueError: `timeout` is negative or NaN.
+        StoreClosedError: the handle is closed.
     """
     limit = to_timedelta(to_seconds(timeout))
-    base = _base(store)
+    base: Any = _base(store)  # torch's stubs leave out its `timeout`
     token = _Token(limit)
     system.process_epoch()  # in a child of a fork(2) in C this creates the lock again
     try:
@@ -56,7 +72,7 @@ class _Token:
 class _Timeouts(NamedTuple):
     """The timeouts of one handle: the one before the first body, then those of the bodies that run."""
 
-    base: Store
+    base: TimeoutStore
     tokens: list[_Token]
 
 
@@ -77,7 +93,7 @@ def _after_fork_in_child() -> None:
 system.after_fork_in_child("timeouts", _after_fork_in_child)
 
 
-def _pop(base: Store, token: _Token) -> None:
+def _pop(base: TimeoutStore, token: _Token) -> None:
     stack = _timeouts[id(base)].tokens if id(base) in _timeouts else []
     if token in stack:
         stack.remove(token)
@@ -88,7 +104,7 @@ def _pop(base: Store, token: _Token) -> None:
             base.set_timeout(stack[-1].limit)
 
 
-def _base(store: Store) -> Store:
+def _base(store: TimeoutStore) -> TimeoutStore:
     """Return the store that has the timeout of `store`.
 
     A `PrefixStore` has no timeout of its own; its underlying store has it.

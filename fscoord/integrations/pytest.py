@@ -47,7 +47,7 @@ class Run:
     """
 
     def __init__(self, path: str | system.os.PathLike[str], worker: str, timeout: Timeout) -> None:
-        self.store = FileStore(path, label=worker, timeout=timeout)
+        self.store: FileStore = FileStore(path, label=worker, timeout=timeout)
         self._lock = Lock(self.store, "fscoord/end", WORK_TIMEOUT_S)
         self._is_registered = False
         self._teardowns: list[tuple[str, Callable[[bytes], object], bytes]] = []

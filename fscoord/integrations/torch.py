@@ -5,13 +5,13 @@ The import of this module registers the URL scheme. It needs the extra ``fscoord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from fscoord import environment
-from fscoord._arguments import Timeout, to_seconds
+from fscoord._arguments import Key, Timeout, Value, to_seconds
 from fscoord._runtime import system
 from fscoord.errors import FscoordError, QueueEmptyError, missing_extra
 from fscoord.store import Store
@@ -50,18 +50,6 @@ def _raise_torch_errors(method: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _forwarded(method: Callable[Concatenate[Store, P], R]) -> Callable[Concatenate[TorchStore, P], R]:
-    """Return the method of `TorchStore` that calls `method` of the underlying store."""
-
-    @_raise_torch_errors
-    @wraps(method)
-    def call(self: TorchStore, /, *arguments: P.args, **named: P.kwargs) -> R:
-        forwarded: Callable[P, R] = getattr(self._store_with_timeout(), method.__name__)
-        return forwarded(*arguments, **named)
-
-    return call
-
-
 _open_stores: set[TorchStore] = set()
 """Keeps each `TorchStore` alive until it is closed."""
 
@@ -81,6 +69,8 @@ class TorchStore(dist.Store):
     Args:
         store: the store, which belongs to this object from now on and is closed with it.
     """
+
+    timeout: timedelta  # of torch's C++, whose stubs leave it out
 
     def __init__(self, store: Store) -> None:
         super().__init__()
@@ -127,27 +117,65 @@ class TorchStore(dist.Store):
 
     # -- called by C++, under its own names ----------------------------------------------------------------------------
 
-    set = _forwarded(Store.set)
-    get = _forwarded(Store.get)
-    add = _forwarded(Store.add)
-    compare_set = _forwarded(Store.compare_set)
-    check = _forwarded(Store.check)
+    @_raise_torch_errors
+    def set(self, key: Key, value: Value) -> None:
+        """See `Store.set`."""
+        self._store_with_timeout().set(key, value)
 
     @_raise_torch_errors
-    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+    def get(self, key: Key) -> bytes:
+        """See `Store.get`."""
+        return self._store_with_timeout().get(key)
+
+    @_raise_torch_errors
+    def add(self, key: Key, amount: int) -> int:
+        """See `Store.add`."""
+        return self._store_with_timeout().add(key, amount)
+
+    @_raise_torch_errors
+    def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
+        """See `Store.compare_set`."""
+        return self._store_with_timeout().compare_set(key, expected, desired)
+
+    @_raise_torch_errors
+    def check(self, keys: Iterable[Key]) -> bool:
+        """See `Store.check`."""
+        return self._store_with_timeout().check(keys)
+
+    @_raise_torch_errors
+    def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         """See `Store.wait`; a timeout of zero has no limit."""
         store = self._store_with_timeout()
         store.wait(keys, None if timeout is None else _from_torch(timeout))
 
-    delete_key = _forwarded(Store.delete_key)
+    @_raise_torch_errors
+    def delete_key(self, key: Key) -> bool:
+        """See `Store.delete_key`."""
+        return self._store_with_timeout().delete_key(key)
+
     deleteKey = delete_key  # noqa: N815 - the name that C++ calls
 
-    num_keys = _forwarded(Store.num_keys)
+    @_raise_torch_errors
+    def num_keys(self) -> int:
+        """See `Store.num_keys`."""
+        return self._store_with_timeout().num_keys()
+
     getNumKeys = num_keys  # noqa: N815
 
-    append = _forwarded(Store.append)
-    multi_get = _forwarded(Store.multi_get)
-    multi_set = _forwarded(Store.multi_set)
+    @_raise_torch_errors
+    def append(self, key: Key, value: Value) -> None:
+        """See `Store.append`."""
+        self._store_with_timeout().append(key, value)
+
+    @_raise_torch_errors
+    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
+        """See `Store.multi_get`."""
+        return self._store_with_timeout().multi_get(keys)
+
+    @_raise_torch_errors
+    def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
+        """See `Store.multi_set`."""
+        self._store_with_timeout().multi_set(keys, values)
 
     def has_extended_api(self) -> bool:
         """See `Store.has_extended_api`."""
@@ -160,13 +188,28 @@ class TorchStore(dist.Store):
 
     # -- reachable from Python only: torch does not forward these from C++ ---------------------------------------------
 
-    list_keys = _forwarded(Store.list_keys)
-    queue_push = _forwarded(Store.queue_push)
-    queue_pop = _forwarded(Store.queue_pop)
-    queue_len = _forwarded(Store.queue_len)
+    @_raise_torch_errors
+    def list_keys(self, prefix: Key = "") -> list[str]:
+        """See `Store.list_keys`."""
+        return self._store_with_timeout().list_keys(prefix)
 
     @_raise_torch_errors
-    def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
+    def queue_push(self, key: Key, value: Value) -> None:
+        """See `Store.queue_push`."""
+        self._store_with_timeout().queue_push(key, value)
+
+    @_raise_torch_errors
+    def queue_pop(self, key: Key, block: bool = True) -> bytes:
+        """See `Store.queue_pop`."""
+        return self._store_with_timeout().queue_pop(key, block)
+
+    @_raise_torch_errors
+    def queue_len(self, key: Key) -> int:
+        """See `Store.queue_len`."""
+        return self._store_with_timeout().queue_len(key)
+
+    @_raise_torch_errors
+    def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
         """See `Store.barrier`."""
         store = self._store_with_timeout()
         store.barrier(key, world_size, None if timeout is None else _from_torch(timeout))
@@ -254,7 +297,8 @@ def _number(url: str, options: dict[str, str], name: str) -> int:
 
 def _register() -> None:
     try:
-        dist.register_rendezvous_handler(SCHEME, rendezvous)
+        register: Any = dist.register_rendezvous_handler  # which has no types
+        register(SCHEME, rendezvous)
     except RuntimeError:  # this module was imported before, and again after it was dropped from sys.modules
         pass
 

@@ -309,11 +309,11 @@ class Streams:
     shown_ranks: frozenset[int] | None = None
 
     def is_file(self, local_rank: int, stream: int) -> bool:
-        """Return whether the stream, 1 or 2, of that worker goes to a file."""
+        """Return whether `stream`, 1 or 2, of the worker with this local rank goes to a file."""
         return bool((_mode(self.redirects, local_rank) | _mode(self.tee, local_rank)) & stream)
 
     def is_shown(self, local_rank: int, stream: int) -> bool:
-        """Return whether the stream, 1 or 2, of that worker goes to the console."""
+        """Return whether `stream`, 1 or 2, of the worker with this local rank goes to the console."""
         if self.shown_ranks is not None and local_rank not in self.shown_ranks:
             return False
         return not _mode(self.redirects, local_rank) & stream or bool(_mode(self.tee, local_rank) & stream)
@@ -347,14 +347,22 @@ def find_accelerators() -> tuple[str, int]:
 
 
 class Console:
-    """The output of this process, to which many threads write whole lines. A mutex keeps the lines apart."""
+    """The output of this process, to which many threads write whole lines. A mutex keeps the lines apart.
+
+    Args:
+        out: the binary file for the workers' standard output; None: ``sys.stdout``.
+        err: the binary file for their standard error and for the launcher's own lines; None: ``sys.stderr``.
+    """
 
     def __init__(self, out: IO[bytes] | None = None, err: IO[bytes] | None = None) -> None:
         self._sinks = {STDOUT: out or _binary(sys.stdout), STDERR: err or _binary(sys.stderr)}
         self._mutex = system.threading.Lock()
 
     def write(self, stream: int, line: bytes) -> None:
-        """Write one whole line. After an error, such as that of a closed pipe, drop all further lines of the stream."""
+        """Write one whole line to `stream`, 1 or 2.
+
+        After an error, such as that of a closed pipe, all further lines of the stream are dropped.
+        """
         with self._mutex:
             sink = self._sinks[stream]
             if sink is None:

@@ -1,4 +1,9 @@
-"""Recipes that need only the contract of `~fscoord.Store`: locks, elections, queues, groups and latches."""
+"""Recipes that need only the contract of `~fscoord.Store`: locks, elections, queues, groups and latches.
+
+Every operation may raise the errors of the store's own operations. It raises `~fscoord.FscoordError` if another program
+has written a key of the recipe. An operation that changes a value which other processes change raises
+`~fscoord.StoreTimeoutError` if they were quicker at each try within the store's timeout.
+"""
 
 from fscoord.recipes._hold import Contender
 from fscoord.recipes._line import force_release

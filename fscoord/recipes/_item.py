@@ -66,7 +66,9 @@ class Items:
     def __init__(self, store: Store, name: bytes) -> None:
         self._store = store
         self.name = name
-        self.numbers, self.returns, self.wakeup = (name + end for end in (b"/number", b"/returns", b"/bell"))
+        self.numbers: bytes = name + b"/number"
+        self.returns: bytes = name + b"/returns"
+        self.wakeup: bytes = name + b"/bell"
 
     def order_keys(self) -> tuple[set[bytes], list[bytes]]:
         """Return the order keys of all items, and the order keys of the claimed items in their order."""

@@ -485,6 +485,9 @@ def force_release(store: Store, name: Key, token: int) -> bool:
 
     Returns:
         Whether there was such a hold.
+
+    Raises:
+        ValueError: `token` is below 1.
     """
     check_positive("token", token)
     line = Line(store, name, _admitted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -43,7 +43,8 @@ class Election(Exclusive):
     """The candidates of one election: the first in line leads until it resigns or dies, then the next one leads.
 
     An election is a `fscoord.recipes.Lock` whose holder publishes data. `campaign` acquires it, `resign` releases it,
-    and `term` is the fencing token. It has all guarantees of a lock. As a context manager it campaigns and resigns.
+    and `term` is the fencing token. It has all guarantees and errors of a lock. As a context manager it campaigns and
+    resigns. The names of the methods are those of etcd's ``concurrency.Election``.
 
     Args:
         store: the store that all candidates and observers share.
@@ -112,7 +113,7 @@ class Election(Exclusive):
         """
         return run_blocking(self._store, self._observing(after, timeout))
 
-    def watch(self, timeout: Timeout | None = math.inf) -> Iterator[Leader]:
+    def watch(self, timeout: Timeout | None = math.inf) -> Generator[Leader, None, None]:
         """Yield each leader, without end.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from fscoord._arguments import Key, Timeout, check_positive, key_bytes, key_text, to_seconds
 from fscoord._runtime import system
@@ -17,6 +17,7 @@ from fscoord.store import Store, closer_look, run_blocking
 
 __all__ = ["DoubleBarrier", "Latch"]
 
+D = TypeVar("D", bound="DoubleBarrier")
 
 LOOK_S: Final = 1.0
 """The longest pause between two looks of a waiter: the last counting process may have died before it set the key."""
@@ -25,15 +26,18 @@ LOOK_S: Final = 1.0
 class Latch:
     """A latch that opens after `count` calls of `count_down`, by any processes, and stays open.
 
-    Unlike at a barrier, the processes that count and the processes that wait may be different processes, and no process
-    needs a rank. Each call counts. So a caller that calls again, after an error that left the outcome of its call
-    unknown, may count twice.
+    The name and the meaning are those of Java's ``CountDownLatch``. Unlike at a barrier, the processes that count and
+    the processes that wait may be different processes, and no process needs a rank. Each call counts. So a caller that
+    calls again, after an error that left the outcome of its call unknown, may count twice.
 
     Args:
         store: the store that all processes share.
         name: the latch's name in the store. Keys that begin with the name and a slash belong to the latch. A name can
             be used for one latch only, which opens once.
         count: the number of calls that open the latch. All processes must pass the same number.
+
+    Raises:
+        ValueError: `count` is below 1.
     """
 
     def __init__(self, store: Store, name: Key, count: int) -> None:
@@ -147,10 +151,10 @@ class DoubleBarrier:
         run_blocking(self._store, self._meeting(b"/enter", timeout))
 
     def leave(self, timeout: Timeout | None = None) -> None:
-        """Wait until all ranks have called this method; for arguments and errors see `enter`."""
+        """Wait until all ranks have called this method; for `timeout` and the errors see `enter`."""
         run_blocking(self._store, self._meeting(b"/leave", timeout))
 
-    def __enter__(self) -> DoubleBarrier:
+    def __enter__(self: D) -> D:
         self.enter()
         return self
 

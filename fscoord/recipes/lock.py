@@ -40,7 +40,7 @@ class Lock(Exclusive):
 
     Its methods are those of `threading.Lock`, so it can replace a `threading.Lock`. As a context manager it waits no
     longer than `timeout`. The lock is fair: contenders acquire it in the order of their requests, and a release wakes
-    only the next contender.
+    only the next contender, as in ZooKeeper's lock recipe.
 
     On a `~fscoord.FileStore` the lock is free within 100 ms, on one machine, after its holder has died in any way or
     has closed its store without releasing. Without a `ttl`, a stopped process keeps the lock, and so does a dead
@@ -54,7 +54,13 @@ class Lock(Exclusive):
         ttl: the length of the lock's lease, in seconds or as a `timedelta`. A thread renews the lease as long as the
             lock is held. Another contender may acquire the lock when the lease has not been renewed for that long, by
             the contender's clock. A lease ends the hold of a stopped process, and of a dead process on a store that
-            can't detect deaths. None means no lease.
+            can't detect deaths. None means no lease. Leases are C. Gray's and D. Cheriton's (1989).
+
+    Raises:
+        StoreTimeoutError: at the beginning of a ``with``, other processes held the lock for the whole timeout. The
+            error names the holder.
+        LockLostError: at the end of a ``with``, the lock was lost before.
+        ValueError: `timeout` is negative, or `ttl` is not a time above zero.
     """
 
     _what = "the lock"
@@ -122,9 +128,9 @@ class RLock(Lock):
 class Semaphore(Exclusive):
     """A semaphore that can be acquired at most `value` times at once, by processes or threads.
 
-    One thread may acquire it several times. It is bounded: an object can release only its own acquisitions, the latest
-    first. Like `fscoord.recipes.Lock`, it is fair and has tokens, and the death of a holder releases all acquisitions
-    of that holder.
+    The methods are those of `threading.BoundedSemaphore`. One thread may acquire it several times. It is bounded: an
+    object can release only its own acquisitions, the latest first. Like `fscoord.recipes.Lock`, it is fair and has
+    tokens, and the death of a holder releases all acquisitions of that holder.
 
     Args:
         store: the store that all contenders share.
@@ -134,7 +140,8 @@ class Semaphore(Exclusive):
         ttl: as for `fscoord.recipes.Lock`.
 
     Raises:
-        ValueError: `value` is below 1; or, from `acquire`, another contender has passed another value.
+        ValueError: `value` is below 1; or, from `acquire`, another contender has passed another value. The other errors
+            are those of `fscoord.recipes.Lock`.
     """
 
     _what = "the semaphore"
@@ -177,7 +184,8 @@ class ReadWriteLock:
 
     No contender starves: a reader that comes after a waiting writer waits until the writer has released the lock.
     Readers that wait next to each other acquire the lock together. A reader can't become a writer: it must release the
-    lock first. Like `fscoord.recipes.Lock`, both sides have tokens, and the death of a holder releases its lock.
+    lock first. The order is that of ZooKeeper's recipe for shared locks. Like `fscoord.recipes.Lock`, both sides have
+    tokens and the same errors, and the death of a holder releases its lock.
 
     Args:
         store: the store that all contenders share.
@@ -191,8 +199,8 @@ class ReadWriteLock:
     """
 
     def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
-        self.reader = Side(store, name, timeout, ttl, "r", "the lock for reading")
-        self.writer = Side(store, name, timeout, ttl, "w", "the lock for writing")
+        self.reader: Side = Side(store, name, timeout, ttl, "r", "the lock for reading")
+        self.writer: Side = Side(store, name, timeout, ttl, "w", "the lock for writing")
 
     def holders(self) -> list[Contender]:
         """Return the holders, which are readers or one writer, in the order of their tokens."""
@@ -229,6 +237,7 @@ class Fenced:
             StaleTokenError: the value was written with a higher token before. It is unchanged.
             StoreTimeoutError: other processes changed the value before each try, until the store's timeout was over.
             FscoordError: the key holds a value that another program wrote. It is unchanged.
+            ValueError: `token` is below 1.
         """
         token, data = check_positive("token", token), value_bytes(value)
         text = self._store.get(self._key) if self._store.check([self._key]) else b""
@@ -257,7 +266,11 @@ class Fenced:
         return self._split(self._store.get(self._key))[1]
 
     def token(self) -> int:
-        """Return the highest token with which the value was written; 0 before the first value."""
+        """Return the highest token with which the value was written; 0 before the first value.
+
+        Raises:
+            FscoordError: the key holds a value that another program wrote.
+        """
         return self._split(self._store.get(self._key))[0] if self._store.check([self._key]) else 0
 
     def _split(self, text: bytes) -> tuple[int, bytes]:

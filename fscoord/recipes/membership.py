@@ -6,7 +6,7 @@ A member that dies leaves the group. kazoo's ``Party`` is a similar recipe.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
@@ -63,7 +63,7 @@ class Membership:
 
     A process that dies, or closes its store, leaves the group, and the processes that watch the group are woken. This
     needs a store that detects deaths (`~fscoord.Store.has_liveness`). No process sends heartbeats. As a context manager
-    this object joins and leaves.
+    this object joins and leaves. kazoo's ``Party`` is a similar recipe.
 
     Args:
         store: the store that all processes share.
@@ -207,7 +207,7 @@ class Membership:
                 keys, longest = [self._changed + b"%d" % (count + 1)], min(LOOK_S, left)
                 yield WaitRequest(KEYS, keys, longest, sessions=others, slow_logger=slow_logger)
 
-    def watch(self, timeout: Timeout | None = math.inf) -> Iterator[list[Participant]]:
+    def watch(self, timeout: Timeout | None = math.inf) -> Generator[list[Participant], None, None]:
         """Yield the participants: at once, unless there are none, and after each change.
 
         Args:

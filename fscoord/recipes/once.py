@@ -53,7 +53,8 @@ def once(
 
     The other processes wait. If the process that does the work dies or is interrupted, the next process does the work,
     and so on, as long as any process waits. So the work may be begun more than once, but all processes get the same
-    value. Without `work`, this is a decorator::
+    value. The idea is that of ``std::call_once`` in C++ and ``sync.Once`` in Go, here for processes and with a value.
+    Without `work`, this is a decorator::
 
         @once(store, "dataset")
         def path() -> bytes: ...
@@ -70,6 +71,7 @@ def once(
         WorkFailedError: the work raised an exception in another process. In that process the exception itself is
             raised.
         StoreTimeoutError: another process has not finished in time. The error names that process.
+        TypeError: the work returned neither ``str`` nor a bytes-like object.
     """
     if work is None:
 

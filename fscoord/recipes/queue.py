@@ -54,7 +54,7 @@ class Queue:
     the order. So an earlier consumer may have done a part of the work. A `put` that fails with ``maybe_applied`` may
     have put its item. Two items that are put at the same time may be taken in either order.
 
-    Threads may share an object. Each `put` wakes all consumers that wait.
+    Threads may share an object. Each `put` wakes all consumers that wait. kazoo's ``LockingQueue`` is a similar recipe.
 
     Args:
         store: the store that producers and consumers share.
@@ -78,11 +78,20 @@ class Queue:
         return key_text(self._items.name)
 
     def put(self, value: Value) -> None:
-        """Append an item."""
+        """Append `value` as an item.
+
+        Raises:
+            LimitExceededError: `value` is longer than a value of the store. Nothing was put.
+        """
         self._put([value], 0)
 
     def put_all(self, values: Iterable[Value]) -> None:
-        """Append items, all or none. Items of other producers don't come between them."""
+        """Append `values` as items, all or none. Items of other producers don't come between them.
+
+        Raises:
+            LimitExceededError: a value is longer than a value of the store, or all together are longer than a
+                `~fscoord.Store.multi_set` may be. Nothing was put.
+        """
         self._put(list(values), 0)
 
     def take(self, block: bool = True, timeout: Timeout | None = None) -> Item:
@@ -283,11 +292,14 @@ class PriorityQueue(Queue):
         Args:
             value: the item.
             priority: a signed 32-bit integer; the item with the lowest priority is taken first.
+
+        Raises:
+            ValueError: `priority` does not fit in 32 bits. Nothing was put.
         """
         self._put([value], _check_priority(priority))
 
     def put_all(self, values: Iterable[Value], priority: int = 0) -> None:
-        """Add items of one priority, all or none; see `put`."""
+        """Add `values` as items of one priority, all or none; see `put` and `Queue.put_all`."""
         self._put(list(values), _check_priority(priority))
 
 

@@ -13,7 +13,7 @@ from fscoord.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from fscoord.rendezvous.backend import C10dRendezvousBackend, RendezvousBackend, Token
+from fscoord.rendezvous.backend import C10dRendezvousBackend, RendezvousBackend, StateStore, Token
 from fscoord.rendezvous.base import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from fscoord.rendezvous.creation import (
     DEFAULT_PORT,
@@ -57,6 +57,7 @@ __all__ = [
     "RendezvousStoreInfo",
     "RendezvousTimeout",
     "RendezvousTimeoutError",
+    "StateStore",
     "Token",
     "check_options",
     "construct_and_record_rdzv_event",

@@ -19,7 +19,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from fscoord import errors
 from fscoord._arguments import key_bytes, to_seconds
@@ -34,6 +34,7 @@ __all__ = [
     "C10dRendezvousBackend",
     "RendezvousBackend",
     "SharedState",
+    "StateStore",
     "Token",
     "latest_change",
     "store_errors_as_rendezvous",
@@ -78,13 +79,29 @@ class RendezvousBackend(ABC):
         """
 
 
+class StateStore(Protocol):
+    """A store in which `C10dRendezvousBackend` can keep its state: any `~fscoord.Store`, or any store of torch.
+
+    A store of another package may return text. If the store also has ``check``, as all stores of fscoord and of torch
+    have, the backend tells a removed key from a store that failed.
+    """
+
+    def get(self, key: str, /) -> bytes | str:
+        """Return the value of `key`. If the key has no value, wait for one up to the store's timeout."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes | str:
+        """Set `key` to `desired` if its value is `expected`; return the value that the key has afterwards.
+
+        An empty `expected` also stands for a missing key.
+        """
+
+
 class C10dRendezvousBackend(RendezvousBackend):
     """A rendezvous backend on any `~fscoord.Store`, compatible with torch's backend of the same name.
 
     Args:
         store: the store that keeps the state, under the key ``torch.rendezvous.{run_id}``. It may also be one of
-            torch's stores, or another object with ``get`` and ``compare_set``. If it has no ``check``, `get_state`
-            can't tell a removed key from a store that failed.
+            torch's stores, or another object with ``get`` and ``compare_set``; see `StateStore`.
         run_id: the name of the rendezvous.
 
     Raises:
@@ -94,7 +111,7 @@ class C10dRendezvousBackend(RendezvousBackend):
 
     _NULL_SENTINEL = "Y2FuaW1hZGFt"
 
-    def __init__(self, store: Store, run_id: str) -> None:
+    def __init__(self, store: StateStore, run_id: str) -> None:
         if not run_id:
             raise ValueError("the run id is empty; give the rendezvous a name")
         self._store = store
@@ -109,7 +126,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         return "c10d"
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """Return the state and its token, or None if no state exists yet."""
+        """Return the state and its token, or None if no state exists yet; see `RendezvousBackend.get_state`."""
         with store_errors_as_rendezvous():
             # `get` would wait for a key that no node writes any more.
             if hasattr(self._store, "check") and not self._store.check([self._key]):
@@ -120,6 +137,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         """Write `state` if the present state is the state of `token`; without a token, if no state exists yet.
 
         A token that is not ASCII in ``bytes`` matches no state: nothing is written, and the present state is returned.
+        See `RendezvousBackend.set_state` for the result and the errors.
         """
         if token is None:
             expected = self._NULL_SENTINEL
@@ -161,7 +179,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         )
 
 
-def _as_bytes(value: Any) -> bytes:
+def _as_bytes(value: bytes | str) -> bytes:
     """Return `value`, which a store of another package may have returned as text."""
     return value.encode() if isinstance(value, str) else value
 

@@ -14,7 +14,12 @@ __all__ = ["RendezvousHandler", "RendezvousInfo", "RendezvousStoreInfo"]
 
 
 class RendezvousHandler(ABC):
-    """One node's part in a rendezvous. The methods are those of torch's class of this name."""
+    """One node's part in a rendezvous. The methods are those of torch's class of this name.
+
+    `is_closed`, `set_closed` and `num_nodes_waiting` may raise `~fscoord.RendezvousConnectionError` if the store fails,
+    and `~fscoord.RendezvousStateError` if the state is damaged. `set_closed` may also raise
+    `~fscoord.RendezvousTimeoutError` if other nodes kept changing the state.
+    """
 
     @abstractmethod
     def get_backend(self) -> str:

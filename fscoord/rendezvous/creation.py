@@ -254,7 +254,7 @@ class RendezvousHandlerRegistry:
                 logger(__name__).warning("the rendezvous backend %r does not load: %s", entry.name, error)
 
 
-rendezvous_handler_registry = RendezvousHandlerRegistry()
+rendezvous_handler_registry: RendezvousHandlerRegistry = RendezvousHandlerRegistry()
 """The registry that `get_rendezvous_handler` uses."""
 
 
@@ -262,7 +262,8 @@ def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Return a handler for `params`, made by the creator that is registered for ``params.backend``.
 
     Raises:
-        ValueError: no creator is registered for that backend.
+        ValueError: no creator is registered for that backend. The other errors are those of the creator; see
+            `create_handler` for the backend ``c10d``.
     """
     rendezvous_handler_registry.load_entry_points()
     return rendezvous_handler_registry.create_handler(params)
@@ -277,8 +278,8 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
     """Return host and port of ``host``, ``host:port``, ``[v6]``, ``[v6]:port`` or a bare IPv6 address.
 
-    An empty endpoint is ``localhost``. A text with two or more colons and no brackets is an address without a port
-    (torch takes the ``1`` of ``::1`` for a port).
+    Without a port it is `default_port`. An empty endpoint is ``localhost``. A text with two or more colons and no
+    brackets is an address without a port (torch takes the ``1`` of ``::1`` for a port).
 
     Raises:
         ValueError: the port is not an integer from 0 to 65535, or the host is neither a name nor an address.

@@ -8,9 +8,9 @@ import random
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from fscoord._arguments import Timeout, to_seconds, to_timedelta
+from fscoord._arguments import Timeout, to_seconds
 from fscoord._runtime import system, tracing
 from fscoord._runtime.escaping import escape_word
 from fscoord._runtime.logging import logger
@@ -56,6 +56,8 @@ SLOW_WRITE_S = 0.002
 
 SPREAD = 2.0
 """The longest random pause after a write that was refused, in times that the write took."""
+
+H = TypeVar("H", bound="DynamicRendezvousHandler")
 
 _local_ids = itertools.count()
 
@@ -136,7 +138,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     @classmethod
     def from_backend(
-        cls,
+        cls: type[H],
         run_id: str,
         store: Store,
         backend: RendezvousBackend,
@@ -146,10 +148,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         timeout: RendezvousTimeout | None = None,
         keep_alive_interval: Timeout = 5,
         keep_alive_max_attempt: int = 3,
-    ) -> DynamicRendezvousHandler:
-        """Return a handler. The arguments are torch's; `RendezvousSettings` describes them."""
-        limits, interval = timeout or RendezvousTimeout(), to_timedelta(to_seconds(keep_alive_interval))
-        settings = RendezvousSettings(run_id, min_nodes, max_nodes, limits, interval, keep_alive_max_attempt)
+    ) -> H:
+        """Return a handler. The arguments are torch's; `RendezvousSettings` describes them and their errors."""
+        settings = RendezvousSettings(
+            run_id, min_nodes, max_nodes, timeout, keep_alive_interval, keep_alive_max_attempt
+        )
         return cls(settings, backend, store, local_addr)
 
     @property
@@ -278,7 +281,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._record("has shut down", NodeState.SUCCEEDED if all(ended) else NodeState.FAILED)
         return all(ended)
 
-    def __enter__(self) -> DynamicRendezvousHandler:
+    def __enter__(self: H) -> H:
         return self
 
     def __exit__(self, *_: object) -> None:

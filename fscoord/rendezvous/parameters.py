@@ -65,6 +65,8 @@ class RendezvousParameters:
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
         """Return the option `key` as a bool: ``1 true t yes y on`` or ``0 false f no n off``, in upper or lower case.
 
+        If the option was not given, return `default`.
+
         Raises:
             ValueError: the option has another value.
         """
@@ -79,7 +81,7 @@ class RendezvousParameters:
         raise ValueError(f"the rendezvous option {key}={value!r} is neither yes nor no; write 1 or 0")
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """Return the option `key` as an integer.
+        """Return the option `key` as an integer, or `default` if it was not given.
 
         Raises:
             ValueError: the option is not an integer.
@@ -99,7 +101,7 @@ class RendezvousParameters:
 
 
 def parse_rendezvous_config(text: str) -> dict[str, str]:
-    """Return the options in ``key=value,key=value``; blanks around keys and values are ignored.
+    """Return the options in `text`, ``key=value,key=value``; blanks around keys and values are ignored.
 
     Raises:
         ValueError: a key or a value is missing, or a key occurs twice.
@@ -126,6 +128,10 @@ class RendezvousTimeout:
         last_call: how long a round waits for more nodes once it has enough (30 s).
         close: how long `shutdown` may take (30 s).
         heartbeat: how long one keep-alive may take (5 s).
+
+    Raises:
+        ValueError: a time is negative, or is 0 and is not `last_call`.
+        TypeError: a time is neither a number nor a `timedelta`.
     """
 
     join: timedelta = timedelta(seconds=600)
@@ -152,9 +158,15 @@ class RendezvousSettings:
         run_id: the name of the rendezvous.
         min_nodes: the least number of nodes in a round.
         max_nodes: the greatest number of nodes in a round.
-        timeout: how long the steps may take.
-        keep_alive_interval: the time between two keep-alives of a node (5 s).
+        timeout: how long the steps may take; None means the defaults.
+        keep_alive_interval: the time between two keep-alives of a node, in seconds or as a `timedelta` (5 s); kept as a
+            `timedelta`.
         keep_alive_max_attempt: the number of checks without a keep-alive after which a node is dead (3).
+
+    Raises:
+        ValueError: `run_id` is empty, a number is below 1, `max_nodes` is below `min_nodes`, or the interval is 0 or
+            negative.
+        TypeError: a number is not an integer, or the interval is neither a number nor a `timedelta`.
     """
 
     run_id: str
@@ -164,16 +176,33 @@ class RendezvousSettings:
     keep_alive_interval: timedelta = timedelta(seconds=5)
     keep_alive_max_attempt: int = 3
 
-    def __post_init__(self) -> None:
-        if not self.run_id:
+    def __init__(
+        self,
+        run_id: str,
+        min_nodes: int,
+        max_nodes: int,
+        timeout: RendezvousTimeout | None = None,
+        keep_alive_interval: Timeout = 5,
+        keep_alive_max_attempt: int = 3,
+    ) -> None:
+        if not run_id:
             raise ValueError("the run id is empty; give the rendezvous a name")
-        if check_positive("max_nodes", self.max_nodes) < check_positive("min_nodes", self.min_nodes):
-            raise ValueError(f"max_nodes must be at least min_nodes: {self.max_nodes} is less than {self.min_nodes}")
-        check_positive("keep_alive_max_attempt", self.keep_alive_max_attempt)
-        interval = to_seconds(self.keep_alive_interval)
+        if check_positive("max_nodes", max_nodes) < check_positive("min_nodes", min_nodes):
+            raise ValueError(f"max_nodes must be at least min_nodes: {max_nodes} is less than {min_nodes}")
+        check_positive("keep_alive_max_attempt", keep_alive_max_attempt)
+        interval = to_seconds(keep_alive_interval)
         if interval == 0:
             raise ValueError("keep_alive_interval must be above zero")
-        object.__setattr__(self, "keep_alive_interval", to_timedelta(interval))
+        values: dict[str, object] = {
+            "run_id": run_id,
+            "min_nodes": min_nodes,
+            "max_nodes": max_nodes,
+            "timeout": timeout or RendezvousTimeout(),
+            "keep_alive_interval": to_timedelta(interval),
+            "keep_alive_max_attempt": keep_alive_max_attempt,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def from_parameters(cls, params: RendezvousParameters) -> RendezvousSettings:
@@ -192,7 +221,7 @@ class RendezvousSettings:
             params.min_nodes,
             params.max_nodes,
             RendezvousTimeout(**given),
-            timedelta(seconds=5) if interval is None else to_timedelta(interval),
+            5 if interval is None else interval,
             params.get_as_int("keep_alive_max_attempt") or 3,
         )
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from fscoord._arguments import key_bytes, key_text
+from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._waiting.awaited import ShownWait
 from fscoord.collectives.rounds import is_of_barrier, open_rounds
@@ -64,7 +65,7 @@ class Observer(Protocol):
         """Close the store."""
 
 
-def status(store: Any, slow: float = SLOW_S) -> Status:
+def status(store: Store | str | system.os.PathLike[str], slow: float = SLOW_S) -> Status:
     """Return the participants of `store`, with their present holds and waits, and the findings about them.
 
     Nothing is written, and the call waits for no process. It works while another process keeps the log's lock.
@@ -75,6 +76,7 @@ def status(store: Any, slow: float = SLOW_S) -> Status:
 
     Raises:
         StoreError: the store can't be read.
+        ValueError: the address is invalid.
     """
     observer = observe(store)
     try:
@@ -84,10 +86,11 @@ def status(store: Any, slow: float = SLOW_S) -> Status:
     return Status(picture, tuple(find_all(picture, slow)))
 
 
-def observe(store: Any, timeout: float | None = None) -> Observer:
+def observe(store: Store | str | system.os.PathLike[str], timeout: float | None = None) -> Observer:
     """Return an observer of `store`: a path, an address, or a store.
 
-    `timeout` is how long an operation waits for the server of a store that is not a file; None is the default.
+    `timeout` is how long an operation waits for the server of a store that is not a file, in seconds; None is the
+    default.
     """
     if isinstance(store, Store):
         return _observe_store(store)
@@ -118,7 +121,7 @@ def _is_wanted(key: bytes) -> bool:
 class _FileStoreObserver:
     """An `Observer` of a file store."""
 
-    def __init__(self, path: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, path: str, options: Mapping[str, Any]) -> None:
         self._files = FileObserver(path, options, _is_wanted)
 
     def look(self) -> tuple[Picture, Activity | None]:

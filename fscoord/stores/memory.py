@@ -132,6 +132,7 @@ system.after_fork_in_child("memory stores", _after_fork_in_child)
 class HashStore(Store):
     """A store in the memory of this process, for threads and for tests, with the whole contract of `Store`.
 
+    The name is that of torch's c10d ``HashStore``.
     `clone` returns another handle on the same data, and so do `named` and ``open_store("mem:NAME")``. The data exists
     as long as a handle is open. A forked child has its own copy of the data and shares nothing with its parent.
 
@@ -139,7 +140,7 @@ class HashStore(Store):
         timeout: the time that operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
     """
 
-    capabilities = Capabilities(knows_write_outcome=True)
+    capabilities: Capabilities = Capabilities(knows_write_outcome=True)
     _typical_call_s = 0.0
 
     def __init__(self, *, timeout: Timeout | None = None) -> None:
@@ -149,7 +150,10 @@ class HashStore(Store):
 
     @classmethod
     def named(cls, name: str, *, timeout: Timeout | None = None) -> HashStore:
-        """Return a new handle on the store named `name` of this process. The first call creates the store."""
+        """Return a new handle on the store named `name` of this process. The first call creates the store.
+
+        `timeout` is that of the constructor, and holds for this handle only.
+        """
         store = cls(timeout=timeout)
         system.process_epoch()
         with _named_lock[0]:

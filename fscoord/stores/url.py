@@ -63,6 +63,9 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
     Raises:
         ValueError: there is no address, or its scheme or an option is unknown or invalid. Other packages may add
             schemes, see `~fscoord.stores.url.register_scheme`.
+        TypeError: the address is neither text nor an ``os.PathLike[str]``, or an option has a wrong type.
+        FscoordError: the store can't be opened; see the class of the store.
+        ImportError: the extra that the scheme needs is not installed.
     """
     scheme, host, path, query = parse_url(_address(url))
     known = _scheme(scheme)

@@ -8,16 +8,17 @@ from fscoord.testing.faults import FaultyFiles, FaultyStore
 
 if TYPE_CHECKING:
     from fscoord.testing.contract import StoreContract
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name == "StoreContract":  # it needs pytest, and the rest does not
+            from fscoord.testing.contract import StoreContract
+
+            return StoreContract
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = ["FaultyFiles", "FaultyStore", "StoreContract", "not_faked"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "StoreContract":  # it needs pytest, and the rest does not
-        from fscoord.testing.contract import StoreContract
-
-        return StoreContract
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def not_faked() -> list[str]:

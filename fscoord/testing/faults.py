@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, keys_bytes
 from fscoord._runtime import system
 from fscoord.errors import StoreTimeoutError, StoreUnavailableError
-from fscoord.store import Store, StoreView
+from fscoord.store import Capabilities, Store, StoreView
 
 __all__ = ["Fault", "FaultyFiles", "FaultyStore", "Plan", "Rule", "counted", "drawn"]
 
@@ -259,7 +259,7 @@ class FaultyStore(StoreView):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self._plan = Plan()
-        self.capabilities = store.capabilities._replace(knows_write_outcome=False)
+        self.capabilities: Capabilities = store.capabilities._replace(knows_write_outcome=False)
 
     def delays(self, *operations: str, seconds: float, after: int = 0, times: int | None = None) -> Hits:
         """Make operations sleep for `seconds` before they begin."""

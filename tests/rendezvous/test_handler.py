@@ -444,6 +444,14 @@ def test_settings_that_make_no_sense_are_refused_before_a_store_is_opened(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("interval", [2, 2.0, timedelta(seconds=2)])
+def test_interval_of_the_settings_is_seconds_or_a_timedelta(interval):
+    settings = RendezvousSettings("id", 1, 2, keep_alive_interval=interval)
+    assert settings == RendezvousSettings("id", 1, 2, RendezvousTimeout(), timedelta(seconds=2), 3)
+    assert replace(settings, max_nodes=3) == RendezvousSettings("id", 1, 3, None, interval)
+    assert settings.keep_alive_interval == timedelta(seconds=2)
+
+
 @pytest.mark.parametrize("arguments", [("", 1, 1), ("id", 0, 1), ("id", 2, 1)])
 def test_rendezvous_needs_a_name_and_sound_numbers(arguments):
     with pytest.raises(ValueError):

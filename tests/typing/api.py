@@ -1,8 +1,13 @@
 """Code that uses the public names, checked by `mypy --strict` and never run."""
 
+import asyncio
 import math
+import os
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing, closing
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from typing_extensions import assert_type
 
@@ -10,41 +15,64 @@ import fscoord
 from fscoord import (
     BarrierError,
     BrokenBarrierError,
+    Capabilities,
     CorruptLogError,
+    EtcdStore,
     FileStore,
     FscoordError,
     HashStore,
     InsecurePathError,
     LimitExceededError,
+    LockLostError,
+    Member,
+    NoProcessGroupError,
     PrefixStore,
     QueueEmptyError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExit,
+    RendezvousStateError,
+    RendezvousTimeoutError,
     SessionDeadError,
     StaleRunError,
+    StaleTokenError,
     Store,
     StoreClosedError,
     StoreError,
     StoreGoneError,
     StoreTimeoutError,
     StoreUnavailableError,
+    TCPStore,
     UnsupportedFilesystemError,
+    UsedBeforeError,
+    WorkFailedError,
     aio,
     barrier,
     broadcast,
     gather,
     get_all,
+    inspect,
+    launch,
     open_store,
+    status,
     store_timeout,
     synchronize,
+    testing,
 )
 from fscoord.barriers import (
+    BARRIER_REGISTRY,
     Barrier,
     BarrierConfig,
+    DistBarrier,
     FileStoreBarrier,
     StoreBarrier,
+    TCPStoreBarrier,
     create_barrier_from_config,
     register_barrier,
 )
-from fscoord.environment import detect, rank_and_world_size
+from fscoord.environment import Environment, RunId, detect, rank_and_world_size
+from fscoord.integrations.pytest import Once
 from fscoord.recipes import (
     Contender,
     DoubleBarrier,
@@ -60,8 +88,40 @@ from fscoord.recipes import (
     ReadWriteLock,
     RLock,
     Semaphore,
+    force_release,
     once,
 )
+from fscoord.rendezvous import (
+    DEFAULT_PORT,
+    C10dRendezvousBackend,
+    DynamicRendezvousHandler,
+    NodeState,
+    Progress,
+    RdzvEvent,
+    RendezvousBackend,
+    RendezvousHandler,
+    RendezvousHandlerRegistry,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousSettings,
+    RendezvousStoreInfo,
+    RendezvousTimeout,
+    Token,
+    check_options,
+    construct_and_record_rdzv_event,
+    create_backend,
+    create_handler,
+    get_rendezvous_handler,
+    matches_machine_hostname,
+    parse_rendezvous_config,
+    parse_rendezvous_endpoint,
+    rendezvous_handler_registry,
+    static_rendezvous,
+)
+from fscoord.stores.url import register_scheme
+
+AnyTimeout = float | int | timedelta
+"""What every ``timeout`` accepts. Where None means a default, it is accepted, too."""
 
 
 def contract(store: Store) -> None:
@@ -92,6 +152,10 @@ def contract(store: Store) -> None:
     assert_type(store.timeout, timedelta)
     store.set_timeout(5)
     assert_type(store.has_extended_api(), bool)
+    assert_type(store.members(range(2)), list[Member])
+    assert_type((store.register(), store.dead_ranks([0]), store.dead_sessions([1])), tuple[int, list[int], list[int]])
+    assert_type(store.wait_alive(["key"], [0]), list[int])
+    assert_type(store.wait_sessions(["key"], {1}), list[int])
     store.close()
 
 
@@ -111,6 +175,78 @@ def stores(path: Path) -> None:
     assert_type(open_store("mem:"), Store)
     assert_type(open_store(path, timeout=5, world_size=2), Store)
     assert_type(open_store(), Store)
+    assert_type(file.capabilities, Capabilities)
+    assert_type(HashStore.named("name"), HashStore)
+    FileStore(os.fsencode(path), trace=path)
+    FileStore(file_name="path", trace="path")
+    FileStore(3)  # type: ignore[arg-type]
+    FileStore(path, trace=3)  # type: ignore[arg-type]
+
+
+class Client:
+    """The attributes of a client of etcd3gw."""
+
+    host: str
+    port: int
+    protocol: str
+    session: object
+
+
+def servers(client: Client) -> None:
+    assert_type(TCPStore("host", 0).port, int)
+    assert_type(EtcdStore(client, b"prefix").below("name"), EtcdStore)
+    assert_type(EtcdStore("etcd://host", "prefix", session_ttl=5).address, str)
+    EtcdStore(3, "prefix")  # type: ignore[arg-type]
+
+
+def mine(host: str, path: str, *, timeout: float = 300) -> Store:
+    return HashStore(timeout=timeout)
+
+
+register_scheme("mine", mine, {"timeout": float})
+
+
+def timeouts(store: Store, path: Path, given: AnyTimeout, limit: AnyTimeout | None) -> None:
+    """Every ``timeout`` accepts what the documents promise."""
+    FileStore(path, timeout=limit)
+    HashStore(timeout=limit)
+    HashStore.named("name", timeout=limit)
+    TCPStore("host", 0, timeout=limit)
+    EtcdStore("host", "prefix", limit)
+    open_store(path, timeout=limit)
+    store.set_timeout(given)
+    store.wait(["key"], limit)
+    store.wait_alive(["key"], [0], limit)
+    store.wait_sessions(["key"], [1], limit)
+    store.barrier("key", 2, limit)
+    barrier(store, 2, "prefix", limit, 0, str, given)
+    barrier(store, 2, key="key", timeout=limit)
+    synchronize(store, b"data", 0, 2, "prefix", limit)
+    get_all(store, 0, "prefix", 2, timeout=limit)
+    broadcast(store, None, 1, 2, "key", limit)
+    gather(store, b"data", 0, 2, "key", limit)
+    DistBarrier().execute_barrier(limit)
+    StoreBarrier(store, timeout=limit).execute_barrier(limit)
+    FileStoreBarrier(path, timeout=limit)
+    Lock(store, "name", limit, limit).acquire(timeout=limit)
+    Semaphore(store, "name", 2, limit, limit)
+    ReadWriteLock(store, "name", limit, limit)
+    election = Election(store, "name", b"data", limit, limit)
+    election.campaign(limit)
+    election.observe(0, limit)
+    election.watch(limit)
+    Latch(store, "name", 2).wait(limit)
+    DoubleBarrier(store, "name", 2, 0, limit).enter(limit)
+    Queue(store, "name", limit).take(True, limit)
+    Membership(store, "name").observe((), limit)
+    Membership(store, "name").watch(limit)
+    once(store, "name", lambda: b"", timeout=limit)
+    inspect.verify(path, timeout=given)
+    inspect.copy(path, path, timeout=given)
+    RendezvousStoreInfo.build(0, store, timeout=limit)
+    RendezvousTimeout(given, given, given, given)
+    RendezvousSettings("id", 1, 2, keep_alive_interval=given)
+    static_rendezvous(store, timeout=limit, restart_timeout=given)
 
 
 def collectives(store: Store, rank: int, world_size: int) -> None:
@@ -148,7 +284,12 @@ def barriers(store: Store, path: Path) -> None:
     with StoreBarrier(store, rank=0, world_size=1, fail_fast=True) as barrier:
         assert_type(barrier.sequence, int)
     assert_type(create_barrier_from_config(BarrierConfig.from_json("{}")), Barrier | None)
+    assert_type(BARRIER_REGISTRY, dict[str, type[Barrier]])
+    assert_type(TCPStoreBarrier(0, 2, "prefix", timeout_secs=timedelta(seconds=5)).world_size, int)
     environment = detect()
+    assert_type(environment, Environment)
+    run: RunId = ("job", 1)
+    FileStore(path, run_id=run)
     assert_type(environment.rank, int | None)
     assert_type(environment.run_id, tuple[str, int] | str | None)
     assert_type(rank_and_world_size(), tuple[int, int])
@@ -163,13 +304,23 @@ def recipes(store: Store) -> None:
     with Semaphore(store, "name", 3) as semaphore, ReadWriteLock(store, "name").reader as side:
         assert_type(semaphore, Semaphore)
         assert_type(side.token, int)
+    assert_type(force_release(store, "name", 1), bool)
     with Election(store, "name", b"data") as election:
         assert_type(election.leader(), Leader | None)
         assert_type(election.observe(after=1, timeout=5).data, bytes)
         for leader in election.watch(timeout=None):
             assert_type(leader, Leader)
-    with DoubleBarrier(store, "name", 4, 0, timeout=5, fail_fast=True) as both:
+
+    class Mine(DoubleBarrier):
+        pass
+
+    with Mine(store, "name", 4, 0, timeout=5, fail_fast=True) as both:
+        assert_type(both, Mine)
         both.leave(timeout=timedelta(seconds=1))
+    with closing(Election(store, "name").watch()) as leaders:
+        assert_type(next(leaders), Leader)
+    with closing(Membership(store, "name").watch()) as groups:
+        assert_type(next(groups), list[Participant])
     assert_type(Latch(store, "name", 3).count_down(), int)
     assert_type(once(store, "name", lambda: "value", timeout=5), bytes)
 
@@ -215,12 +366,152 @@ async def tasks(store: aio.AsyncStore) -> None:
     async with aio.Membership(store, "name") as group:
         async for present in group.watch():
             assert_type(present, list[Participant])
+    both = aio.ReadWriteLock(store, "name", ttl=5)
+    async with both.reader as reader, aio.RLock(store, "name") as again:
+        assert_type((reader, again), tuple[aio.Hold, aio.RLock])
+    assert_type(await aio.force_release(store, "name", 1), bool)
+    assert_type(await aio.Latch(store, "name", 2).count_down(), int)
+    async with aio.DoubleBarrier(store, "name", 2, 0, timeout=5) as double:
+        assert_type(double, aio.DoubleBarrier)
+    urgent = aio.PriorityQueue(store, "name", 5)
+    await urgent.put(b"value", priority=-1)
+    assert_type(await urgent.take(block=False), aio.Item)
+    assert_type((await urgent.size(), await urgent.taken()), tuple[int, list[Contender]])
+    assert_type(await aio.broadcast(store, None, 1, 2, "key", source=0), bytes)
+    assert_type(await aio.gather(store, b"data", 0, 2, "key", timeout=5), list[bytes] | None)
     assert_type(await aio.synchronize(store, b"data", 0, 1, "prefix"), list[bytes])
     assert_type(await aio.once(store, "name", work), bytes)
     await aio.barrier(store, world_size=1, key="key", timeout=5)
     assert_type(await aio.get_all(store, 0, key="key", world_size=1, timeout=5), list[bytes])
+    async with aclosing(aio.Election(store, "name").watch()) as leaders:
+        async for leader in leaders:
+            assert_type(leader, Leader)
+    async with aclosing(aio.Membership(store, "name").watch()) as groups:
+        assert_type(await groups.__anext__(), list[Participant])
+
+    @aio.once(store, "name")
+    async def whole() -> str:
+        return "value"
+
+    assert_type(whole, Callable[[], Coroutine[Any, Any, bytes]])
+    assert_type(await asyncio.create_task(whole()), bytes)
+    assert_type(await asyncio.create_task(aio.once(store, "name", whole)), bytes)
+
+    class Mine(aio.AsyncStore):
+        pass
+
+    async with Mine(store.store) as own:
+        assert_type(own, Mine)
+    assert_type(await own.clone(), aio.AsyncStore)
     assert_type(await store.register(), int)
     assert_type(await aio.Fenced(store, "key").token(), int)
+
+
+def rendezvous(store: Store, parameters: RendezvousParameters) -> None:
+    backend, opened = create_backend(parameters)
+    assert_type((backend, opened), tuple[C10dRendezvousBackend, Store])
+    assert_type(create_handler(parameters), DynamicRendezvousHandler)
+    assert_type(get_rendezvous_handler(parameters), RendezvousHandler)
+    settings = RendezvousSettings("id", 1, 2, keep_alive_interval=5)
+    assert_type(settings.keep_alive_interval, timedelta)
+    assert_type(settings.timeout, RendezvousTimeout)
+    assert_type(RendezvousTimeout(join=5).join, timedelta)
+
+    class Mine(DynamicRendezvousHandler):
+        pass
+
+    with Mine.from_backend("id", store, backend, 1, 2, keep_alive_interval=0.5) as handler:
+        assert_type(handler, Mine)
+        handler.on_wait = told
+        info = handler.next_rendezvous()
+        assert_type(info, RendezvousInfo)
+        assert_type(info.bootstrap_store_info.master_port, int)
+    assert_type(construct_and_record_rdzv_event("id", "message", NodeState.RUNNING), RdzvEvent)
+    assert_type(static_rendezvous(store).store, Store)
+    assert_type(parse_rendezvous_config("key=value"), dict[str, str])
+    assert_type(parse_rendezvous_endpoint(None, DEFAULT_PORT), tuple[str, int])
+    assert_type(matches_machine_hostname("node1"), bool)
+    check_options(["is_host"])
+    rendezvous_handler_registry.register("mine", create_handler)
+    assert_type(RendezvousHandlerRegistry().create_handler(parameters), RendezvousHandler)
+
+
+class Backend(RendezvousBackend):
+    @property
+    def name(self) -> str:
+        return "mine"
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        return None
+
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+        return state, token, True
+
+
+def told(progress: Progress) -> None:
+    assert_type(progress.left, float)
+
+
+def launcher(store: Store, handler: DynamicRendezvousHandler, console: launch.Console) -> None:
+    job = launch.Job(["program"], 2, "logs", streams=launch.Streams(launch.parse_streams("0:3,1:1")))
+    outcome = launch.Agent(job, handler, store, console, launch.Announcer(console)).run()
+    assert_type(outcome, launch.Outcome)
+    assert_type(outcome.failures, list[launch.Failure])
+    ending = launch.run_held(["program"], {}, lambda: None, grace=5)
+    assert_type(ending, launch.Ending)
+    assert_type((ending.code, ending.output), tuple[int, bytes])
+
+
+def participants(store: Store, path: Path) -> None:
+    assert_type(status.status(store), status.Status)
+    assert_type(status.status(path).picture.participants, tuple[status.SessionStatus, ...])
+    assert_type(status.find_all(status.status("mem:name").picture, 5), list[status.StatusFinding])
+    status.status(3)  # type: ignore[arg-type]
+    picture = status.status(store).picture
+    assert_type(picture, status.Picture)
+    assert_type(picture.participants[0].waiting, status.ShownWait | None)
+    assert_type(picture.lines, tuple[status.LineState, ...])
+    assert_type(picture.rounds, tuple[status.RoundState, ...])
+    assert_type(picture.log_lock, status.LogLock | None)
+
+
+def logs(path: Path) -> None:
+    with closing(inspect.dump(path)) as entries:
+        assert_type(next(entries), inspect.Entry)
+    report = inspect.verify(os.fsencode(path), on_progress=lambda file, read, size: print(file, read, size))
+    assert_type(report, inspect.Report)
+    assert_type(report.findings, tuple[inspect.Finding, ...])
+    assert_type(report.generations, tuple[inspect.Generation, ...])
+    assert_type(inspect.repair(path, "output", on_skipped=left_out), inspect.Repair)
+    assert_type(inspect.copy("path", path), inspect.Repair)
+    inspect.verify(3)  # type: ignore[arg-type]
+    inspect.repair(path, 3)  # type: ignore[arg-type]
+    inspect.copy(3, path)  # type: ignore[arg-type]
+    inspect.dump(3)  # type: ignore[arg-type]
+
+
+def left_out(record: inspect.Skipped) -> None:
+    assert_type((record.key, record.is_certain), tuple[bytes, bool])
+
+
+def tools(store: Store, fscoord_once: Once) -> None:
+    with testing.FaultyFiles() as files, files.fails("write", error=5, times=1) as hits:
+        assert_type(hits, list[str])
+    faulty = testing.FaultyStore(store)
+    with faulty.delays("set", seconds=1) as delayed:
+        assert_type(delayed, list[str])
+    assert_type(faulty.clone(), testing.FaultyStore)
+    assert_type(testing.not_faked(), list[str])
+    assert_type(fscoord_once("name", lambda: "value", print, timeout=timedelta(seconds=5)), bytes)
+    print(testing.Missing)  # type: ignore[attr-defined]
+
+
+class TestMine(testing.StoreContract):
+    def make_store(self, tmp_path: Path) -> Store:
+        return FileStore(tmp_path / "store")
+
+    def another(self, store: Store) -> Store:
+        return store.clone()
 
 
 def errors(error: FscoordError) -> None:
@@ -252,10 +543,31 @@ def built_in(
     insecure: InsecurePathError,
     unsupported: UnsupportedFilesystemError,
     usage: BarrierError,
+    used: UsedBeforeError,
+    group: NoProcessGroupError,
+    lost: LockLostError,
+    token: StaleTokenError,
+    work: WorkFailedError,
 ) -> list[RuntimeError]:
     value: ValueError = limit
     permission: PermissionError = insecure
     system: OSError = unsupported
     print(value, permission, system, broadcast, gather)
     store_gone: StoreGoneError = dead
-    return [closed, gone, store_gone, stale, empty, limit, usage]
+    usages: list[BarrierError] = [usage, used, group]
+    assertion: AssertionError = group
+    losses: list[LockLostError] = [lost, token]
+    print(assertion)
+    return [closed, gone, store_gone, stale, empty, limit, work, *usages, *losses]
+
+
+def of_rendezvous(
+    closed: RendezvousClosedError,
+    late: RendezvousTimeoutError,
+    connection: RendezvousConnectionError,
+    state: RendezvousStateError,
+    spare: RendezvousGracefulExit,
+) -> list[RendezvousError]:
+    timeout: TimeoutError = late
+    print(timeout)
+    return [closed, late, connection, state, spare]

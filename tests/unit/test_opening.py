@@ -104,8 +104,10 @@ def test_platform_without_ofd_locks_is_an_error_that_names_other_kinds(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "has_ofd_locks", lambda: False)
-    with pytest.raises(UnsupportedFilesystemError, match='pass lock="flock"'):
-        FileStore(path)
+    for given in (path, Path(path), os.fsencode(path)):
+        with pytest.raises(UnsupportedFilesystemError, match='pass lock="flock"') as caught:
+            FileStore(given)
+        assert (caught.value.path, str(caught.value).partition(":")[0]) == (path, path)
     with FileStore(path + "2", lock="flock") as store:
         store.set("k", "v")
 

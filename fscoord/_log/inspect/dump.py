@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Generator, Iterator
+from typing import NamedTuple
 
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
@@ -12,6 +12,7 @@ from fscoord._log.format.header import Header
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.opening import no_header, read_header, refused_header
+from fscoord._log.io.safe_files import FilePath
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
@@ -42,7 +43,7 @@ class Entry(NamedTuple):
     generation: int = 0
 
 
-def dump(path: Any) -> Iterator[Entry]:
+def dump(path: FilePath) -> Generator[Entry, None, None]:
     """Yield the records of generation 0 of the log at `path`, then of its newest generation. Take no lock.
 
     The generations between these two do not exist any more. The newest generation begins with a snapshot of their
@@ -56,7 +57,7 @@ def dump(path: Any) -> Iterator[Entry]:
     return _dump(safe_files.resolve(path))
 
 
-def _dump(path: str) -> Iterator[Entry]:
+def _dump(path: str) -> Generator[Entry, None, None]:
     fd, file, named = -1, path, None
     following = _NextGeneration(path)
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from fscoord._arguments import Timeout, to_seconds
 from fscoord._log.access.mount import find_mount
@@ -22,6 +22,7 @@ from fscoord._log.inspect.scan import Damaged, ProgressCallback, Scan, Sound, To
 from fscoord._log.inspect.verify import GenerationMissing, ignore_progress
 from fscoord._log.io import safe_files, torn_tail
 from fscoord._log.io.opening import no_header, read_header
+from fscoord._log.io.safe_files import FilePath
 from fscoord._log.locking.log_lock import OFD
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
@@ -158,8 +159,8 @@ class Repair(NamedTuple):
 
 
 def repair(
-    path: Any,
-    output: Any,
+    path: FilePath,
+    output: FilePath,
     *,
     salvage: bool = False,
     write: bool = False,
@@ -195,7 +196,9 @@ def repair(
     return _repair(_Request(source, salvage, to_seconds(timeout), on_progress, on_skipped), target, write=write)
 
 
-def copy(path: Any, output: Any, *, timeout: Timeout = 10.0, on_progress: ProgressCallback = ignore_progress) -> Repair:
+def copy(
+    path: FilePath, output: FilePath, *, timeout: Timeout = 10.0, on_progress: ProgressCallback = ignore_progress
+) -> Repair:
     """Make a new file store at `output` with the present contents of the file store at `path`.
 
     The store at `path` is only read. It may be in use, but its writers wait until the copy is done. cp(1) copies one

@@ -5,7 +5,7 @@ Nothing is changed. The log may be in use: a record that looks unfinished is rea
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from fscoord._arguments import Timeout, to_seconds
 from fscoord._log.access.mount import find_mount
@@ -18,6 +18,7 @@ from fscoord._log.generations import forwarding
 from fscoord._log.inspect.scan import Damaged, ProgressCallback, Scan, Sound, Torn, Voided, WriterLockout, iter_records
 from fscoord._log.io import safe_files
 from fscoord._log.io.opening import read_header
+from fscoord._log.io.safe_files import FilePath
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
@@ -104,7 +105,7 @@ def ignore_progress(*_: object) -> None:
     """Do nothing: the default of all callbacks."""
 
 
-def verify(path: Any, *, timeout: Timeout = 10.0, on_progress: ProgressCallback = ignore_progress) -> Report:
+def verify(path: FilePath, *, timeout: Timeout = 10.0, on_progress: ProgressCallback = ignore_progress) -> Report:
     """Read all files of the log at `path`, and report what is wrong with them. Nothing is changed.
 
     The store may be in use. A record that looks unfinished is read again under a shared lock, which keeps writers out

@@ -28,7 +28,11 @@ _ACLS: Final = ("system.posix_acl_access", "system.nfs4_acl")
 _NO_ACL: Final = frozenset(getattr(system.errno, name, -1) for name in ("ENODATA", "ENOTSUP", "EOPNOTSUPP", "EINVAL"))
 
 
-def resolve(path: Any) -> str:
+FilePath = str | bytes | system.os.PathLike[str] | system.os.PathLike[bytes]
+"""The path of a log, as its user gives it."""
+
+
+def resolve(path: FilePath) -> str:
     """Return `path` as an absolute path without symbolic links in its directory, which no later chdir(2) changes."""
     name = system.os.fsdecode(system.os.fspath(path))
     if not name:

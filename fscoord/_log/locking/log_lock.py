@@ -74,7 +74,7 @@ def _unsupported(error: OSError, kind: int, path: str) -> UnsupportedFilesystemE
     )
 
 
-def no_ofd_locks(path: Any) -> UnsupportedFilesystemError:
+def no_ofd_locks(path: str) -> UnsupportedFilesystemError:
     """Return the error of a platform without open-file-description locks."""
     return UnsupportedFilesystemError(
         f'{path}: this platform has no open-file-description locks; pass lock="flock" in every process',

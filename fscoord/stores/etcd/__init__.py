@@ -9,7 +9,7 @@ end of a session's lease is the death of the session.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
@@ -39,7 +39,7 @@ from fscoord.stores.etcd.requests import KeySpace, after_prefix, compare, delete
 from fscoord.stores.etcd.sessions import LeaseSession
 from fscoord.stores.etcd.transactions import KeySnapshot, KeyWatcher, Transactions, WatchRange
 
-__all__ = ["EtcdStore"]
+__all__ = ["EtcdStore", "GatewayClient"]
 
 VALUE_MAX: Final = 3 << 19
 """1.5 MiB: the most bytes of a request at a server's default ``--max-request-bytes``."""
@@ -54,6 +54,26 @@ QUEUE_HEADS_MAX: Final = 16
 handle keeps the values that it has read. They stay the head of the queue: a value that is pushed later has a higher
 creation revision. If another handle takes one of them first, the condition of the deletion fails.
 """
+
+
+class GatewayClient(Protocol):
+    """A client of etcd3gw: the attributes from which `EtcdStore` takes the address and the TLS files."""
+
+    @property
+    def host(self) -> str:
+        """The host of the member of the cluster."""
+
+    @property
+    def port(self) -> int:
+        """The port of the member."""
+
+    @property
+    def protocol(self) -> str:
+        """``"http"`` or ``"https"``."""
+
+    @property
+    def session(self) -> Any:
+        """A ``requests.Session``, whose ``verify`` and ``cert`` are the TLS files."""
 
 
 class EtcdStore(Store):
@@ -95,13 +115,13 @@ class EtcdStore(Store):
         ValueError: an address or the prefix is malformed.
     """
 
-    capabilities = Capabilities(
+    capabilities: Capabilities = Capabilities(
         processes=True, hosts=True, durable=True, survives_handles=True, sessions=True, value_max=VALUE_MAX
     )
 
     def __init__(
         self,
-        client_or_url: Any,
+        client_or_url: str | GatewayClient,
         prefix: Key,
         timeout: Timeout | None = None,
         *,
@@ -319,7 +339,7 @@ class EtcdStore(Store):
 
     def _with_prefix(self, prefix: bytes) -> EtcdStore:
         self._client.refuse_if_closed()
-        access = self._client.access
+        access: Any = self._client.access  # which only this class passes
         return EtcdStore(
             access, prefix, self._timeout, user=access.user, password=access.password, session_ttl=self._session.ttl
         )

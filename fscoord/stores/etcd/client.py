@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fscoord._runtime import system
 from fscoord.errors import (
@@ -27,6 +27,9 @@ from fscoord.errors import (
     missing_extra,
 )
 from fscoord.stores.etcd.requests import Request
+
+if TYPE_CHECKING:
+    from fscoord.stores.etcd import GatewayClient
 
 __all__ = ["PORT", "Access", "Client", "CompactedError", "Stream", "parse_access"]
 
@@ -98,7 +101,9 @@ class Access(NamedTuple):
         return f"{quote(str(self), safe='/:,[]')}/{quote(prefix)}?{urlencode(given, quote_via=quote)}"
 
 
-def parse_access(client_or_url: Any, *, tls: bool, cacert: str | None, cert: str | None, key: str | None) -> Access:
+def parse_access(
+    client_or_url: str | GatewayClient | Access, *, tls: bool, cacert: str | None, cert: str | None, key: str | None
+) -> Access:
     """Return the access that the arguments of an `~fscoord.EtcdStore` describe.
 
     Raises:
@@ -134,7 +139,7 @@ def parse_access(client_or_url: Any, *, tls: bool, cacert: str | None, cert: str
     return Access(tuple(endpoints), secure, cacert, cert, key)
 
 
-def _access_of_client(client: Any) -> Access:
+def _access_of_client(client: GatewayClient) -> Access:
     """Return the address and TLS files of a client of etcd3gw."""
     try:
         host, port, session = str(client.host), int(client.port), client.session

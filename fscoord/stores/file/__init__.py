@@ -26,6 +26,7 @@ from fscoord._arguments import (
 )
 from fscoord._log.format import record
 from fscoord._log.io import safe_files
+from fscoord._log.io.safe_files import FilePath
 from fscoord._log.log import SEVERAL, Decide, Log
 from fscoord._log.opened import open_log_file
 from fscoord._log.wakeup.watcher import MODES
@@ -59,8 +60,9 @@ class FileStore(Sessions):
     have ended. The design is that of torch's c10d ``FileStore``. "Promises" in the documentation lists the additions.
 
     Args:
-        path: the path of the file. A missing file is created, in a directory that must exist. None: a private temporary
-            file, which is removed when this handle is closed or its process exits.
+        path: the path of the file: `str`, `bytes` or an `os.PathLike`. A missing file is created, in a directory that
+            must exist. None: a private temporary file, which is removed when this handle is closed or its process
+            exits.
         world_size: the number of participants. The last participant to close the store removes the file. ``None`` (or
             -1, as in c10d): the file remains. A call of `close` and the end of a ``with`` count as closing, but ``del``
             does not.
@@ -96,19 +98,25 @@ class FileStore(Sessions):
         InsecurePathError: the path is a symbolic link or not a regular file, or the file belongs to users whom `mode`
             does not allow, or such users can write it.
         CorruptLogError: the file is not a log of fscoord.
+        StoreTimeoutError: another process held the log's lock for the whole timeout.
+        StaleRunError: a later run than `run_id` has begun.
         UnsupportedFilesystemError: the platform or file system has no locks of this kind, or its mount options make
             them unreliable.
+        TypeError: an argument has a wrong type, or both `path` and `file_name` are given.
+        ValueError: an argument has a wrong value, or `read_only` is given without a path.
     """
 
-    capabilities = Capabilities(processes=True, hosts=True, durable=True, survives_handles=True, sessions=True)
+    capabilities: Capabilities = Capabilities(
+        processes=True, hosts=True, durable=True, survives_handles=True, sessions=True
+    )
 
     @system.serialized_on_fake_fs
     def __init__(
         self,
-        path: Any = None,
+        path: FilePath | None = None,
         world_size: int | None = None,
         *,
-        file_name: Any = None,
+        file_name: FilePath | None = None,
         timeout: Timeout | None = None,
         rank: int | None = None,
         label: str | None = None,
@@ -121,7 +129,7 @@ class FileStore(Sessions):
         compact_bytes: int | None = COMPACT_BYTES,
         run_id: str | tuple[str, int] | None = None,
         spill_bytes: int | None = SPILL_BYTES,
-        trace: Any = None,
+        trace: str | system.os.PathLike[str] | None = None,
     ) -> None:
         self._timeout = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
         path = path_argument(path, file_name, read_only=read_only)

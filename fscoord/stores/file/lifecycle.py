@@ -13,6 +13,7 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.format.header import parse_run_id
 from fscoord._log.io import safe_files
 from fscoord._log.io.opening import COMPACT_BYTES, SPILL_BYTES, LogOptions
+from fscoord._log.io.safe_files import FilePath
 from fscoord._log.liveness.liveness_file import LIVENESS_SUFFIX, ProcessIdentity
 from fscoord._log.locking.log_lock import KINDS, no_ofd_locks
 from fscoord._log.log import Log
@@ -54,7 +55,7 @@ _participants: set[FileStore] = set()
 _closing: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
-def check_platform(lock: str, path: Any) -> None:
+def check_platform(lock: str, path: FilePath | None) -> None:
     """Check that the platform has locks of the kind `lock`, before the file `path` is created.
 
     Raises:
@@ -66,10 +67,10 @@ def check_platform(lock: str, path: Any) -> None:
             " HashStore in one process, and TCPStore or EtcdStore between processes"
         )
     if lock == "ofd" and not system.has_ofd_locks():
-        raise no_ofd_locks("a temporary file" if path is None else path)
+        raise no_ofd_locks("a temporary file" if path is None else system.os.fsdecode(path))
 
 
-def path_argument(path: Any, file_name: Any, *, read_only: bool) -> Any:
+def path_argument(path: FilePath | None, file_name: FilePath | None, *, read_only: bool) -> FilePath | None:
     """Return `path` or its other name `file_name`, or None for a temporary file.
 
     Raises:

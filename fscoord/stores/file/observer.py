@@ -167,7 +167,7 @@ class FileObserver:
         StoreUnavailableError, InsecurePathError, CorruptLogError: the log can't be read.
     """
 
-    def __init__(self, path: Any, options: Mapping[str, Any], wants: Callable[[bytes], bool]) -> None:
+    def __init__(self, path: str, options: Mapping[str, Any], wants: Callable[[bytes], bool]) -> None:
         self.path = safe_files.resolve(path)
         wanted: LogOptions = log_options(
             {

@@ -69,7 +69,10 @@ class Sessions(Store):
         return number
 
     def announce_rank(self, rank: int) -> None:
-        """See `Store.announce_rank`. The call writes a record, unless the rank is recorded already."""
+        """See `Store.announce_rank`. The call writes a record, unless the rank is recorded already.
+
+        A read-only handle records nothing.
+        """
         log = self._log
         if rank.__class__ is int and log.has_announced(rank):
             return

@@ -94,7 +94,7 @@ class TCPStore(Store):
         StoreTimeoutError: fewer than `world_size` stores connected in time.
     """
 
-    capabilities = Capabilities(
+    capabilities: Capabilities = Capabilities(
         processes=True, hosts=True, survives_first_handle=False, deletes_at_once=False, value_max=PAYLOAD_MAX
     )
 

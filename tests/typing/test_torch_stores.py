@@ -1,0 +1,66 @@
+"""The types of the functions that also take stores of torch, and of `TorchStore`, as mypy sees them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import fscoord
+
+HERE = Path(__file__).parent
+STUBS = HERE / "stubs"
+# torch imports its stores without exporting them to type checkers.
+CONFIGURATION = "[mypy]\nstrict = true\nwarn_unreachable = true\n[mypy-torch.*]\nimplicit_reexport = true\n"
+
+
+def complaints(program: str, directory: Path, *more: Path) -> str:
+    """Return what mypy prints about `program`, which may import from the directories `more`; empty if it is right."""
+    configuration = directory / "mypy.ini"
+    configuration.write_text(CONFIGURATION)
+    package = Path(fscoord.__file__).parent.parent
+    places = [*more, *([] if package.name == "site-packages" else [package])]  # mypy looks there by itself
+    options = ["--no-error-summary", f"--config-file={configuration}", f"--cache-dir={directory / 'cache'}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, str(HERE / program)],
+        env={**os.environ, "MYPYPATH": os.pathsep.join(map(str, places))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    assert bool(done.returncode) == bool(done.stdout)
+    return done.stdout
+
+
+@pytest.mark.once
+def test_stores_of_torch_fit_where_docs_say_so(tmp_path: Path) -> None:
+    assert complaints("torch_stores.py", tmp_path, STUBS) == ""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("program", ["torch_stores.py", "torch_adapter.py"])
+def test_stores_of_the_real_torch_fit_too(program: str, tmp_path: Path) -> None:
+    assert complaints(program, tmp_path) == ""
+
+
+@pytest.mark.torch
+def test_stubs_here_are_those_of_torch() -> None:
+    spec = find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    theirs = classes(Path(spec.origin).parent / "_C" / "_distributed_c10d.pyi")
+    ours = classes(STUBS / "torch" / "distributed.pyi")
+    assert len(ours) == 5
+    assert {name: theirs.get(name) for name in ours} == ours
+
+
+def classes(stubs: Path) -> dict[str, str]:
+    """Return the source of each class in `stubs`, without comments and with one layout."""
+    nodes = ast.parse(stubs.read_text(encoding="utf-8")).body
+    return {node.name: ast.unparse(node) for node in nodes if isinstance(node, ast.ClassDef)}
