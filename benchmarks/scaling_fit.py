@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.stores import OURS
 from fscoord._waiting.timing import SHOW_S
-from fscoord.doctor.prediction import LONE_ADD_REQUESTS, Job, Terms
+from fscoord.doctor.prediction import NO_WAIT, Job, Terms
 
 COUNTS_MS, TIMES_MS = (1, 25), (0, 25)
 """What is added to round trips where the model is fitted. With 25 ms the messages take nearly all of the time."""
@@ -46,9 +46,15 @@ class Run:
         return sorted({row["rtt_ms"] for row in self.of("lone add")})
 
     def round_trip_s(self, rtt_ms: float) -> float:
-        """Return how long a round trip took where `rtt_ms` were added: a fifth of an addition by one rank alone."""
-        found = [row["seconds"] / LONE_ADD_REQUESTS for row in self.of("lone add") if row["rtt_ms"] == rtt_ms]
-        return statistics.median(found)
+        """Return how long a round trip took where `rtt_ms` were added.
+
+        It is the time of an addition by one rank alone, divided by the number of requests for which the rank waits.
+        """
+        return statistics.median(
+            row["seconds"] / (row["requests"] - row["by_name"][NO_WAIT])
+            for row in self.of("lone add")
+            if row["rtt_ms"] == rtt_ms
+        )
 
 
 def fastest_s(row: Row) -> float:

@@ -75,7 +75,7 @@ def machine(run: Run) -> str:
         f"Measured on {on['date']} in the laboratory of `tests/mounts/lab` (User Mode Linux, {on['system']}, NFS 4.2,"
         f" one CPU for the server and all hosts), with {on['python']}, torch {on['torch']}, etcd {on['etcd']}. During"
         " the waits and rendezvous other work ran on the machine. Where 0, 1, 5 and 25 ms were added, a round trip took"
-        f" {added} ms: a fifth of an `add` by one rank alone, the middle of all runs."
+        f" {added} ms: a quarter of an `add` by one rank alone, the middle of all runs."
     )
     return textwrap.fill(words, 120, break_on_hyphens=False) + "\n"
 

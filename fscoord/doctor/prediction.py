@@ -57,23 +57,26 @@ def readers(job: Job, record_bytes: float) -> int:
     return job.nodes if job.ranks * record_bytes <= EXTENT_MAX else job.ranks
 
 
-BARRIER_REQUESTS: Final = Terms(node=6.62, pair=2.72, rank=1.12, shown=1.47)
-BARRIER_ROUND_TRIPS: Final = Terms(base=0.446, node=4.93)
-BARRIER_LABORATORY_S: Final = Terms(pair=0.00114, rank=0.00246)
-ADDS_REQUESTS: Final = Terms(node=6.9, pair=1.9, rank=0.0246)
-ADDS_ROUND_TRIPS: Final = Terms(node=4.84)
-ADDS_LABORATORY_S: Final = Terms(base=0.000267, pair=0.000129, rank=0.00186)
-WAITING_REQUESTS_PER_S: Final = Terms(node=6.28, rank=0.0122)
+BARRIER_REQUESTS: Final = Terms(node=6.8, pair=2.75, rank=0.833, shown=1.01)
+BARRIER_ROUND_TRIPS: Final = Terms(base=0.241, node=4.91)
+BARRIER_LABORATORY_S: Final = Terms(base=0.00154, node=0.000383, pair=0.000624, rank=0.00172)
+ADDS_REQUESTS: Final = Terms(node=6.81, pair=1.94, rank=0.0534)
+ADDS_ROUND_TRIPS: Final = Terms(base=0.0677, node=4.96)
+ADDS_LABORATORY_S: Final = Terms(node=5.26e-05, pair=0.000101, rank=0.000597)
+WAITING_REQUESTS_PER_S: Final = Terms(node=6.76, rank=0.0489)
 RENDEZVOUS_REQUESTS: Final = Terms(node=82.1, pair=8.51)
-RENDEZVOUS_ROUND_TRIPS: Final = Terms(node=18.8, pair=5.62)
+RENDEZVOUS_ROUND_TRIPS: Final = Terms(node=18.3, pair=5.48)
 RENDEZVOUS_LABORATORY_S: Final = Terms(node=0.118)
 AGENTS_REQUESTS_PER_S: Final = Terms(node=1.36)
 LEADER_S: Final = 7.1e-05
-RECORD_BYTES: Final = 49.1
+RECORD_BYTES: Final = 47.8
 
 LONE_ADD_REQUESTS: Final = 5
-LONE_ADD_ROUND_TRIPS: Final = 5
-"""A rank that writes alone asks for the lock, for the size and for the new records, writes, and gives the lock back."""
+LONE_ADD_ROUND_TRIPS: Final = 4
+"""A rank that writes alone asks for the lock and for the size, writes, and releases the lock. The client sends the fifth
+request, `NO_WAIT`, after the call has returned. If another node has written in between, a read comes before the write.
+"""
+NO_WAIT: Final = "FREE_STATEID"
 
 
 def predict(job: Job, round_trip_s: float) -> dict[str, Any]:
