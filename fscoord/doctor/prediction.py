@@ -69,12 +69,12 @@ RENDEZVOUS_ROUND_TRIPS: Final = Terms(node=18.3, pair=5.48)
 RENDEZVOUS_LABORATORY_S: Final = Terms(node=0.118)
 AGENTS_REQUESTS_PER_S: Final = Terms(node=1.36)
 LEADER_S: Final = 7.1e-05
-RECORD_BYTES: Final = 47.8
+RECORD_BYTES: Final = 46.9
 
 LONE_ADD_REQUESTS: Final = 5
 LONE_ADD_ROUND_TRIPS: Final = 4
-"""A rank that writes alone asks for the lock and for the size, writes, and releases the lock. The client sends the fifth
-request, `NO_WAIT`, after the call has returned. If another node has written in between, a read comes before the write.
+"""A rank that writes alone locks, asks for the size, writes and unlocks. The client sends the fifth request, `NO_WAIT`,
+after the call has returned. If another node has written in between, a read comes before the write.
 """
 NO_WAIT: Final = "FREE_STATEID"
 
