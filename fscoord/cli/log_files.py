@@ -141,7 +141,7 @@ def verify(ctx: click.Context, path: str | None, timeout: float, as_json: bool) 
 
     \b
     Exit codes:
-        0  sound, also if the last record was never finished
+        0  sound, also if the last record was never finished, or if no writer has opened the log yet
        65  damaged, or not a log
        75  another process kept the log lock, so nothing is certain
 

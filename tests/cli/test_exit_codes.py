@@ -283,6 +283,21 @@ def test_copy_into_a_directory_that_is_not_there_names_that_directory(fscoord, t
     assert f"its directory {tmp_path}/none does not exist: create it first" in done.err
 
 
+@pytest.mark.parametrize(
+    "words", [["cp", "STORE", "COPY"], ["repair", "--yes", "-o", "COPY", "STORE"]], ids=["cp", "repair"]
+)
+def test_copy_into_a_directory_that_refuses_it_names_the_copy_and_not_the_store(
+    fscoord, as_nobody, public_dir, path, words
+):
+    store, copy = str(public_dir / "store"), str(public_dir / "closed" / "copy")
+    with FileStore(store, mode=0o644) as handle:
+        handle.set("k", "v")
+    (public_dir / "closed").mkdir(mode=0o755)
+    done = as_nobody(fscoord, *({"STORE": store, "COPY": copy}.get(word, word) for word in words))
+    assert done.code == 77
+    assert done.err.startswith(f"fscoord: {copy}: writing the copy failed: Permission denied; check the owners")
+
+
 def test_tilde_in_the_address_is_the_home_directory_also_for_commands(fscoord, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for address in ("~/mine", "file:~/mine?timeout=9"):

@@ -6,7 +6,7 @@ import errno
 import os
 import random
 import stat
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from fscoord._log.format import record
 from fscoord._log.format.generation_ref import GenerationRef, generation_name
 from fscoord._log.format.header import Header
 from fscoord._log.locking.log_lock import FLOCK
-from fscoord.inspect import Repair, Skipped, repair, verify
+from fscoord.inspect import Repair, Skipped, copy, repair, verify
 
 
 @pytest.fixture
@@ -400,13 +400,22 @@ def test_repair_keeps_writers_away_while_it_copies(path: str, output: str) -> No
     assert content(output) == ({"k": b"v" * 100}, 0)
 
 
-@pytest.mark.parametrize("make_bad", [lambda data: b"hello, world", lambda data: data[:60], lambda data: b""])
-def test_repair_refuses_a_file_that_holds_no_record(make_bad: Callable[[bytes], bytes], path: str, output: str) -> None:
-    put(path, make_bad(make(path, write_every_kind)))
+def test_repair_refuses_a_file_that_holds_no_record(path: str, output: str) -> None:
+    put(path, b"hello, world")
     for salvage in (False, True):
         with pytest.raises(CorruptLogError) as caught:
             repair(path, output, write=True, salvage=salvage)
         assert caught.value.offset == 0
+    assert not os.path.exists(output)
+
+
+@pytest.mark.parametrize("size", [0, 8, 60])
+def test_repair_and_copy_refuse_a_file_that_no_writer_has_opened(size: int, path: str, output: str) -> None:
+    put(path, make(path, write_every_kind)[:size])
+    for act in (partial(repair, write=True), partial(repair, write=True, salvage=True), copy):
+        with pytest.raises(StoreUnavailableError) as caught:
+            act(path, output)
+        assert caught.value.errno == errno.ENOENT
     assert not os.path.exists(output)
 
 
