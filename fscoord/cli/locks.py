@@ -178,7 +178,10 @@ def break_lock(store: Store, name: bytes, token: int | None, yes: bool) -> int:
     found = Lock(store, name)
     holders = [each for each in found.holders() if token in {None, each.token}]
     if not holders:
-        click.echo(f"fscoord: no process holds {printable(name)}" + (f" with token {token}" if token else ""), err=True)
+        click.echo(
+            f"fscoord: no process holds {printable(repr(key_text(name)))}" + (f" with token {token}" if token else ""),
+            err=True,
+        )
         return FALSE
     click.echo("\n".join(_holder_lines(holders, found.waiters(), states_of(store))), err=True)
     if not yes and not _is_asked():

@@ -43,6 +43,7 @@ __all__ = [
     "store_option",
     "store_url",
     "time_limit",
+    "time_span",
     "timeout_option",
     "verbose",
     "with_existing_store",
@@ -77,7 +78,9 @@ class DirectoryPath(click.Path):
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return `value` as it is."""
+        """Return `value` as it is. An empty name is refused: it would be the present directory."""
+        if not value:
+            self.fail("the name is empty", param, ctx)
         return value
 
 
@@ -88,10 +91,19 @@ def raw(text: str) -> bytes:
 
 def time_limit(text: str) -> float:
     """Return a time-out in seconds, checked by the rules of the library."""
+    return _seconds(text, "; 0 tries once, inf has no limit")
+
+
+def time_span(text: str) -> float:
+    """Return a time in seconds that is no time-out, such as an interval."""
+    return _seconds(text, "")
+
+
+def _seconds(text: str, advice: str) -> float:
     try:
         return to_seconds(float(text))
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a number of seconds; 0 tries once, inf has no limit.") from None
+        raise click.BadParameter(f"{text!r} is not a number of seconds{advice}.") from None
 
 
 def _remember(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
@@ -111,16 +123,20 @@ def _listen(ctx: click.Context, param: click.Parameter, value: int) -> None:
 def show_log() -> None:
     """Print the warnings of the library on standard error, and with -v and -vv all that it logs.
 
-    Without -v the warnings about long waits are not printed. A long wait is no fault, and the verbs tell a person of it
-    (`telling_if_slow`).
+    Without -v two kinds of messages are not printed, because the verbs have their own: the warnings about long waits,
+    which are no fault (`telling_if_slow`), and the events of a rendezvous.
     """
     root = logging.getLogger("fscoord")
     if any(isinstance(handler, _ErrorLines) for handler in root.handlers):
         return
     handler = _ErrorLines()
-    handler.addFilter(lambda record: record.msg != STILL_WAITING or root.isEnabledFor(logging.INFO))
+    handler.addFilter(lambda record: root.isEnabledFor(logging.INFO) or not _is_told_otherwise(record))
     handler.setFormatter(_Formatter("fscoord: %(message)s"))  # in the shape of the command's own messages
     root.addHandler(handler)
+
+
+def _is_told_otherwise(record: logging.LogRecord) -> bool:
+    return record.msg == STILL_WAITING or hasattr(record, FOR_PEOPLE)
 
 
 class _ErrorLines(logging.Handler):
@@ -188,9 +204,19 @@ as_json = json_option("Print one line of JSON.")
 
 def store_url(ctx: click.Context) -> str:
     """Return the address of the store: that of --store, or else of the environment variable."""
-    url: str | None = ctx.meta.get(_URL) or system.os.environ.get(ENVIRONMENT_VARIABLE)
+    given: str | None = ctx.meta.get(_URL)
+    if given is not None:
+        return _not_empty(ctx, "--store", given)
+    url = system.os.environ.get(ENVIRONMENT_VARIABLE)
     if not url:
         raise click.UsageError(f"which store? Give --store URL or set {ENVIRONMENT_VARIABLE}", ctx)
+    return url
+
+
+def _not_empty(ctx: click.Context, what: str, url: str) -> str:
+    """Return `url`, which must not be empty: an unset variable of a shell must not lead to another store."""
+    if not url:
+        raise click.UsageError(f"{what} is empty: name a path or an address", ctx)
     return url
 
 
@@ -204,7 +230,7 @@ def address(ctx: click.Context, path: str | None) -> str:
     other = ctx.meta.get(_URL)
     if other not in (None, path):
         raise click.UsageError(f"which store? The argument names {path}, and --store names {other}; give one", ctx)
-    return path
+    return _not_empty(ctx, "the argument", path)
 
 
 def limit_text(limit: timedelta | float | None) -> str:

@@ -18,7 +18,7 @@ from fscoord.cli.options import (
     complete_file,
     given_timeout,
     store_option,
-    time_limit,
+    time_span,
     timeout_option,
     verbose,
 )
@@ -48,7 +48,7 @@ CLEAR: Final = b"\x1b[H\x1b[2J"
 
 slow_option = click.option(
     "--slow",
-    type=time_limit,
+    type=time_span,
     default=f"{SLOW_S:g}",
     metavar="SECONDS",
     show_default=True,
@@ -75,7 +75,7 @@ class Row(NamedTuple):
 @click.option("-w", "--watch", is_flag=True, help="Show the table again and again, until Ctrl-C.")
 @click.option(
     "--interval",
-    type=time_limit,
+    type=time_span,
     default="2",
     metavar="SECONDS",
     show_default=True,

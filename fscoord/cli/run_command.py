@@ -14,7 +14,7 @@ from fscoord._arguments import Timeout, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.exit_codes import FALSE, TIMEOUT
-from fscoord.cli.options import absolute_url, limit_text, time_limit
+from fscoord.cli.options import absolute_url, limit_text, time_limit, time_span
 from fscoord.cli.output import telling_if_slow
 from fscoord.cli.ps import since_text
 from fscoord.errors import StoreTimeoutError
@@ -96,7 +96,7 @@ def command_options(function: Callable[P, R]) -> Callable[P, R]:
         click.option(
             "--grace",
             metavar="SECONDS",
-            type=time_limit,
+            type=time_span,
             default="5",
             show_default=True,
             help="The time from SIGTERM to SIGKILL when COMMAND is stopped because the hold was lost.",
@@ -114,7 +114,7 @@ def wait_options(function: Callable[P, R]) -> Callable[P, R]:
         click.option(
             "--ttl",
             metavar="SECONDS",
-            type=time_limit,
+            type=time_span,
             help="Let another process take over if this one has not renewed its hold for this long, because it was"
             " stopped or cut off. [default: never]",
         ),

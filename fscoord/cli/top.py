@@ -17,7 +17,7 @@ from fscoord.cli.options import (
     complete_file,
     given_timeout,
     store_option,
-    time_limit,
+    time_span,
     timeout_option,
     verbose,
 )
@@ -91,7 +91,7 @@ class Keys:
 @click.argument("path", metavar="[STORE]", required=False, shell_complete=complete_file)
 @click.option(
     "--interval",
-    type=time_limit,
+    type=time_span,
     default="1",
     metavar="SECONDS",
     show_default=True,

@@ -22,7 +22,7 @@ from fscoord.cli.options import (
     json_option,
     limit_text,
     raw,
-    time_limit,
+    time_span,
     with_store,
     with_store_to_get,
     with_store_to_read,
@@ -247,7 +247,7 @@ Values = dict[bytes, bytes]
 @click.option(
     "--interval",
     metavar="SECONDS",
-    type=time_limit,
+    type=time_span,
     default="0.1",
     show_default=True,
     help="The least time between two reads.",

@@ -243,3 +243,9 @@ def test_interruption_leaves_nothing_in_the_directory(process, line_with, tmp_pa
     assert child.wait(60) == code
     assert os.listdir(directory) == []
     assert child.stdout.read() == b""
+
+
+def test_directory_with_an_empty_name_is_a_usage_error_and_not_the_present_one(fscoord):
+    done = fscoord("doctor", "")
+    assert (done.code, done.out) == (64, b"")
+    assert "Invalid value for 'DIR': the name is empty" in done.err

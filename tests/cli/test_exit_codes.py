@@ -139,6 +139,15 @@ def test_warning_about_a_long_wait_is_printed_only_with_v(fscoord, monkeypatch):
     assert fscoord("-v", "set", "k", "v").err == "fscoord: still waiting for a lock, after 31 s\n"
 
 
+def test_rendezvous_that_can_not_be_opened_is_reported_once(fscoord, tmp_path):
+    words = ["run", "--nnodes", "2", "--rdzv-endpoint", f"{tmp_path}/none/job", "true"]
+    done = fscoord(*words)
+    assert done.code == 69
+    assert done.err.startswith("fscoord: the store of the rendezvous can't be opened: ")
+    assert done.err.count("\n") == 1
+    assert "RendezvousConnectionError" in fscoord("-v", *words).err
+
+
 def test_internal_error_is_reported_as_a_bug(fscoord, monkeypatch):
     monkeypatch.setattr(options, "open_store", lambda *_, **__: {}["oops"])
     done = fscoord("get", "k")
@@ -151,6 +160,15 @@ def test_store_not_given_is_a_usage_error_that_names_the_option(fscoord, monkeyp
     done = fscoord("get", "k")
     assert done.code == 64
     assert "--store URL or set FSCOORD_STORE" in done.err
+
+
+@pytest.mark.parametrize("words", [["get", "k"], ["keys"], ["ps"], ["verify"]], ids=lambda words: words[0])
+def test_empty_address_is_refused_and_not_replaced_by_the_environment(fscoord, words):
+    """An unset variable of a shell must not lead a verb to another store."""
+    fscoord("set", "k", "v")
+    done = fscoord(*words, "--store", "")
+    assert (done.code, done.out) == (64, b"")
+    assert done.err.startswith("fscoord: --store is empty: name a path or an address")
 
 
 def test_store_of_the_command_line_overrides_the_environment_and_the_last_wins(fscoord, tmp_path):
@@ -177,6 +195,25 @@ def test_timeout_that_is_not_a_number_is_refused(fscoord, timeout):
 def test_timeout_of_inf_waits_without_limit(fscoord):
     fscoord("set", "k", "v")
     assert fscoord("get", "--timeout", "inf", "k").out == b"v"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ps", "--slow", "-1"],
+        ["ps", "--interval", "x"],
+        ["top", "--interval", "nan"],
+        ["watch", "--interval", "-1"],
+        ["lock", "--grace", "-1", "l", "true"],
+        ["lock", "--ttl", "x", "l", "true"],
+    ],
+    ids=" ".join,
+)
+def test_duration_that_is_not_a_number_is_refused_without_advice_for_time_limits(fscoord, words):
+    done = fscoord(*words)
+    assert done.code == 64
+    assert f"{words[2]!r} is not a number of seconds" in done.err
+    assert "inf has no limit" not in done.err
 
 
 @pytest.mark.parametrize("url", ["tcp://host", "nowhere:x", "file:x?colour=red", "file://host/x"])
@@ -273,6 +310,11 @@ def test_file_without_a_header_has_one_exit_code_and_the_next_step(fscoord, tmp_
     assert os.listdir(tmp_path) == ["log"]
     assert (tmp_path / "log").read_bytes() == data
     assert fscoord("set", "--store", f"{tmp_path}/log", "k", "v").code == 0
+
+
+def test_store_to_copy_that_is_not_there_is_named_although_the_name_of_the_copy_begins_its_name(fscoord, tmp_path):
+    done = fscoord("cp", f"{tmp_path}/none", f"{tmp_path}/n")
+    assert done.err == f"fscoord: no store at {tmp_path}/none; check the path (`set` creates one)\n"
 
 
 def test_copy_into_a_directory_that_is_not_there_names_that_directory(fscoord, tmp_path):

@@ -22,9 +22,9 @@ def store(path):
 
 def test_lock_that_was_never_held_has_no_holders(fscoord, store):
     assert fscoord("holders", "a") == (1, b"", "")
-    assert fscoord("break-lock", "--yes", "a") == (1, b"", "fscoord: no process holds a\n")
+    assert fscoord("break-lock", "--yes", "a") == (1, b"", "fscoord: no process holds 'a'\n")
     with Lock(store, "a"):
-        assert fscoord("break-lock", "--yes", "--token", "2", "a").err == "fscoord: no process holds a with token 2\n"
+        assert fscoord("break-lock", "--yes", "--token", "2", "a").err == "fscoord: no process holds 'a' with token 2\n"
         assert fscoord("holders", "a").code == 0
 
 

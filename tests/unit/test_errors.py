@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import errno
+import os
 import pickle
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,6 +135,14 @@ def test_error_about_a_time_that_is_over_says_timeout() -> None:
     assert len(said) > 10
 
 
-@pytest.mark.parametrize("path", ["/shared/job.store", "", "a b", "it's", "$x;`y`", "\u00e9\udcff", "a\nb", '"'])
+@pytest.mark.parametrize("path", ["/shared/job.store", "", "a b", "it's", "$x;`y`", "\u00e9", '"', "\\"])
 def test_command_in_a_message_is_quoted_as_the_shell_needs_it(path: str) -> None:
     assert closer_look(path) == f"; to look closer, run fscoord ps {shlex.quote(path)}"
+
+
+@pytest.mark.parametrize("path", ["\u00e9\udcff1f", "a\nb", "it's \x1b\\", "\u202e"])
+def test_path_that_can_not_be_printed_is_one_printable_word_of_a_command_in_a_message(path: str) -> None:
+    said = closer_look(path)
+    assert said.isprintable()
+    program = f'fscoord() {{ printf %s "$2"; }}; {said.removeprefix("; to look closer, run ")}'
+    assert subprocess.run(["bash", "-c", program], capture_output=True, check=True).stdout == os.fsencode(path)

@@ -261,7 +261,8 @@ def _repair(request: _Request, output: str, *, write: bool) -> Repair:
         raise
     except OSError as error:
         raise_if_foreign(error)
-        if str(error.filename).startswith(output):  # the copy, or its temporary name
+        name = str(error.filename)
+        if name == output or name.startswith(f"{output}."):  # the copy, or its temporary name
             raise safe_files.unavailable(error, output, "writing the copy") from error
         raise safe_files.unavailable(error, path, f"copying the log to {output}") from error
 
