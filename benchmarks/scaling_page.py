@@ -73,9 +73,9 @@ def machine(run: Run) -> str:
     added = ", ".join(f"{run.round_trip_s(rtt) * 1e3:.2g}" for rtt in run.delays())
     words = (
         f"Measured on {on['date']} in the laboratory of `tests/mounts/lab` (User Mode Linux, {on['system']}, NFS 4.2,"
-        f" one CPU for the server and all hosts), with {on['python']}, torch {on['torch']}, etcd {on['etcd']}. During"
-        " the waits and rendezvous other work ran on the machine. Where 0, 1, 5 and 25 ms were added, a round trip took"
-        f" {added} ms: a quarter of an `add` by one rank alone, the middle of all runs."
+        f" one CPU for the server and all hosts), with {on['python']}, torch {on['torch']}, etcd {on['etcd']}. Where 0,"
+        f" 1, 5 and 25 ms were added, a round trip took {added} ms: a quarter of an `add` by one rank alone, the middle"
+        " of all runs."
     )
     return textwrap.fill(words, 120, break_on_hyphens=False) + "\n"
 

@@ -64,10 +64,10 @@ ADDS_REQUESTS: Final = Terms(node=6.81, pair=1.94, rank=0.0534)
 ADDS_ROUND_TRIPS: Final = Terms(base=0.0677, node=4.96)
 ADDS_LABORATORY_S: Final = Terms(node=5.26e-05, pair=0.000101, rank=0.000597)
 WAITING_REQUESTS_PER_S: Final = Terms(node=6.76, rank=0.0489)
-RENDEZVOUS_REQUESTS: Final = Terms(node=82.1, pair=8.51)
-RENDEZVOUS_ROUND_TRIPS: Final = Terms(node=18.3, pair=5.48)
-RENDEZVOUS_LABORATORY_S: Final = Terms(node=0.118)
-AGENTS_REQUESTS_PER_S: Final = Terms(node=1.36)
+RENDEZVOUS_REQUESTS: Final = Terms(node=72.5, pair=12.6)
+RENDEZVOUS_ROUND_TRIPS: Final = Terms(node=20.9, pair=1.01)
+RENDEZVOUS_LABORATORY_S: Final = Terms(node=0.0791)
+AGENTS_REQUESTS_PER_S: Final = Terms(node=1.4)
 LEADER_S: Final = 7.1e-05
 RECORD_BYTES: Final = 46.9
 
