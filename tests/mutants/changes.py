@@ -1574,14 +1574,16 @@ MUTANTS = (
         "Combiner._lead",
         """\
             shared.leader = 0
-            # The first call is that of a C function, as in `Log.update`: otherwise Ctrl-C could leave the seat taken.
             try:
-                slot.free()
+                # The first call is of a C function, as in `Log.update`: otherwise Ctrl-C could leave the seat taken.
+                try:
+                    slot.free()
 """,
         """\
             try:
-                slot.free()
-                shared.leader = 0
+                try:
+                    slot.free()
+                    shared.leader = 0
 """,
         (f"{COMBINED_INTERRUPTS}::test_leader_that_is_interrupted_when_it_has_just_left_the_seat_can_lead_again",),
     ),
@@ -1626,6 +1628,30 @@ MUTANTS = (
         "elif claimed_by is not None and seen != claimed_by:",
         "if claimed_by is not None:",
         (f"{COMBINER}::test_author_waits_for_the_answer_as_long_as_its_leader_is_at_work",),
+    ),
+    Mutant(
+        "a leader that is interrupted while it leaves the seat answers nobody",
+        "Combiner._lead",
+        """\
+            finally:
+                self._tell(station, slot, batch, is_written=is_written)
+""",
+        """\
+            except KeyError:
+                raise
+            self._tell(station, slot, batch, is_written=is_written)
+""",
+        (f"{COMBINER}::test_leader_that_is_interrupted_behind_its_write_answers_all_its_followers",),
+    ),
+    Mutant(
+        "a leader that is interrupted while it answers leaves the others without an answer",
+        "Combiner._tell",
+        """\
+        except BaseException:  # of a signal handler. An answer that comes twice does no harm
+            self._answer(station, slot, batch, is_written=is_written)
+""",
+        "        except BaseException:\n",
+        (f"{COMBINER}::test_leader_that_is_interrupted_behind_its_write_answers_all_its_followers",),
     ),
     Mutant(
         "a forked child takes the record of its parent for its own",

@@ -33,8 +33,8 @@ from fscoord._log.access.network import NetworkAccess
 from fscoord._log.combining import batch, combiner
 from fscoord._log.combining.batch import Batch, Write
 from fscoord._log.combining.combiner import Combiner
-from fscoord._log.combining.request import ALONE, DONE, LEAD, REQUEST_MAX, Author, encode_request
-from fscoord._log.combining.station import ANSWER_MAX, LINK_MAX, SWEEP_S, VERSION, Station
+from fscoord._log.combining.request import ALONE, DONE, LEAD, REQUEST_MAX, Answer, Author, encode_request
+from fscoord._log.combining.station import ANSWER_MAX, LINK_MAX, SWEEP_S, VERSION, Slot, Station
 from fscoord._log.format import record
 from fscoord._log.io.writer import SharedLogWriter
 from fscoord._log.log import LOCK_GRACE_S
@@ -347,6 +347,48 @@ def test_followers_of_a_leader_that_shows_no_life_write_alone_until_it_moves(
             assert store.add("n", 1) == 3
             assert len(published) == 2
             assert seat.station.requests() == []
+
+
+@pytest.mark.parametrize("where", ["the seat", "an answer"])
+def test_leader_that_is_interrupted_behind_its_write_answers_all_its_followers(
+    where: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, interruptions = set[str](), [KeyboardInterrupt]
+    tell = Station.tell
+
+    def interrupt() -> None:
+        if interruptions:
+            raise interruptions.pop()
+
+    def tell_and_interrupt(station: Station, slot: Slot, address: str, answer: Answer) -> bool:
+        if slot is its_slot:
+            told.add(address)
+        done = tell(station, slot, address, answer)
+        if slot is its_slot and where == "an answer":
+            interrupt()
+        return done
+
+    def leave_and_interrupt() -> None:
+        leave()
+        interrupt()
+
+    with ExitStack() as stack:
+        leader, *followers = opened(path, stack, 3)
+        (its_slot,) = station_of(leader)._free_slots
+        leave = its_slot.free
+        with HeldLock(path) as held:
+            leading = start_thread(leader.set, "led", "1")
+            until(lambda: log_of(leader).handle.shared.leader)
+            threads = [start_thread(store.add, "n", 1) for store in followers]
+            until(lambda: len(station_of(leader).requests()) == 2)
+            monkeypatch.setattr(Station, "tell", tell_and_interrupt)
+            if where == "the seat":
+                its_slot.free = leave_and_interrupt
+            held.release()
+            with pytest.raises(KeyboardInterrupt):
+                leading.join()
+            assert sorted(thread.join() for thread in threads) == [1, 2]
+        assert told == {slot.name for store in followers for slot in station_of(store)._slots}
 
 
 # A write whose call has begun long before

@@ -150,7 +150,7 @@ class Combiner:
             if not station.is_lost:
                 return station
             self._drop(station)
-        if not self._may_open():
+        if self._has_ended():
             return None
         try:
             station = Station(handle.root.key)
@@ -161,13 +161,14 @@ class Combiner:
         first = self._stations.setdefault("open", station)
         if first is not station:
             station.close()
-        if not self._may_open():  # another thread has closed the handle meanwhile
+        if self._has_ended():  # perhaps only since the first look
             self._drop(first)
             return None
         return first
 
-    def _may_open(self) -> bool:
-        return not (self._is_closed or self._log.handle.recovery & CLOSED)
+    def _has_ended(self) -> bool:
+        """Return whether the handle was closed, or is being closed by another thread."""
+        return self._is_closed or bool(self._log.handle.recovery & CLOSED)
 
     def _drop(self, station: Station) -> None:
         if self._stations.get("open") is station:
@@ -446,13 +447,15 @@ class Combiner:
             # No signal handler runs at an assignment. After the call of `free` one may raise, and would skip it: the
             # thread would count as a leader for ever. Another thread may lead by then, and have assigned itself.
             shared.leader = 0
-            # The first call is that of a C function, as in `Log.update`: otherwise Ctrl-C could leave the seat taken.
             try:
-                slot.free()
-            except OSError as error:  # as in `Station.leave_seat`
-                raise_if_foreign(error)
-            slot.may_have_seat = False
-            self._tell(station, slot, batch, is_written=is_written)
+                # The first call is of a C function, as in `Log.update`: otherwise Ctrl-C could leave the seat taken.
+                try:
+                    slot.free()
+                except OSError as error:  # as in `Station.leave_seat`
+                    raise_if_foreign(error)
+                slot.may_have_seat = False
+            finally:
+                self._tell(station, slot, batch, is_written=is_written)
         station.sweep_if_due(slot, write.started)
         return self._finish(write, batch)
 
@@ -460,13 +463,21 @@ class Combiner:
         """Send each author its answer, once the records are complete on the server, and then wake the next leader."""
         if system.process_epoch() != station.epoch:
             return  # a signal handler has forked, and this is the child: the requests are the parent's
-        for claim in batch.claims if is_written else ():
-            station.tell(slot, claim.address, claim.answer)
-        for claim in batch.failed if is_written else batch.failed + batch.claims:
-            station.tell(slot, claim.address, Answer(claim.answer.time, requests.UNKNOWN))
+        try:
+            self._answer(station, slot, batch, is_written=is_written)
+        except BaseException:  # of a signal handler. An answer that comes twice does no harm
+            self._answer(station, slot, batch, is_written=is_written)
+            raise
         for path in station.requests():
             data = station.read(path)
             request = None if data is None else decode_request(data)
             # Any author may take the seat. This only saves the oldest one the time until its next look.
             if request is not None and station.tell(slot, request.address, Answer(0, requests.LEAD)):
                 return
+
+    @staticmethod
+    def _answer(station: Station, slot: Slot, batch: Batch, *, is_written: bool) -> None:
+        for claim in batch.claims if is_written else ():
+            station.tell(slot, claim.address, claim.answer)
+        for claim in batch.failed if is_written else batch.failed + batch.claims:
+            station.tell(slot, claim.address, Answer(claim.answer.time, requests.UNKNOWN))
