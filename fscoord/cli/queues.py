@@ -15,7 +15,7 @@ from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.completion import complete_name, complete_queue
 from fscoord.cli.locks import states_of
 from fscoord.cli.options import as_json, content, limit_text, raw, with_existing_store, with_store, with_store_to_read
-from fscoord.cli.output import show, table_lines, telling_if_slow, write_json, write_value
+from fscoord.cli.output import show, table_lines, telling_if_slow, write, write_json, write_value
 from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.launch import Ending, run_held
@@ -67,6 +67,7 @@ def pop(store: Store, queue: bytes, no_wait: bool, as_json: bool) -> None:
       while shard=$(fscoord pop --no-wait work); do ./train "$shard"; done
       fscoord pop --timeout 10 blobs > blob.bin
     """
+    write(b"")  # raises an error if standard output is closed, before the value is gone
     if no_wait:
         value = store.queue_pop(queue, block=False)
     else:

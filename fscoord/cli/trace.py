@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
+from fscoord._runtime.tracing import ENVIRONMENT_VARIABLE
 from fscoord.cli.exit_codes import USAGE
 from fscoord.cli.options import DirectoryPath, as_json, verbose
 from fscoord.cli.output import counted, new_console, new_table, write_json
+
+if TYPE_CHECKING:
+    from fscoord.trace.reading import Trace
 
 __all__ = ["trace", "write_page"]
 
@@ -78,10 +82,9 @@ def report(directory: str, as_json: bool) -> None:
       fscoord trace report traces
       fscoord trace report --json traces | jq '.last_to_come[0].rank'
     """
-    from fscoord.trace.reading import read
     from fscoord.trace.report import make_report
 
-    found = make_report(read(directory))
+    found = make_report(_read(directory))
     if as_json:
         write_json(found)
     else:
@@ -103,9 +106,8 @@ def export(directory: str, output: str) -> None:
       fscoord trace export traces --output trace.json         # then open it on https://ui.perfetto.dev
     """
     from fscoord.trace.chrome import chrome_events
-    from fscoord.trace.reading import read
 
-    document = chrome_events(read(directory))
+    document = chrome_events(_read(directory))
     _write_whole(output, json.dumps(document, separators=(",", ":")))
     click.echo(f"fscoord: {printable(output)} has {len(document['traceEvents'])} events", err=True)
 
@@ -129,10 +131,24 @@ def html(directory: str, output: str) -> None:
 def write_page(directory: str, output: str) -> None:
     """Write the page of the trace in `directory` to the file `output`, and print the path."""
     from fscoord.trace.page import make_page
+
+    _write_whole(output, make_page(_read(directory)))
+    click.echo(f"fscoord: {printable(output)} shows the trace in {printable(directory)}", err=True)
+
+
+def _read(directory: str) -> Trace:
+    """Return the trace in `directory`.
+
+    Raises:
+        OSError: the directory can't be read. The error says which directory is meant.
+    """
     from fscoord.trace.reading import read
 
-    _write_whole(output, make_page(read(directory)))
-    click.echo(f"fscoord: {printable(output)} shows the trace in {printable(directory)}", err=True)
+    try:
+        return read(directory)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        reason = f"{error.strerror}; name the directory that {ENVIRONMENT_VARIABLE} had"
+        raise OSError(error.errno, reason, directory) from error
 
 
 def _write_whole(path: str, text: str) -> None:

@@ -201,7 +201,9 @@ def _convert(name: str, text: str, convert: Converter) -> Any:
     try:
         return convert(text)
     except ValueError as error:
-        raise ValueError(f"option {name}={text}: {error}") from error
+        wanted = "an integer" if convert is int else "a number" if convert is float else ""
+        reason = f"{text!r} is not {wanted}" if wanted else str(error)
+        raise ValueError(f"option {name}={text}: {reason}") from error
 
 
 def _yes(text: str) -> bool:

@@ -209,11 +209,19 @@ def test_timeout_of_inf_waits_without_limit(fscoord):
     ],
     ids=" ".join,
 )
-def test_duration_that_is_not_a_number_is_refused_without_advice_for_time_limits(fscoord, words):
+def test_duration_that_is_not_a_number_gets_no_advice_for_time_limits(fscoord, words):
     done = fscoord(*words)
     assert done.code == 64
     assert f"{words[2]!r} is not a number of seconds" in done.err
     assert "inf has no limit" not in done.err
+
+
+@pytest.mark.parametrize("text", ["x", "", "0x7"])
+def test_number_in_an_address_that_is_none_is_called_so(fscoord, path, text):
+    done = fscoord("get", "--store", f"file:{path}?world_size=y{text}", "k")
+    assert done.code == 64
+    assert done.err == f"fscoord: option world_size=y{text}: 'y{text}' is not an integer\n"
+    assert "is not a number\n" in fscoord("get", "--store", f"file:{path}?timeout=y{text}", "k").err
 
 
 @pytest.mark.parametrize("url", ["tcp://host", "nowhere:x", "file:x?colour=red", "file://host/x"])
@@ -312,7 +320,7 @@ def test_file_without_a_header_has_one_exit_code_and_the_next_step(fscoord, tmp_
     assert fscoord("set", "--store", f"{tmp_path}/log", "k", "v").code == 0
 
 
-def test_store_to_copy_that_is_not_there_is_named_although_the_name_of_the_copy_begins_its_name(fscoord, tmp_path):
+def test_store_to_copy_that_is_not_there_is_named_and_not_the_copy(fscoord, tmp_path):
     done = fscoord("cp", f"{tmp_path}/none", f"{tmp_path}/n")
     assert done.err == f"fscoord: no store at {tmp_path}/none; check the path (`set` creates one)\n"
 
@@ -532,6 +540,18 @@ def test_closed_streams_are_reported_or_not_needed(process, fscoord, path, redir
     )
     assert done.returncode == code
     assert b"Traceback" not in done.stderr
+
+
+def test_value_is_not_popped_for_a_standard_output_that_is_closed(fscoord, path):
+    fscoord("push", "q", "v")
+    done = subprocess.run(
+        ["sh", "-c", '"$0" -m fscoord pop q >&-', sys.executable],
+        capture_output=True,
+        env={**os.environ, "FSCOORD_STORE": path},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (74, b"fscoord: standard output is closed\n")
+    assert fscoord("pop", "-n", "q").out == b"v"
 
 
 @pytest.mark.parametrize("redirect", ["<&- >&-", ">&- 2>&-", "<&- >&- 2>&-"])

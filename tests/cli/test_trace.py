@@ -78,7 +78,8 @@ def test_directory_that_is_missing_or_a_file_is_an_error_of_input(fscoord, tmp_p
     (tmp_path / "file").touch()
     for name, why in (("nothing", "No such file or directory"), ("file", "Not a directory")):
         done = fscoord("trace", verb, str(tmp_path / name))
-        assert (done.code, done.err) == (74, f"fscoord: {tmp_path}/{name}: {why}\n")
+        advice = "name the directory that FSCOORD_TRACE had"
+        assert (done.code, done.err) == (74, f"fscoord: {tmp_path}/{name}: {why}; {advice}\n")
         assert fscoord("doctor", str(tmp_path / name)).code == 74
 
 

@@ -141,7 +141,7 @@ def test_command_in_a_message_is_quoted_as_the_shell_needs_it(path: str) -> None
 
 
 @pytest.mark.parametrize("path", ["\u00e9\udcff1f", "a\nb", "it's \x1b\\", "\u202e"])
-def test_path_that_can_not_be_printed_is_one_printable_word_of_a_command_in_a_message(path: str) -> None:
+def test_path_that_can_not_be_printed_is_one_word_of_a_command_in_a_message(path: str) -> None:
     said = closer_look(path)
     assert said.isprintable()
     program = f'fscoord() {{ printf %s "$2"; }}; {said.removeprefix("; to look closer, run ")}'
