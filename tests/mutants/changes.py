@@ -18,6 +18,7 @@ ARRIVAL_FAULTS = "tests/faults/test_arrival_faults.py"
 SPARE = "tests/unit/test_spare_waiter.py"
 NODES = f"{SCHEDULES}::test_combined_calls_of_two_hosts_are_linearizable_on_any_schedule"
 COMBINER = "tests/unit/test_combiner.py"
+DOORBELL = "tests/unit/test_doorbell.py"
 COMBINED_INTERRUPTS = "tests/faults/test_combined_interrupts.py"
 FOREIGN = "tests/faults/test_foreign_exceptions.py"
 OPERATIONS = "tests/unit/test_operations.py"
@@ -1652,6 +1653,20 @@ MUTANTS = (
 """,
         "        except BaseException:\n",
         (f"{COMBINER}::test_leader_that_is_interrupted_behind_its_write_answers_all_its_followers",),
+    ),
+    Mutant(
+        "a waiter that arms by an old state hides a ring from the others",
+        "Doorbell.arm",
+        "if state is not None and self._has_rung_since(state):",
+        "if False:",
+        (f"{DOORBELL}::test_waiter_that_arms_by_an_old_state_hides_no_ring_from_others",),
+    ),
+    Mutant(
+        "a ring by an old state sets the byte of a bucket back by whole steps",
+        "Doorbell.ring_armed",
+        "        step = 1 + 2 * random.getrandbits(6)\n",
+        "        step = 1\n",
+        (f"{DOORBELL}::test_ring_by_an_old_state_hides_no_other_ring",),
     ),
     Mutant(
         "a forked child takes the record of its parent for its own",

@@ -99,3 +99,40 @@ def test_forked_child_closes_its_bells_and_its_parents_stay_open(bell: Doorbell)
         os._exit(0 if bell.fd < 0 and not is_open(fd) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert not bell.is_lost
+
+
+@pytest.mark.parametrize("is_rung", [False, True])
+def test_waiter_that_arms_by_an_old_state_hides_no_ring_from_others(bell: Doorbell, is_rung: bool) -> None:
+    """Another thread or process had the processor between its read of the bell and its write."""
+    for _ in range(300):
+        state = bell.read()
+        first = bell.arm(7, bell.read())
+        if is_rung:
+            bell.ring_armed([7], bell.read())
+        second = bell.arm(7, state)
+        assert bell.is_rung(7, first) is is_rung
+        assert bell.is_rung(7, second) is is_rung
+        bell.ring_armed([7], bell.read())
+        assert bell.is_rung(7, first)
+        assert bell.is_rung(7, second)
+
+
+def test_ring_by_an_old_state_hides_no_other_ring(bell: Doorbell) -> None:
+    """A process lost the processor between its read of the bell and its ring, and two others rang meanwhile."""
+    hidden = 0
+    for _ in range(300):
+        bell.arm(7, bell.read())
+        state = bell.read()
+        bell.ring_armed([7], state)
+        first = bell.arm(7, bell.read())
+        bell.ring_armed([7], bell.read())
+        bell.ring_armed([7], state)
+        bell.arm(7, bell.read())
+        hidden += not bell.is_rung(7, first)
+    assert hidden < 30
+
+
+def test_waiter_of_a_truncated_bell_arms_it_and_rings_nobody(bell: Doorbell) -> None:
+    os.truncate(bell.path, 0)
+    armed = bell.arm(7, bell.read())
+    assert not bell.is_rung(7, armed)

@@ -4,7 +4,7 @@ A waiter arms the bucket of its key, and a writer rings that bucket.
 
 Each byte stands for a bucket of keys and is a counter. An odd byte is armed. A waiter arms the byte of its key, looks
 at the log once more, and sleeps on inotify of the bell. A writer reads the byte of its key after its append; if it is
-odd, the writer adds one and rings. A waiter that is woken looks at the log if its byte has changed.
+odd, the writer adds an odd number and rings. A waiter that is woken looks at the log if its byte has changed.
 
 A flag that is set and cleared would not suffice: the first of two waiters to wake would set it again before the second
 has looked. With the bell, a write wakes only the waiters of its bucket. If all waiters watched the log itself, a
@@ -31,6 +31,7 @@ closed it. Until then each waiter makes a slow poll.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from functools import partial
 from typing import Final
@@ -43,7 +44,9 @@ from fscoord._runtime.interrupts import raise_if_foreign
 SIZE: Final = 4096
 LAST_BUCKET: Final = SIZE - 1
 FIFO_BYTE: Final = SIZE + 3
-"""The byte that is 1 once a process has opened the FIFO. `node_poller` uses the three bytes before it, and the next."""
+"""The byte that is 1 once a process has opened the FIFO. `node_poller` uses the three bytes before it."""
+RING_BYTE: Final = SIZE + 5
+"""A byte that changes with each ring of the bell of a node. `node_poller` uses the byte before it."""
 STATE_SIZE: Final = SIZE + 8
 """How many bytes `Doorbell.read` returns: the buckets, and the bytes after them, which concern every waiter."""
 FIFO_SUFFIX: Final = ".fifo"
@@ -114,6 +117,10 @@ class Doorbell:
     def arm(self, number: int, state: bytes | None = None) -> bytes:
         """Make byte `number` odd, so that a write to that bucket rings. Return the new byte, which `is_rung` takes.
 
+        If `state` is given and a ring has come since it was read, ring once more: another waiter may have armed the
+        bucket first, and this write would give the byte back the value that it had for that waiter before the ring.
+        Threads often lose the processor between the two calls, and a ring that was hidden cost a barrier 10 s.
+
         Args:
             number: the bucket.
             state: what `read` has returned just now; None: the byte is read.
@@ -122,7 +129,13 @@ class Doorbell:
         armed = bytes([seen | 1])
         if not seen & 1:
             system.os.pwrite(self.fd, armed, number)
+            if state is not None and self._has_rung_since(state):
+                system.os.pwrite(self.fd, bytes([(seen + 2) & 0xFF]), number)
+                self.signal()
         return armed
+
+    def _has_rung_since(self, state: bytes) -> bool:
+        return int.from_bytes(system.os.pread(self.fd, 1, RING_BYTE), "little") != state[RING_BYTE]
 
     def is_rung(self, number: int, armed: bytes) -> bool:
         """Return whether bucket `number` was written to since `arm` returned `armed`."""
@@ -136,9 +149,15 @@ class Doorbell:
             self.signal()
 
     def ring_armed(self, numbers: Iterable[int], state: bytes) -> None:
-        """Wake the waiters of the buckets `numbers`, whose bytes are odd in `state`, which `read` has returned."""
+        """Wake the waiters of the buckets `numbers`, whose bytes are odd in `state`, which `read` has returned.
+
+        Others may have rung since `state` was read. If each ring added one, this one could set a byte back, and the
+        next arming would give it a value that it has had for a waiter that was rung meanwhile. So the step is random.
+        """
+        step = 1 + 2 * random.getrandbits(6)
+        system.os.pwrite(self.fd, bytes([(state[RING_BYTE] + step) & 0xFF]), RING_BYTE)  # first of all, for `arm`
         for number in numbers:
-            system.os.pwrite(self.fd, bytes([(state[number] + 1) & 0xFF]), number)
+            system.os.pwrite(self.fd, bytes([(state[number] + step) & 0xFF]), number)
         self.signal()
 
     def signal(self) -> None:
