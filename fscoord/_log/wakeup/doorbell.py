@@ -4,7 +4,7 @@ A waiter arms the bucket of its key, and a writer rings that bucket.
 
 Each byte stands for a bucket of keys and is a counter. An odd byte is armed. A waiter arms the byte of its key, looks
 at the log once more, and sleeps on inotify of the bell. A writer reads the byte of its key after its append; if it is
-odd, the writer adds an odd number and rings. A waiter that is woken looks at the log if its byte has changed.
+odd, the writer adds one and rings. A waiter that is woken looks at the log if its byte has changed.
 
 A flag that is set and cleared would not suffice: the first of two waiters to wake would set it again before the second
 has looked. With the bell, a write wakes only the waiters of its bucket. If all waiters watched the log itself, a
@@ -31,8 +31,6 @@ closed it. Until then each waiter makes a slow poll.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable
 from functools import partial
 from typing import Final
 from zlib import crc32
@@ -46,7 +44,7 @@ LAST_BUCKET: Final = SIZE - 1
 FIFO_BYTE: Final = SIZE + 3
 """The byte that is 1 once a process has opened the FIFO. `node_poller` uses the three bytes before it."""
 RING_BYTE: Final = SIZE + 5
-"""A byte that changes with each ring of the bell of a node. `node_poller` uses the byte before it."""
+"""A byte that changes with each ring. `node_poller` uses the byte before it."""
 STATE_SIZE: Final = SIZE + 8
 """How many bytes `Doorbell.read` returns: the buckets, and the bytes after them, which concern every waiter."""
 FIFO_SUFFIX: Final = ".fifo"
@@ -79,6 +77,7 @@ class Doorbell:
     def __init__(self, path: str, mode: int, *, create: bool = True, like: str | None = None) -> None:
         self.path = path
         self.is_new = False
+        self._count = system.random_bytes(1)[0]  # of rings. Processes begin with different numbers
         self._mode, self._like = mode, like
         self._fifo = -1
         self._descriptors = descriptors = system.Descriptors()
@@ -117,48 +116,51 @@ class Doorbell:
     def arm(self, number: int, state: bytes | None = None) -> bytes:
         """Make byte `number` odd, so that a write to that bucket rings. Return the new byte, which `is_rung` takes.
 
-        If `state` is given and a ring has come since it was read, ring once more: another waiter may have armed the
-        bucket first, and this write would give the byte back the value that it had for that waiter before the ring.
-        Threads often lose the processor between the two calls, and a ring that was hidden cost a barrier 10 s.
+        A thread may lose the processor between the read and the write. If another waiter arms the bucket meanwhile, and
+        is rung, the write gives the byte the value that it had for that waiter before the ring, and the waiter sleeps
+        on: for 0.1 s on a local file system, and for 10 s beside the poller of a node. So the bucket is rung once more
+        if any bucket was rung meanwhile.
 
         Args:
             number: the bucket.
-            state: what `read` has returned just now; None: the byte is read.
+            state: what `read` has returned just now; None: it is read.
         """
-        seen = int.from_bytes(system.os.pread(self.fd, 1, number), "little") if state is None else state[number]
+        if state is None:
+            state = self.read()
+        seen = state[number]
         armed = bytes([seen | 1])
         if not seen & 1:
             system.os.pwrite(self.fd, armed, number)
-            if state is not None and self._has_rung_since(state):
+            if self._rings() != state[RING_BYTE]:
                 system.os.pwrite(self.fd, bytes([(seen + 2) & 0xFF]), number)
                 self.signal()
         return armed
 
-    def _has_rung_since(self, state: bytes) -> bool:
-        return int.from_bytes(system.os.pread(self.fd, 1, RING_BYTE), "little") != state[RING_BYTE]
+    def _rings(self) -> int:
+        return int.from_bytes(system.os.pread(self.fd, 1, RING_BYTE), "little")  # 0 in a truncated bell
 
     def is_rung(self, number: int, armed: bytes) -> bool:
         """Return whether bucket `number` was written to since `arm` returned `armed`."""
         return system.os.pread(self.fd, 1, number) != armed
 
-    def ring(self, number: int) -> None:
-        """Wake the waiters of bucket `number`, if its byte is odd."""
-        seen = system.os.pread(self.fd, 1, number)  # the only call if the write has no waiter
-        if seen and seen[0] & 1:
-            system.os.pwrite(self.fd, bytes([(seen[0] + 1) & 0xFF]), number)
-            self.signal()
+    def ring(self, *numbers: int) -> bool:
+        """Wake the waiters of those of the buckets `numbers` whose bytes are odd. Return whether there is one.
 
-    def ring_armed(self, numbers: Iterable[int], state: bytes) -> None:
-        """Wake the waiters of the buckets `numbers`, whose bytes are odd in `state`, which `read` has returned.
-
-        Others may have rung since `state` was read. If each ring added one, this one could set a byte back, and the
-        next arming would give it a value that it has had for a waiter that was rung meanwhile. So the step is random.
+        Each byte is read right before it is written. A thread that wrote by an older read could set the byte back to
+        the value that it had for a waiter that was rung meanwhile.
         """
-        step = 1 + 2 * random.getrandbits(6)
-        system.os.pwrite(self.fd, bytes([(state[RING_BYTE] + step) & 0xFF]), RING_BYTE)  # first of all, for `arm`
+        is_armed = False
         for number in numbers:
-            system.os.pwrite(self.fd, bytes([(state[number] + step) & 0xFF]), number)
-        self.signal()
+            seen = system.os.pread(self.fd, 1, number)  # the only call if the write has no waiter
+            if seen and seen[0] & 1:
+                if not is_armed:
+                    is_armed = True
+                    self._count = (self._count + 1) & 0xFF
+                    system.os.pwrite(self.fd, bytes([self._count]), RING_BYTE)  # before the bucket, for `arm`
+                system.os.pwrite(self.fd, bytes([(seen[0] + 1) & 0xFF]), number)
+        if is_armed:
+            self.signal()
+        return is_armed
 
     def signal(self) -> None:
         """End the sleep of every process that watches the bell."""

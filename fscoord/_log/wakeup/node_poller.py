@@ -485,9 +485,7 @@ class PollerElection:
         found = extent() if armed and extent is not None else None
         if found is not None:
             shared_extent.publish(self._bell, found)
-        if armed:
-            self._bell.ring_armed(armed, state)
-        return bool(armed)
+        return self._bell.ring(*armed)
 
     def _byte(self, offset: int) -> int:
         return int.from_bytes(system.os.pread(self._bell.fd, 1, offset), "little")

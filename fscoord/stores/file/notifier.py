@@ -94,8 +94,7 @@ class ChangeNotifier:
                 if self.passes_on_changes:
                     self._ring_node(bell, names)
                     return
-                for name in names:
-                    bell.ring(crc32(name) & LAST_BUCKET)  # as `bucket`, without a call
+                bell.ring(*[crc32(name) & LAST_BUCKET for name in names])  # as `bucket`, without a call
             except OSError as error:
                 raise_if_foreign(error)
                 self._warn(error)
@@ -112,7 +111,7 @@ class ChangeNotifier:
             extent = self._log.recent_extent() if isinstance(self._log, WatchedLog) else None
             if extent is not None:
                 shared_extent.publish(bell, extent)
-            bell.ring_armed(armed, state)
+            bell.ring(*armed)
 
     # -- for one wait ----------------------------------------------------------------------------------------------
 
