@@ -1621,7 +1621,7 @@ MUTANTS = (
         "Combiner._follow",
         "                    claimed_by = seen\n",
         "                    pass\n",
-        (f"{COMBINER}::test_author_that_is_not_told_looks_although_leaders_follow_each_other",),
+        (f"{COMBINER}::test_author_that_is_not_told_looks_although_the_seat_is_never_free",),
     ),
     Mutant(
         "an author whose leader is still at work does not wait for the answer",

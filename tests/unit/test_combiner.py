@@ -545,7 +545,7 @@ def test_author_that_is_not_told_finds_its_record_and_does_not_append_it_again(
         assert log_of(third).position()[1] - before[1] == 0, "the author has appended nothing"
 
 
-def test_author_that_is_not_told_looks_although_leaders_follow_each_other(path: str) -> None:
+def test_author_that_is_not_told_looks_although_the_seat_is_never_free(path: str) -> None:
     """Where many writers contend for the seat, such an author might not get it before the deadline of its call."""
     with ExitStack() as stack:
         leader, author = opened(path, stack, 2)
