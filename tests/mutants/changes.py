@@ -1665,7 +1665,7 @@ MUTANTS = (
         "a ring does not show that it was one",
         "Doorbell.ring",
         "bytes([self._count]), RING_BYTE)",
-        "b\"\", RING_BYTE)",
+        'b"", RING_BYTE)',
         (f"{DOORBELL}::test_waiter_that_loses_the_processor_as_it_arms_hides_no_ring",),
     ),
     Mutant(
