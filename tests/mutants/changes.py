@@ -1663,7 +1663,7 @@ MUTANTS = (
     ),
     Mutant(
         "a ring does not show that it was one",
-        "Doorbell.ring",
+        "Doorbell._show_ring",
         "bytes([self._count]), RING_BYTE)",
         'b"", RING_BYTE)',
         (f"{DOORBELL}::test_waiter_that_loses_the_processor_as_it_arms_hides_no_ring",),

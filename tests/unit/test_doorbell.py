@@ -13,7 +13,7 @@ from support.faulty import faulty_os
 from support.logs import is_open
 
 from fscoord import InsecurePathError
-from fscoord._log.wakeup.doorbell import SIZE, Doorbell
+from fscoord._log.wakeup.doorbell import SIZE, STATE_SIZE, Doorbell
 from fscoord._runtime import system
 
 
@@ -35,7 +35,7 @@ def test_bell_is_made_once_whole_and_never_synced(path: str) -> None:
         one = Doorbell(path, 0o600)
         two = Doorbell(path, 0o600, create=False)
     assert (one.is_new, two.is_new) == (True, False)
-    assert Path(path).read_bytes() == bytes(SIZE)
+    assert Path(path).read_bytes() == bytes(STATE_SIZE)
     assert "fsync" not in [name for name, _ in faulty.calls]
     one.close()
     two.close()
@@ -128,6 +128,8 @@ def test_waiter_that_loses_the_processor_as_it_arms_hides_no_ring(
     bell: Doorbell, monkeypatch: pytest.MonkeyPatch, is_rung: bool, is_stale: bool
 ) -> None:
     """Another waiter armed the same bucket between the read and the write, and slept."""
+    bell.arm(7)
+    bell.ring(7)  # from here on the byte that shows rings has the number of this process
     first = b""
 
     def step() -> None:

@@ -77,7 +77,7 @@ class Doorbell:
     def __init__(self, path: str, mode: int, *, create: bool = True, like: str | None = None) -> None:
         self.path = path
         self.is_new = False
-        self._count = system.random_bytes(1)[0]  # of rings. Processes begin with different numbers
+        self._count = system.os.getpid() * 37 & 0xFF  # of rings. Most processes begin with different numbers
         self._mode, self._like = mode, like
         self._fifo = -1
         self._descriptors = descriptors = system.Descriptors()
@@ -90,7 +90,7 @@ class Doorbell:
             raise_if_foreign(error)
             if not create:
                 raise
-            safe_files.create(path, lambda _: bytes(SIZE), mode, durable=False, like=like)
+            safe_files.create(path, lambda _: bytes(STATE_SIZE), mode, durable=False, like=like)
             fd = safe_files.open_descriptor(path, system.os.O_RDWR, owned_fds=descriptors)
             self.is_new = True
         try:
@@ -153,14 +153,20 @@ class Doorbell:
         for number in numbers:
             seen = system.os.pread(self.fd, 1, number)  # the only call if the write has no waiter
             if seen and seen[0] & 1:
-                if not is_armed:
-                    is_armed = True
-                    self._count = (self._count + 1) & 0xFF
-                    system.os.pwrite(self.fd, bytes([self._count]), RING_BYTE)  # before the bucket, for `arm`
+                is_armed = True
+                self._show_ring()
                 system.os.pwrite(self.fd, bytes([(seen[0] + 1) & 0xFF]), number)
         if is_armed:
             self.signal()
         return is_armed
+
+    def _show_ring(self) -> None:
+        """Change the byte that shows rings, after the read and before the write of a bucket, for `arm`."""
+        self._count = (self._count + 1) & 0xFF
+        try:
+            system.os.pwrite(self.fd, bytes([self._count]), RING_BYTE)
+        except OSError as error:  # the disk is full, and an earlier version has made the bell, without this byte
+            raise_if_foreign(error)
 
     def signal(self) -> None:
         """End the sleep of every process that watches the bell."""
