@@ -1662,6 +1662,13 @@ MUTANTS = (
         (f"{DOORBELL}::test_waiter_that_loses_the_processor_as_it_arms_hides_no_ring",),
     ),
     Mutant(
+        "a waiter does not see that some ring may have been hidden from it",
+        "Waiter._must_look_beside",
+        "if state and state[RING_BYTE] != self._rings:",
+        "if False:",
+        ("tests/unit/test_node_polling.py::test_waiter_whose_ring_was_hidden_looks_a_second_later",),
+    ),
+    Mutant(
         "a ring does not show that it was one",
         "Doorbell._show_ring",
         "bytes([self._count]), RING_BYTE)",

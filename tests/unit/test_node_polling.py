@@ -24,6 +24,7 @@ from fscoord._log import opened
 from fscoord._log.access import mount, network
 from fscoord._log.format import record
 from fscoord._log.wakeup import node_poller, waiter, watcher
+from fscoord._log.wakeup.doorbell import Doorbell
 from fscoord._log.wakeup.node_poller import node_bell_path
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
@@ -173,6 +174,21 @@ def test_waiter_sleeps_on_while_the_poller_beats_and_looks_when_it_stops(monkeyp
     assert waiting.max_sleep(math.inf) == 0, "the heartbeat has stopped"
     assert not waiting.was_rung
     assert watched.beats_seen == []
+
+
+def test_waiter_whose_ring_was_hidden_looks_a_second_later(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that write the byte of a bucket at once can hide a ring. The byte that shows rings reveals it."""
+    monkeypatch.setattr(waiter, "SLOW_LAST_S", 0.5)
+    afar, one, two = (FileStore(str(place / "log"), timeout=LIMIT_S) for _ in range(3))
+    with afar, one, two, start_thread(one.get, "k0") as polls:
+        until(lambda: post_of(one) is not None and post_of(one)._poller is not None)
+        shared: Any = watcher_of(one)
+        with monkeypatch.context() as patch, start_thread(two.get, "k") as asks:
+            patch.setattr(Doorbell, "ring", lambda bell, *_: bell._show_ring() or bell.signal() or True)
+            until(lambda: any(each._may_queue for each in list(shared._sleeping)))
+            write_from_afar(afar, "k")
+        one.set("k0", "1")
+    assert (asks.result, polls.result) == (b"v", b"1")
 
 
 def test_waiter_beside_a_poller_keeps_its_deadline_without_a_ring(place: Path) -> None:

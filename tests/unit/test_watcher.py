@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 from support.places import start_thread
 
 from fscoord._log.wakeup import watcher as log_watch
-from fscoord._log.wakeup.doorbell import Doorbell, bucket
+from fscoord._log.wakeup.doorbell import STATE_SIZE, Doorbell, bucket
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._log.wakeup.watcher import ChangeWatcher
 from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend
@@ -303,7 +303,7 @@ def test_bell_rings_once_for_each_arming(tmp_path: Path) -> None:
     bell = Doorbell(str(tmp_path / "bell"), 0o600)
     try:
         bell.ring(7)
-        assert Path(bell.path).read_bytes() == bytes(4096)
+        assert Path(bell.path).read_bytes() == bytes(STATE_SIZE)
         for _ in range(300):  # the byte counts on, and over
             mark = bell.arm(7)
             assert bell.arm(7) == mark

@@ -118,7 +118,7 @@ class Doorbell:
 
         A thread may lose the processor between the read and the write. If another waiter arms the bucket meanwhile, and
         is rung, the write gives the byte the value that it had for that waiter before the ring, and the waiter sleeps
-        on: for 0.1 s on a local file system, and for 10 s beside the poller of a node. So the bucket is rung once more
+        on: for 0.1 s on a local file system, and for a second beside the poller of a node. So the bucket is rung once more
         if any bucket was rung meanwhile.
 
         Args:
