@@ -117,9 +117,9 @@ class Doorbell:
         """Make byte `number` odd, so that a write to that bucket rings. Return the new byte, which `is_rung` takes.
 
         A thread may lose the processor between the read and the write. If another waiter arms the bucket meanwhile, and
-        is rung, the write gives the byte the value that it had for that waiter before the ring, and the waiter sleeps
-        on: for 0.1 s on a local file system, and for a second beside the poller of a node. So the bucket is rung once more
-        if any bucket was rung meanwhile.
+        is rung, the write gives the byte the value that it had for that waiter before the ring. The waiter then sleeps
+        on: for 0.1 s on a local file system, and for a second beside the poller of a node. So the bucket is rung once
+        more if any bucket was rung meanwhile.
 
         Args:
             number: the bucket.
