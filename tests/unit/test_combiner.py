@@ -752,19 +752,23 @@ def test_second_record_of_an_arrival_lost_in_a_torn_batch_is_appended_by_its_aut
 
 
 def test_request_that_is_withdrawn_while_the_leader_reads_it_is_not_appended(
-    path: str, only_told: None, deadlines: Deadlines, monkeypatch: pytest.MonkeyPatch
+    path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    writes: list[Any] = []
+    follow = Combiner._follow
+    monkeypatch.setattr(Combiner, "_follow", lambda *given: writes.append(given[3]) or follow(*given))
     with ExitStack() as stack:
         leader, author = opened(path, stack, 2)
-        author.set_timeout(0.05)
+        author.set_timeout(NEVER_S)
         with Seat(author) as seat:
             thread = start_thread(author.add, "n", 1)
             seat.requests(1)
         is_there = Station.is_there
 
-        def when_withdrawn(station: Station, *given: Any) -> bool:
-            found = is_there(station, *given)
-            deadlines.come()
+        def when_withdrawn(station: Station, slot: Any, address: str) -> bool:
+            found = is_there(station, slot, address)
+            writes[0].deadline = 0.0
+            station.tell(slot, address, Answer(0, LEAD))  # so that the author looks at the clock
             until(lambda: not thread.is_alive())
             return found
 
