@@ -95,7 +95,7 @@ def time_limit(text: str) -> float:
 
 
 def time_span(text: str) -> float:
-    """Return a time in seconds that is no time-out, such as an interval."""
+    """Return a time in seconds that does not limit a wait, such as an interval."""
     return _seconds(text, "")
 
 

@@ -129,7 +129,7 @@ def barrier(
         UsedBeforeError: the barrier has been used before, or more than `world_size` callers arrived.
         BarrierError: the callers disagree about `world_size`, or `rank` is not below it.
         ValueError: a decoder or `fail_fast` is given without `rank`.
-        TypeError: there is no key, or an argument is given by both of its names.
+        TypeError: the key is missing, or an argument is given by both of its names.
     """
     if key is not None or key_prefix is None:
         key_prefix = key_given(key, "key_prefix", key_prefix)

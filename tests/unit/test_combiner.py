@@ -116,6 +116,15 @@ def records_of(path: str, kind: str) -> list[Any]:
     return [entry for entry in read_newest(Path(path)).records if entry[1] == kind]
 
 
+def append_for(leader: FileStore, request: Any) -> None:
+    """Append the record of `request`, an addition of 1 to ``n``, without an answer to its author."""
+    writer = log_of(leader).writer
+    assert isinstance(writer, SharedLogWriter)
+    leader.num_keys()
+    with log_of(leader).handle.mutex:
+        writer.append_batch([(record.ADD, b"n", b"1", request.session, request.time)])
+
+
 # One batch for all
 
 
@@ -553,11 +562,7 @@ def test_author_that_is_not_told_looks_although_the_seat_is_never_free(path: str
         with Seat(leader) as seat:
             thread = start_thread(author.add, "n", 1)
             request = seat.claim()
-            writer = log_of(leader).writer
-            assert isinstance(writer, SharedLogWriter)
-            leader.num_keys()
-            with log_of(leader).handle.mutex:
-                writer.append_batch([(record.ADD, b"n", b"1", request.session, request.time)])
+            append_for(leader, request)
             until(lambda: seat.show_life() or not thread.is_alive())
             assert thread.join() == 1
 
@@ -1459,11 +1464,7 @@ def test_author_does_not_return_what_it_read_in_a_durable_log_and_could_not_sync
         with Seat(leader) as seat:
             thread = start_thread(author.add, "n", 1)
             request = seat.claim()
-            writer = log_of(leader).writer
-            assert isinstance(writer, SharedLogWriter)
-            leader.num_keys()
-            with log_of(leader).handle.mutex:
-                writer.append_batch([(record.ADD, b"n", b"1", request.session, request.time)])
+            append_for(leader, request)
             faulty = stack.enter_context(faulty_os())
             stack.enter_context(faulty.instead(fails))
             seat.leave()

@@ -208,6 +208,9 @@ class Bell:
     def arm(self, number: int, state: bytes | None = None) -> bytes:
         return (state or self.read())[number : number + 1]
 
+    def rings(self) -> int:
+        return self.read()[0]
+
     def is_rung(self, number: int, mark: bytes) -> bool:
         return self.arm(number) != mark
 

@@ -131,13 +131,14 @@ class Doorbell:
         armed = bytes([seen | 1])
         if not seen & 1:
             system.os.pwrite(self.fd, armed, number)
-            if self._rings() != state[RING_BYTE]:
+            if self.rings() != state[RING_BYTE]:
                 system.os.pwrite(self.fd, bytes([(seen + 2) & 0xFF]), number)
                 self.signal()
         return armed
 
-    def _rings(self) -> int:
-        return int.from_bytes(system.os.pread(self.fd, 1, RING_BYTE), "little")  # 0 in a truncated bell
+    def rings(self) -> int:
+        """Return a number that changes with each ring; 0 if the bell is truncated."""
+        return int.from_bytes(system.os.pread(self.fd, 1, RING_BYTE), "little")
 
     def is_rung(self, number: int, armed: bytes) -> bool:
         """Return whether bucket `number` was written to since `arm` returned `armed`."""

@@ -57,7 +57,7 @@ class Waiter:
     _poll_pause = POLL_FIRST_S
     _quick_polls = NEWS_POLLS  # how many more polls are quick, unless there is news
     _heartbeats = -1
-    _rings = 0  # what the byte of the bell that shows rings was at the last arming
+    _rings = 0  # `Doorbell.rings` at the last arming
     _last_own_poll = 0.0
 
     def __init__(
@@ -328,8 +328,8 @@ class Waiter:
             if not self._may_queue and now < deadline:
                 self._may_queue = True
                 return False
-            state = self.watcher.bell.read() if self.watcher.bell is not None else b""
-            if state and state[RING_BYTE] != self._rings:
+            bell = self.watcher.bell
+            if bell is not None and bell.rings() != self._rings:
                 # Some bucket was rung since this waiter was armed. Threads and processes that lose the processor within
                 # a ring or an arming can hide a ring from a waiter, rarely. It then costs a second, and not 10.
                 self.was_rung = True
