@@ -142,6 +142,7 @@ def have_witnessed(tmp_path: Path, rng: random.Random, count: int, kills: int, k
     for member in crew.members:
         witnessed.take(member.name, member.lines, member.was_killed)
     calls = witnessed.compare(read_generations(path, kept))
+    assert witnessed.undecided == []
     assert len(list(kept.iterdir())) > 1, "never compacted"
     return calls
 

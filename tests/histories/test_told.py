@@ -47,6 +47,25 @@ def test_read_of_an_old_value_is_right_if_it_may_begin_before_the_write_ends(
             witnessed.compare(RECORDS)
 
 
+@pytest.mark.parametrize("records", [RECORDS[:2], RECORDS])
+def test_call_that_may_have_had_an_effect_is_right_with_and_without_it(records: list[tuple[str, bytes, bytes]]) -> None:
+    witnessed = Witnessed()
+    witnessed.take(1, [b"1 0 maybe 1 1000 2000 gone(1)"], was_killed=False)
+    assert witnessed.compare(records) == 0
+    assert witnessed.undecided == ["gone(1)"]
+
+
+def test_effect_that_belongs_to_no_undecided_call_is_found() -> None:
+    witnessed = Witnessed()
+    witnessed.take(1, [b"1 1 maybe 1 1000 2000 gone(1)"], was_killed=False)
+    with pytest.raises(AssertionError, match="nobody says to have written"):
+        witnessed.compare(RECORDS)
+    counted = Witnessed()
+    counted.take(1, [b"1 0 maybe 1 1000 2000 gone(1)"], was_killed=False)
+    with pytest.raises(AssertionError, match="1 are undecided"):
+        counted.compare([*RECORDS, ("I", b"c1", b"1")])
+
+
 def test_error_that_a_full_disk_does_not_explain_is_found() -> None:
     full, damaged = "StoreUnavailableError('... File too large')", "CorruptLogError('... is damaged')"
     told = [(1, 0, "v1", ("read",), 1), (1, 0, "never", damaged), (1, 1, "v1", ("read",), 2), (1, 1, "maybe", full)]

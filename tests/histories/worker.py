@@ -137,7 +137,8 @@ def bear_witness(
     store: FileStore, line: Callable[[bytes], object], name: int, seed: int, count: int, keys: int
 ) -> None:
     """Make `count` calls whose effects are all different, and give a line of each after it: ``name, number, operation,
-    key, start, end, result``.
+    key, start, end, result``. The operation is ``"maybe"`` for a call that failed and may have had an effect; its result
+    is the error.
     """
     rng, clock = random.Random(seed), time.monotonic_ns
     for number in range(count):
@@ -164,6 +165,10 @@ def bear_witness(
                 what, result = b"pop", store.queue_pop("q" + key, block=False)
         except QueueEmptyError:
             what, result = b"pop", EMPTY.encode()
+        except StoreError as error:
+            if not error.maybe_applied:
+                raise
+            what, result = b"maybe", repr(error).encode()
         line(b"%d %d %s %s %d %d %s" % (name, number, what, key.encode(), start, clock(), result))
 
 

@@ -61,10 +61,16 @@ def judge(calls: list[tuple[str, Call]], keys: list[str]) -> None:
 
 
 class Witnessed:
-    """The reports of `histories.worker.testify`, to be compared with the log."""
+    """The reports of `histories.worker.testify`, to be compared with the log.
+
+    Attributes:
+        calls: the calls on each key that returned a result.
+        undecided: the errors of calls that may have had an effect.
+    """
 
     def __init__(self) -> None:
         self.calls: dict[bytes, list[Done]] = {}
+        self.undecided: list[str] = []
         self._in_flight: set[bytes] = set()
 
     def take(self, name: int, lines: Iterable[bytes], was_killed: bool, ahead: Ahead = (0, 0)) -> None:
@@ -73,10 +79,14 @@ class Witnessed:
         following = 0
         for line in lines:
             _, number, what, key, start, end, result = line.split(b" ", 6)
+            following = int(number) + 1
+            if what == b"maybe":
+                self.undecided.append(result.decode())
+                self._in_flight.add(b"%d.%d" % (name, int(number)))
+                continue
             name_of_key = {b"add": b"c", b"push": b"q", b"pop": b"q"}.get(what, b"v") + key
             done = Done(what.decode(), int(start) - most, int(end) - least, result)
             self.calls.setdefault(name_of_key, []).append(done)
-            following = int(number) + 1
         if was_killed:
             self._in_flight.add(b"%d.%d" % (name, following))
 
@@ -94,5 +104,5 @@ class Witnessed:
             if effect[2] not in self._in_flight and not (effect[0] == "pop" or effect[1].startswith(b"c"))
         ]
         assert not phantoms, f"nobody says to have written {phantoms[:5]}"
-        assert len(others) <= len(self._in_flight), f"{len(self._in_flight)} were killed; nobody says to have {others}"
+        assert len(others) <= len(self._in_flight), f"{len(self._in_flight)} are undecided; no report has {others}"
         return sum(map(len, self.calls.values()))
