@@ -198,7 +198,10 @@ class BarrierError(FscoordError):
 
 
 class UsedBeforeError(BarrierError):
-    """The key of a barrier or an exchange was used before, often because a program runs a second time."""
+    """The key of a barrier or an exchange, or a rank of a process group, was used before.
+
+    Often a program runs a second time.
+    """
 
 
 class NoProcessGroupError(BarrierError, AssertionError):

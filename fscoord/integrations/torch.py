@@ -5,15 +5,17 @@ The import of this module registers the URL scheme. It needs the extra ``fscoord
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from fscoord import environment
 from fscoord._arguments import Key, Timeout, Value, to_seconds
 from fscoord._runtime import system
-from fscoord.errors import FscoordError, QueueEmptyError, missing_extra
+from fscoord._runtime.escaping import printable, shell_word
+from fscoord.errors import FscoordError, QueueEmptyError, StoreUnavailableError, UsedBeforeError, missing_extra
 from fscoord.store import Store
 from fscoord.stores import url as urls
 from fscoord.stores.tcp import TCPStore
@@ -232,15 +234,17 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
     path follow the scheme, or four slashes, as torch writes it. Only the host ``localhost`` is accepted. ``rank`` and
     ``world_size`` belong to the process group, and may be given in the URL or as arguments of ``init_process_group``.
 
-    The keys of a launch that was killed would lead the ranks of the next launch to addresses without a listener. So the
-    store belongs to a run: to the ``run_id`` of the URL, or else to the run that `fscoord.environment.detect` finds,
-    unless the URL has an empty ``run_id=``. Ranks of one run meet however late they join. A new run begins with an
-    empty store.
+    The keys of an earlier launch would lead the ranks of the next launch to addresses without a listener. So the store
+    belongs to a run: to the ``run_id`` of the URL, or else to the run that `fscoord.environment.detect` finds. If there
+    is neither, a new run begins as soon as all processes of the earlier launch have ended. With an empty ``run_id=`` in
+    the URL a rank joins the present run. Ranks of one run meet however late they join. A new run begins with an empty
+    store. Each rank records its process under a key of the run, so that no other process takes the same rank.
 
     Raises:
         ValueError: rank, world size or an option is missing or invalid, the environment is invalid, or the URL names a
             host.
         StaleRunError: a later run has begun there.
+        UsedBeforeError: another process has taken this rank in the same run.
         StoreError: the store can't be opened.
     """
     from urllib.parse import quote
@@ -254,10 +258,83 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
     options.setdefault("rank", str(rank))
     told = options.pop("run_id", None)
     run_id = environment.detect().run_id if told is None else told or None
+    joins = told == "" or run_id is not None
     query = "&".join(f"{quote(name, **_QUOTING)}={quote(value, **_QUOTING)}" for name, value in options.items())
     address = f"file:{quote(path, **_QUOTING)}?{query}"
-    yield TorchStore(open_store(address, run_id=run_id)), rank, world_size
+    store = open_store(address, run_id=run_id if joins else _run_after_the_ended(address))
+    try:
+        _take_rank(url, store, rank)
+    except BaseException:
+        store.close()
+        raise
+    yield TorchStore(store), rank, world_size
     raise RuntimeError(f"{url}: this store can make one process group only; use another path for another process group")
+
+
+RANKS: Final = "fscoord/torch/rank/"
+"""The prefix of the keys that hold which process is which rank of the process group: ``{session} {host}:{pid}``."""
+
+
+def _run_after_the_ended(address: str) -> str | None:
+    """Return the id of a new run if all processes that took a rank in the present run have ended, or else None.
+
+    All ranks of the next launch return the same id, because it is made from the sessions of the ended processes. A
+    process whose state is unknown counts as alive.
+    """
+    try:
+        with open_store(address, read_only=True) as store:
+            members = {member.number: member for member in store.members()}
+            processes = sorted(store.multi_get(store.list_keys(RANKS)))
+    except StoreUnavailableError:  # there is no store yet; any other cause is met again by the caller
+        return None
+    sessions = [members.get(_session(process)) for process in processes]
+    if not processes or any(member is not None and member.alive != "no" for member in sessions):
+        return None
+    begun = repr([processes, [member and member.since for member in sessions]])
+    return f"launch-{hashlib.blake2b(begun.encode(), digest_size=8).hexdigest()}"
+
+
+def _session(process: bytes) -> int:
+    return int(process.partition(b" ")[0])
+
+
+def _take_rank(url: str, store: Store, rank: int) -> None:
+    """Record that this process is `rank` in the present run of `store`.
+
+    A process may take its rank again, for example when it repeats a call of ``init_process_group`` that has failed.
+
+    Raises:
+        UsedBeforeError: another process has taken the rank.
+    """
+    number = store.register()
+    (own,) = (member for member in store.members([rank]) if member.number == number)
+    place = b" " + f"{own.host}:{own.pid}".encode("utf-8", "surrogateescape")
+    key, process = f"{RANKS}{rank}", b"%d%s" % (number, place)
+    found = store.compare_set(key, "", process)
+    while found != process:
+        if not found.endswith(place):
+            raise _rank_is_taken(url, store, rank, found)
+        found = store.compare_set(key, found, process)
+
+
+def _rank_is_taken(url: str, store: Store, rank: int, process: bytes) -> UsedBeforeError:
+    states = {member.number: member.alive for member in store.members()}
+    ranks = sorted((int(key[len(RANKS) :]), store.get(key)) for key in store.list_keys(RANKS))
+    others = ", ".join(
+        f"rank {other} ({_place(taken)})" for other, taken in ranks if states.get(_session(taken), "no") != "no"
+    )
+    state = {"yes": "is alive", "no": "has ended", "unknown": "may be alive"}[states.get(_session(process), "no")]
+    path = shell_word(getattr(store, "path", ""))
+    return UsedBeforeError(
+        f"{url}: rank {rank} is process {_place(process)} already, which {state}. No other process can take its place"
+        f" in the same run, because other ranks may have its address. Give each launch a path or a run_id of its own"
+        f" (?run_id=ID, the same for all its ranks). Or end all ranks (not known to have ended: {others or 'none'}),"
+        f" and remove the store: rm -f {path} {path}.*"
+    )
+
+
+def _place(process: bytes) -> str:
+    return printable(process.partition(b" ")[2])
 
 
 _QUOTING: Any = {"errors": "surrogateescape"}

@@ -322,6 +322,14 @@ def test_bad_url_is_an_error_that_names_the_mistake(query: str, words: str, tmp_
 # -- a second launch with the same path --------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("PYTEST_XDIST_", "SLURM_", "FLUX_", "PALS_", "TORCHELASTIC_", "FSCOORD_")):
+            monkeypatch.delenv(name)
+    assert fscoord.environment.detect().run_id is None
+
+
 def launch(how: str, path: Path, **environment: str) -> list[subprocess.Popen[str]]:
     """Start two ranks of one launch."""
     return [
@@ -354,6 +362,27 @@ def test_job_that_was_killed_and_restarted_meets_again_at_the_same_path(tmp_path
     assert [rank.returncode for rank in again] == [0, 0], outputs
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.usefixtures("no_launcher")
+def test_launch_without_a_run_id_meets_at_the_path_of_an_ended_launch(tmp_path: Path) -> None:
+    """As with torch's ``file://``, and also after a kill."""
+    first = launch("stay", tmp_path / "store")
+    later: list[subprocess.Popen[str]] = []
+    try:
+        assert [rank.stdout.readline() for rank in first if rank.stdout] == ["stays\n"] * 2
+        for rank in first:
+            rank.kill()
+            rank.communicate()
+        for _ in range(2):
+            later = launch("url", tmp_path / "store")
+            outputs = [rank.communicate(timeout=100) for rank in later]
+            assert [rank.returncode for rank in later] == [0, 0], outputs
+    finally:
+        for rank in (*first, *later):
+            rank.kill()
+            rank.communicate()
+
+
 def open_url(path: Path, rank: int, query: str = "") -> TorchStore:
     store, _, _ = next(integration.rendezvous(f"fscoord://{path}/store?rank={rank}&world_size=2{query}"))
     return store
@@ -383,6 +412,59 @@ def test_late_rank_joins_only_its_own_launch(by: str, tmp_path: Path, monkeypatc
         killed.get("address")
     assert isinstance(caught.value.__cause__, fscoord.StaleRunError)
     for store in (killed, first, late):
+        store.close()
+
+
+def run_elsewhere(path: Path, rank: int, query: str = "") -> subprocess.CompletedProcess[str]:
+    """Open the URL in another process, which then ends."""
+    code = f"from fscoord.integrations.torch import rendezvous as r; next(r('fscoord://{path}/store?rank={rank}"
+    command = [sys.executable, "-W", "ignore", "-c", f"{code}&world_size=2{query}'))"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+
+
+@pytest.mark.usefixtures("no_launcher")
+def test_rank_begins_a_new_run_after_all_processes_of_a_launch_have_ended(tmp_path: Path) -> None:
+    with FileStore(tmp_path / "store") as before:
+        before.set("written before the launch", "1")
+    run_elsewhere(tmp_path, 0).check_returncode()
+    run_elsewhere(tmp_path, 1).check_returncode()
+    first = open_url(tmp_path, 0)
+    assert not first.check(["written before the launch"])
+    first.set("address", "1")
+    late = open_url(tmp_path, 1)
+    assert late.get("address") == b"1"
+    first.close()
+    late.close()
+
+
+@pytest.mark.usefixtures("no_launcher")
+def test_rank_that_opens_first_joins_a_store_without_an_earlier_launch(tmp_path: Path) -> None:
+    with FileStore(tmp_path / "store", rank=0) as before:
+        before.set("written before the launch", "1")
+    store = open_url(tmp_path, 0)
+    assert store.get("written before the launch") == b"1"
+    store.close()
+
+
+@pytest.mark.usefixtures("no_launcher")
+@pytest.mark.parametrize("query", ["", "&run_id=x", "&run_id="])
+def test_rank_of_a_launch_that_still_lives_is_refused_to_another_process(query: str, tmp_path: Path) -> None:
+    store = open_url(tmp_path, 1, query)
+    run_elsewhere(tmp_path, 0, query).check_returncode()
+    again, alive = run_elsewhere(tmp_path, 0, query).stderr, run_elsewhere(tmp_path, 1, query).stderr
+    me = next(member for member in store.underlying_store.members() if member.pid == os.getpid())
+    assert "rank 0 is process" in again
+    assert "already, which has ended" in again
+    assert f"(not known to have ended: rank 1 ({me.host}:{me.pid}))" in again
+    assert f"rank 1 is process {me.host}:{me.pid} already, which is alive" in alive
+    assert f"rm -f {tmp_path}/store {tmp_path}/store.*" in alive
+    store.close()
+
+
+@pytest.mark.usefixtures("no_launcher")
+def test_process_may_take_its_rank_again(tmp_path: Path) -> None:
+    stores = [open_url(tmp_path, 0) for _ in range(2)]
+    for store in stores:
         store.close()
 
 
