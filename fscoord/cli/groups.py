@@ -13,11 +13,20 @@ import click
 from fscoord import collectives
 from fscoord._arguments import VALUE_MAX, key_text
 from fscoord._runtime import system
-from fscoord._runtime.escaping import printable
+from fscoord._runtime.escaping import printable, shell_word
 from fscoord._runtime.signals import Terminated, raise_on_termination
 from fscoord.cli.completion import complete_name
-from fscoord.cli.options import as_json, limit_text, raw, with_existing_store, with_store, with_store_to_read
-from fscoord.cli.output import show, table_lines, tell, telling_if_slow, write
+from fscoord.cli.options import (
+    absolute_url,
+    as_json,
+    limit_text,
+    raw,
+    store_argument,
+    with_existing_store,
+    with_store,
+    with_store_to_read,
+)
+from fscoord.cli.output import show, table_lines, tell, telling_if_slow, write, write_error
 from fscoord.cli.run_command import VERBATIM, command_options, environment, holders_text, parse_command
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.launch import run_held
@@ -31,6 +40,7 @@ HEADS: Final = ("RANK", "SESSION", "PROCESS", "STATE", "SINCE", "LABEL")
 
 
 @click.command()
+@store_argument("STORE")
 @as_json
 @with_store_to_read
 def members(store: Store, as_json: bool) -> None:
@@ -49,7 +59,7 @@ def members(store: Store, as_json: bool) -> None:
 
     \b
     Examples:
-      fscoord members
+      fscoord members /shared/job/store
       fscoord members --json | jq -r '.[] | select(.alive == "no") | .rank'
     """
     found = sorted(store.members(), key=lambda each: (each.rank is None, each.rank or 0, each.number))
@@ -196,7 +206,8 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
     store under NAME/result, and each caller prints and returns them, now and later.
 
     If the process that runs COMMAND dies, is interrupted or can't run it, the next process runs it. So COMMAND may be
-    started more than once. A COMMAND that fails counts as done: to run it again, delete NAME/result.
+    started more than once. A COMMAND that fails counts as done: to run it again, delete NAME/result. A caller whose
+    COMMAND was not run because another call failed prints that on standard error.
 
     \b
     Examples:
@@ -205,9 +216,11 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
     """
     command = parse_command(options)
     end_wait: Callable[[], object] = int  # until the wait begins
+    has_run: list[bool] = []
 
     def work() -> bytes:
         end_wait()
+        has_run.append(True)
         try:
             return _run_once(store, name, command, options)
         except Exception as error:
@@ -224,6 +237,12 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
     if not re.fullmatch(rb"[0-9]{1,3}", code):
         raise FscoordError(f"the result of {key_text(name)!r} has no exit code: another program has written it")
     write(output)
+    if int(code) and not has_run:
+        address, key = (shell_word(word) for word in (absolute_url(click.get_current_context()), f"{turn.name}/result"))
+        write_error(
+            f"fscoord: the command of {turn.name!r} was not run, because another call has run it, with exit code"
+            f" {int(code)}; to run it again, first run fscoord --store {address} delete {key}\n"
+        )
     return int(code)
 
 

@@ -11,12 +11,13 @@ from fscoord._runtime import system
 from fscoord._runtime.escaping import printable, shell_word
 from fscoord.cli.exit_codes import DAMAGED, FALSE
 from fscoord.cli.options import (
-    address,
     as_json,
     common,
     complete_file,
     file_path,
     json_option,
+    named_url,
+    store_argument,
     store_option,
     store_url,
     time_limit,
@@ -41,6 +42,7 @@ _JSON_NAMES = {"skipped": "dropped", "skipped_bytes": "dropped_bytes"}
 @click.command()
 @click.option("--full", is_flag=True, help=f"Print whole values instead of their first {SHORT} bytes.")
 @json_option("Print each record as one line of JSON.")
+@store_argument("STORE")
 @store_option
 @verbose
 @click.pass_context
@@ -59,12 +61,10 @@ def dump(ctx: click.Context, full: bool, as_json: bool) -> None:
 
     \b
     Examples:
-      fscoord dump --store /shared/job/store
+      fscoord dump /shared/job/store
       fscoord dump --json | jq -r 'select(.kind == "set") | .key'
     """
-    path = file_path(store_url(ctx))
-    if path is None:
-        raise click.UsageError("only the log of a file store can be dumped", ctx)
+    path = log_path(store_url(ctx), ctx)
     in_words, is_first = RecordWords(), True
     for entry in inspect.dump(path):
         value = entry.value if full else _beginning(entry.value)
@@ -125,13 +125,13 @@ lock_option = click.option(
 
 
 @click.command()
-@click.argument("path", required=False, shell_complete=complete_file)
+@store_argument("PATH")
 @lock_option
 @as_json
 @store_option
 @verbose
 @click.pass_context
-def verify(ctx: click.Context, path: str | None, timeout: float, as_json: bool) -> int:
+def verify(ctx: click.Context, timeout: float, as_json: bool) -> int:
     """Check whether the log of a file store is sound.
 
     Reads the log at PATH, or that of the store that --store names, from end to end, with all its generations. For each
@@ -151,17 +151,17 @@ def verify(ctx: click.Context, path: str | None, timeout: float, as_json: bool) 
       fscoord verify --json /shared/job/store | jq -r .verdict
     """
     with Progress("reading") as progress:
-        report = inspect.verify(log_path(ctx, path), timeout=timeout, on_progress=progress.report)
+        report = inspect.verify(log_path(store_url(ctx), ctx), timeout=timeout, on_progress=progress.report)
     show(as_json, _report_document(report), _report_lines(report))
     return DAMAGED if report.verdict == "damaged" else 0
 
 
-def log_path(ctx: click.Context, path: str | None) -> str:
-    """Return the path of the file store that the argument or the common options name."""
-    found = file_path(address(ctx, path))
-    if found is None:
+def log_path(url: str, ctx: click.Context) -> str:
+    """Return the path of the file store at `url`. A `url` of another kind of store is an error of usage."""
+    path = file_path(url)
+    if path is None:
         raise click.UsageError("only file stores have a log", ctx)
-    return found
+    return path
 
 
 def _report_document(report: inspect.Report) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class _NewFile(click.Path):
 
 
 @click.command()
-@click.argument("path", required=False, shell_complete=complete_file)
+@store_argument("PATH")
 @click.option("-o", "--output", type=_NewFile(), required=True, help="The path of the copy. No file may be there.")
 @click.option("--salvage", is_flag=True, help="Also copy the sound records after the damage.")
 @click.option("--yes", is_flag=True, help="Write the copy. Without it only report what would be left out.")
@@ -215,9 +215,7 @@ class _NewFile(click.Path):
 @store_option
 @verbose
 @click.pass_context
-def repair(
-    ctx: click.Context, path: str | None, output: str, salvage: bool, yes: bool, timeout: float, as_json: bool
-) -> int:
+def repair(ctx: click.Context, output: str, salvage: bool, yes: bool, timeout: float, as_json: bool) -> int:
     """Copy the sound records of a damaged log to a new file.
 
     Only reads the log at PATH, or that of the store that --store names. Processes that write to the store wait
@@ -240,7 +238,7 @@ def repair(
     """
     with Progress("copying") as progress:
         found = inspect.repair(
-            log_path(ctx, path),
+            log_path(store_url(ctx), ctx),
             output,
             salvage=salvage,
             write=yes,
@@ -304,8 +302,9 @@ def cp(ctx: click.Context, old: str, new: str, timeout: float, as_json: bool) ->
     Examples:
       fscoord cp /shared/job/store /backup/store
     """
+    paths = [log_path(named_url(ctx, argument), ctx) for argument in (old, new)]
     with Progress("copying") as progress:
-        made = inspect.copy(log_path(ctx, old), log_path(ctx, new), timeout=timeout, on_progress=progress.report)
+        made = inspect.copy(paths[0], paths[1], timeout=timeout, on_progress=progress.report)
     document = {"path": made.path, "output": made.output, "records": made.kept}
     line = f"{printable(made.output)}: {made.kept} records of {printable(made.source)}"
     show(as_json, document, [line])
@@ -313,6 +312,7 @@ def cp(ctx: click.Context, old: str, new: str, timeout: float, as_json: bool) ->
 
 
 @click.command()
+@store_argument("STORE")
 @common
 @click.pass_context
 def compact(ctx: click.Context) -> None:
@@ -323,11 +323,10 @@ def compact(ctx: click.Context) -> None:
 
     \b
     Examples:
-      fscoord compact --store /shared/job/store
+      fscoord compact /shared/job/store
     """
     url = store_url(ctx)
-    if file_path(url) is None:
-        raise click.UsageError("only the log of a file store can be compacted", ctx)
+    log_path(url, ctx)  # refuses a store without a log
     open_store(url, read_only=True).close()  # so that a mistyped path makes no new store
     with open_store(url) as store:
         assert isinstance(store, FileStore), "file_path says so"

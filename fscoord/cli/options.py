@@ -29,7 +29,6 @@ __all__ = [
     "OF_THE_STORE",
     "DirectoryPath",
     "absolute_url",
-    "address",
     "as_json",
     "common",
     "complete_file",
@@ -38,8 +37,10 @@ __all__ = [
     "given_timeout",
     "json_option",
     "limit_text",
+    "named_url",
     "raw",
     "show_log",
+    "store_argument",
     "store_option",
     "store_url",
     "time_limit",
@@ -67,7 +68,7 @@ INPUT_POLL_S = 0.5
 """The longest sleep in one system call while standard input has no data, in seconds."""
 CHUNK = 1 << 20
 
-_URL, _TIMEOUT, _LOUDNESS = "fscoord.store", "fscoord.timeout", "fscoord.verbose"
+_URL, _ARGUMENT, _TIMEOUT, _LOUDNESS = "fscoord.store", "fscoord.argument", "fscoord.timeout", "fscoord.verbose"
 _READ_ONLY = "fscoord.read_only"
 
 
@@ -169,6 +170,18 @@ store_option = click.option(
 )
 
 
+def store_argument(metavar: str) -> Callable[[F], F]:
+    """Return an argument that names the store as `store_option` does."""
+    return click.argument(
+        "store_argument",
+        metavar=f"[{metavar}]",
+        required=False,
+        shell_complete=complete_file,
+        expose_value=False,
+        callback=_remember(_ARGUMENT),
+    )
+
+
 def timeout_option(default: str) -> Callable[[F], F]:
     """Return the option --timeout, whose help text names this default."""
     return click.option(
@@ -203,7 +216,10 @@ as_json = json_option("Print one line of JSON.")
 
 
 def store_url(ctx: click.Context) -> str:
-    """Return the address of the store: that of --store, or else of the environment variable."""
+    """Return the address of the store: that of the argument or of --store, or else of the environment variable."""
+    argument: str | None = ctx.meta.get(_ARGUMENT)
+    if argument is not None:
+        return named_url(ctx, argument)
     given: str | None = ctx.meta.get(_URL)
     if given is not None:
         return _not_empty(ctx, "--store", given)
@@ -220,17 +236,12 @@ def _not_empty(ctx: click.Context, what: str, url: str) -> str:
     return url
 
 
-def address(ctx: click.Context, path: str | None) -> str:
-    """Return the address of the store that the argument `path` names, or else --store or the environment variable.
-
-    --store beside `path` is refused: one of the two would be ignored.
-    """
-    if path is None:
-        return store_url(ctx)
+def named_url(ctx: click.Context, argument: str) -> str:
+    """Return `argument`, the address of a store. Another --store beside it is refused: one would be ignored."""
     other = ctx.meta.get(_URL)
-    if other not in (None, path):
-        raise click.UsageError(f"which store? The argument names {path}, and --store names {other}; give one", ctx)
-    return _not_empty(ctx, "the argument", path)
+    if other not in (None, argument):
+        raise click.UsageError(f"which store? The argument names {argument}, and --store names {other}; give one", ctx)
+    return _not_empty(ctx, "the argument", argument)
 
 
 def limit_text(limit: timedelta | float | None) -> str:

@@ -13,11 +13,11 @@ from fscoord._runtime.escaping import printable
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import (
     OF_THE_STORE,
-    address,
     as_json,
-    complete_file,
     given_timeout,
+    store_argument,
     store_option,
+    store_url,
     time_span,
     timeout_option,
     verbose,
@@ -70,7 +70,7 @@ class Row(NamedTuple):
 
 
 @click.command()
-@click.argument("path", metavar="[STORE]", required=False, shell_complete=complete_file)
+@store_argument("STORE")
 @click.option("-a", "--all", "is_all", is_flag=True, help="Show all sessions, also those that have ended.")
 @click.option("-w", "--watch", is_flag=True, help="Show the table again and again, until Ctrl-C.")
 @click.option(
@@ -87,9 +87,7 @@ class Row(NamedTuple):
 @timeout_option(OF_THE_STORE)
 @verbose
 @click.pass_context
-def ps(
-    ctx: click.Context, path: str | None, is_all: bool, watch: bool, interval: float, slow: float, as_json: bool
-) -> int:
+def ps(ctx: click.Context, is_all: bool, watch: bool, interval: float, slow: float, as_json: bool) -> int:
     """Show what every participant of a store does now.
 
     First come the findings, the most urgent first: a deadlock, a barrier or a lock that waits for a process that has
@@ -113,7 +111,7 @@ def ps(
       fscoord ps --watch --slow 60
       fscoord ps --json | jq -r '.findings[].message'
     """
-    observer = observe(address(ctx, path), given_timeout(ctx))
+    observer = observe(store_url(ctx), given_timeout(ctx))
     try:
         while True:
             picture, _ = observer.look()

@@ -13,10 +13,10 @@ from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
 from fscoord.cli.options import (
     OF_THE_STORE,
-    address,
-    complete_file,
     given_timeout,
+    store_argument,
     store_option,
+    store_url,
     time_span,
     timeout_option,
     verbose,
@@ -88,7 +88,7 @@ class Keys:
 
 
 @click.command()
-@click.argument("path", metavar="[STORE]", required=False, shell_complete=complete_file)
+@store_argument("STORE")
 @click.option(
     "--interval",
     type=time_span,
@@ -110,7 +110,7 @@ class Keys:
 @timeout_option(OF_THE_STORE)
 @verbose
 @click.pass_context
-def top(ctx: click.Context, path: str | None, interval: float, count: int | None, sort: str, slow: float) -> None:
+def top(ctx: click.Context, interval: float, count: int | None, sort: str, slow: float) -> None:
     """Show what every participant of a store does, live.
 
     The rows are those of "fscoord ps", the longest wait first, with the records that each participant writes in a
@@ -134,7 +134,7 @@ def top(ctx: click.Context, path: str | None, interval: float, count: int | None
     """
     keys = Keys()
     keys.order = sort
-    observer = observe(address(ctx, path), given_timeout(ctx))
+    observer = observe(store_url(ctx), given_timeout(ctx))
     try:
         looks = _looks(observer, slow)
         if can_redraw():

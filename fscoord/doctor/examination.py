@@ -35,6 +35,16 @@ OTHERS_S: Final = 180.0
 AGAIN_S: Final = 0.5
 FILE_SYSTEM: Final = ("kind", "point", "options", "is_local", "coherence")
 """The facts about the file system that the report contains."""
+_NEEDS_WRITES: Final = "; the doctor writes its test files there, so name a directory in which this user can write"
+ADVICE: Final = {
+    system.errno.ENOENT: "; check the path, or create the directory first",
+    system.errno.EACCES: _NEEDS_WRITES,
+    system.errno.EPERM: _NEEDS_WRITES,
+    system.errno.EROFS: _NEEDS_WRITES,
+    system.errno.ENOSPC: "; free some space, because the doctor writes its test files there",
+    system.errno.EDQUOT: "; free some of the quota, because the doctor writes its test files there",
+}
+"""What to do if the directory can't be examined, by the number of the error."""
 FORCED: Final = {"fuse.glusterfs": {"coherence": "locked"}}
 """The options with which a store can be tried on a mount that it refuses by default."""
 
@@ -221,5 +231,5 @@ def _as_own(error: FailedError, path: str) -> Exception:
     if error.kind == InsecurePathError.__name__:
         return InsecurePathError(str(error), path=path)
     if error.errno is not None:
-        return OSError(error.errno, str(error), path)
+        return OSError(error.errno, f"{error}{ADVICE.get(error.errno, '')}", path)
     return StoreUnavailableError(f"{path}: {error}", path=path)

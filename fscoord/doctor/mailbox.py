@@ -115,7 +115,9 @@ class Mailbox:
                 if error.errno not in GONE:  # gone: the coordinator of another examination has just removed it
                     raise
                 system.time.sleep(NAP_S)
-        raise FileNotFoundError(system.errno.ENOENT, "the mailbox is removed again and again", self.directory)
+        raise FileNotFoundError(
+            system.errno.ENOENT, "the mailbox can't be made there, or is removed again and again", self.directory
+        )
 
     def _make(self) -> None:
         try:

@@ -384,7 +384,7 @@ def events(pair: Pair, kind: str) -> Check:
         return pair.check("events", INFO, "there is no inotify here: waiters poll", arrive=False)
     pair.one.ask("append", ACT_S, name=name, kind=kind, number=1, writer="w")
     arrive = pair.other.ask("watched", ACT_S, seconds=2.0 if pair.between == "processes" else 0.5)
-    says = "changes are told (inotify)" if arrive else "changes are not told (inotify): waiters poll"
+    says = "changes are reported (inotify)" if arrive else "changes are not reported (inotify): waiters poll"
     return pair.check("events", INFO, says, arrive=arrive)
 
 

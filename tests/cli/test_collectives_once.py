@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 
 import pytest
@@ -16,11 +17,22 @@ PATIENCE_S = 60
 
 def test_once_gives_all_the_output_and_the_exit_code_of_one_run(fscoord, tmp_path):
     text = f"echo ran >> {tmp_path}/ran; printf '\\377said'; echo aside >&2; exit 3"
-    for _ in range(2):
-        assert fscoord("once", "w", "--", "sh", "-c", text) == (3, b"\xffsaid", "")
+    assert fscoord("once", "w", "--", "sh", "-c", text) == (3, b"\xffsaid", "")
+    assert fscoord("once", "w", "--", "sh", "-c", text)[:2] == (3, b"\xffsaid")
     assert (tmp_path / "ran").read_text() == "ran\n"
     assert fscoord("delete", "w/result").code == 0
     assert fscoord("once", "w", "-c", "echo anew") == (0, b"anew\n", "")
+
+
+def test_once_says_that_an_earlier_call_failed_and_how_to_run_the_command_again(fscoord, path):
+    assert fscoord("once", "a b", "-c", "exit 3") == (3, b"", "")
+    done = fscoord("once", "a b", "-c", "echo mended")
+    command = f"--store {path} delete 'a b/result'"
+    says = "fscoord: the command of 'a b' was not run, because another call has run it, with exit code 3;"
+    assert done == (3, b"", f"{says} to run it again, first run fscoord {command}\n")
+    assert fscoord(*shlex.split(command)).code == 0
+    for _ in range(2):
+        assert fscoord("once", "a b", "-c", "echo mended") == (0, b"mended\n", "")
 
 
 def test_caller_that_comes_during_the_run_waits_and_gets_its_result(process, line_with, path, tmp_path):

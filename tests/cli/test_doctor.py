@@ -194,10 +194,16 @@ def test_interruption_of_a_wait_for_other_instances_leaves_nothing(process, line
     assert os.listdir(directory) == []
 
 
+def test_directory_that_does_not_exist_is_an_error_with_the_next_step(fscoord, tmp_path):
+    done = fscoord("doctor", str(tmp_path / "none"))
+    assert (done.code, done.out) == (74, b"")
+    assert f"{tmp_path}/none: No such file or directory; check the path, or create the directory first" in done.err
+
+
 def test_full_disk_is_an_error_that_leaves_nothing_in_the_directory(fscoord, full_disk):
     done = fscoord("doctor", str(full_disk))
     assert (done.code, done.out) == (74, b"")
-    assert "No space left on device" in done.err
+    assert "No space left on device; free some space" in done.err
     assert os.listdir(full_disk) == ["ballast"]
 
 

@@ -246,12 +246,18 @@ def test_clones_of_a_handle_are_one_row(fscoord, path):
         assert len(table(fscoord("ps").out)) == 2
 
 
-def test_ps_takes_the_store_as_an_argument(fscoord, path):
-    assert fscoord("ps", path).out == fscoord("ps").out
-    assert fscoord("ps", f"file:{path}").code == 0
+@pytest.mark.parametrize("verb", ["ps", "members", "dump", "verify", "compact"])
+def test_verb_that_looks_into_a_store_takes_it_as_an_argument(fscoord, path, verb, monkeypatch):
+    FileStore(path, rank=0).close()
+    by_environment = fscoord(verb)
+    monkeypatch.delenv("FSCOORD_STORE")
+    assert by_environment.code == 0
+    assert fscoord(verb, path) == fscoord(verb, f"file:{path}") == fscoord(verb, "--store", path) == by_environment
 
 
-@pytest.mark.parametrize("words", [["ps"], ["top", "-n", "1"], ["verify"], ["repair", "-o", "new"]])
+@pytest.mark.parametrize(
+    "words", [["ps"], ["top", "-n", "1"], ["verify"], ["repair", "-o", "new"], ["members"], ["dump"], ["compact"]]
+)
 def test_verb_that_is_given_two_stores_is_a_usage_error(fscoord, path, words):
     done = fscoord("--store", "other", *words, path)
     assert (done.code, done.out) == (64, b"")
