@@ -501,6 +501,12 @@ class Store(ABC):
         """See `exchange`."""
         raise TypeError(f"{type(self).__name__} can't change {key_text(key)!r} and other keys in one step")
 
+    def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
+        """See `write_within`."""
+        with self.clone() as handle:
+            handle.set_timeout(limit)
+            (handle.append if appends else handle.set)(key, value)
+
     def _observe(self) -> tuple[list[Member], dict[int, ShownWait]]:
         """See `observe_sessions`."""
         return [], {}
@@ -792,6 +798,22 @@ def exchange(
         The value of `key` afterwards, as `Store.compare_set` returns it.
     """
     return store._exchange(key, expected, desired, present, absent)
+
+
+def write_within(store: Store, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
+    """Set `key` to `value`, or append `value` to it, within `limit` seconds, whatever the timeout of the handle is.
+
+    The timeout of a handle holds for all threads that use the handle, so it is left alone. A store whose operations
+    take no other limit writes by a clone.
+
+    Args:
+        store: the store.
+        limit: how long to wait for the store, in seconds.
+        key: the key.
+        value: the value to set or to append.
+        appends: whether `value` is appended.
+    """
+    store._write_within(limit, key, value, appends=appends)
 
 
 def observe_sessions(store: Store) -> tuple[list[Member], dict[int, ShownWait]]:

@@ -43,7 +43,7 @@ from fscoord._waiting.wait import (
     new_tuple,
 )
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
-from fscoord.store import Member, Store, closer_look, how_to_run_again, stopped_sessions
+from fscoord.store import Member, Store, closer_look, how_to_run_again, stopped_sessions, write_within
 
 __all__ = [
     "MISSING_MAX",
@@ -444,17 +444,15 @@ class Arrivals:
         """Record that this rank's wait has timed out, and return the ranks that have not arrived.
 
         If a rank is missing, append this rank's time-out token. Otherwise set ``complete``, because the last rank did
-        not. The call takes no longer than `Attempt.trace_left`. It uses a clone of the store, because the timeout of a
-        handle holds for all threads that use the handle.
+        not. The call takes no longer than `Attempt.trace_left`.
         """
-        missing = self.missing()
+        missing, call = self.missing(), self._call
         try:
-            with self._store.clone() as handle:
-                handle.set_timeout(self._call.trace_left())
-                if missing:
-                    handle.append(self._arrivals, b"-%d/%d " % (self._call.rank, self._call.world_size))
-                else:
-                    handle.set(self._complete, b"1")
+            if missing:
+                token = b"-%d/%d " % (call.rank, call.world_size)
+                write_within(self._store, call.trace_left(), self._arrivals, token, appends=True)
+            else:
+                write_within(self._store, call.trace_left(), self._complete, b"1", appends=False)
         except FscoordError:
             pass  # the caller raises its time-out anyway; without the token, a later call of this rank may be refused
         return missing

@@ -20,6 +20,7 @@ from fscoord.store import (
     typical_call_s,
     wait_for_change,
     wait_on,
+    write_within,
 )
 
 __all__ = ["PrefixStore"]
@@ -155,6 +156,12 @@ class PrefixStore(StoreView):
     ) -> bytes:
         present, absent = self._full_all(present), self._full_all(absent)
         return exchange(self._open(), self._prefix + key, expected, desired, present, absent)
+
+    def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
+        if type(self) is not PrefixStore:
+            super()._write_within(limit, key, value, appends=appends)
+        else:
+            write_within(self._open(), limit, self._full(key), value, appends=appends)
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
         if type(self) is not PrefixStore:  # a subclass may override the operations that an arrival consists of

@@ -49,6 +49,17 @@ def test_barrier_that_fails_fast_is_a_barrier(place: Place) -> None:
         barrier(store, 2, "c", 0.03, 0, fail_fast=True)
 
 
+def test_rank_whose_barrier_timed_out_is_one_session(place: Place) -> None:
+    """So `members` and ``fscoord ps`` do not show the rank once more, as a session that has ended."""
+    store = place.open()
+    store.announce_rank(0)
+    before = store.members()
+    for _ in range(2):
+        with pytest.raises(StoreTimeoutError, match=r"missing_ranks=\[1\]"):
+            barrier(store, 2, "b", 0, 0)
+    assert store.members() == before
+
+
 @pytest.mark.parametrize("call", ["announce_rank", "dead_ranks", "wait_alive"])
 def test_rank_is_an_integer(call: str, place: Place) -> None:
     if not keeps_sessions(place):

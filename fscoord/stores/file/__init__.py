@@ -265,15 +265,21 @@ class FileStore(Sessions):
 
     def append(self, key: Key, value: Value) -> None:
         """See `Store.append`."""
+        self._write_within(self._timeout, key_bytes(key), value_bytes(value), appends=True)
+
+    def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
+        kind = record.APPEND if appends else record.SET
         if self._combiner is not None:
-            self._combiner.write(Operation(record.APPEND, key_bytes(key), value_bytes(value)), self._timeout)
+            self._combiner.write(Operation(kind, key, value), limit)
             return
 
         def decide(name: bytes, piece: bytes) -> tuple[None, int, bytes]:
             check_value_size(name, len(self._state.values.get(name, b"")) + len(piece), self.path)
             return None, record.APPEND, piece
 
-        self._update(record.APPEND, key_bytes(key), value_bytes(value), decide)
+        self._log.update(kind, key, value, decide if appends else None, limit)
+        if self._log.handle.bell:
+            self._notifier.notify((key,))
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         """See `Store.multi_set`."""
