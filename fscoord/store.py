@@ -125,7 +125,7 @@ class Member(NamedTuple):
     """One session of a store: a handle that has registered.
 
     Attributes:
-        number: the number of the session. No number is used twice.
+        number: the number of the session. No number is used twice in one run of the store.
         host: the name of the session's host.
         pid: the id of the session's process.
         rank: the last rank that the session announced, or None.

@@ -64,8 +64,8 @@ class FileStore(Sessions):
             must exist. None: a private temporary file, which is removed when this handle is closed or its process
             exits.
         world_size: the number of participants. The last participant to close the store removes the file. ``None`` (or
-            -1, as in c10d): the file remains. A call of `close` and the end of a ``with`` count as closing, but ``del``
-            does not.
+            -1, as in c10d): the file remains. A call of `close`, the end of a ``with`` and the exit of the process
+            count as closing, but ``del`` and the death of the process by a signal do not.
         file_name: another name for `path`, as in c10d.
         timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
         rank: the rank of this participant, which appears in messages and in `members`. A handle with a rank or a label
