@@ -96,7 +96,7 @@ class Recorder:
 
     def forget(self) -> None:
         """Drop all spans and files, because they belong to the parent of this process, which was just forked."""
-        self._busy = system.threading.Lock()  # held by the thread that writes; nobody waits for it
+        self._busy = system.threading.Lock()  # held by the thread that writes; no thread waits for it
         self._numbers = count(1)
         self._pending: deque[Span] = deque(maxlen=PENDING_MAX)
         self._open: dict[int, Span] = {}

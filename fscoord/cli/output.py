@@ -44,7 +44,7 @@ __all__ = [
 Timer = system.threading.Timer
 
 NOTE_AFTER_S = 1.0
-"""How many seconds a wait lasts before a person is told about it."""
+"""How many seconds a wait lasts before a line about it is printed."""
 
 Document = Mapping[str, Any] | list[dict[str, Any]]
 
@@ -211,7 +211,7 @@ def detach_stdout() -> None:
 
 
 def write_error(text: str) -> None:
-    """Write `text` to standard error. If nothing can be written there, the exit code alone tells the error."""
+    """Write `text` to standard error. If nothing can be written there, the exit code alone shows the error."""
     if sys.stderr is None:
         return
     try:

@@ -214,7 +214,7 @@ def main(store: str, directory: str, world_size: str, kill: str, timeout: str) -
         with FileStore(store, timeout=float(timeout)) as opened:
             Worker(opened, directory, int(world_size), float(timeout)).work(last_holds=bool(kill))
     except BrokenPipeError:
-        return 1  # the launcher has gone, so nobody is left to tell
+        return 1  # the launcher has gone, so no process reads the report
     except FscoordError as error:
         tell("failed", message=f"{type(error).__name__}: {error}")
         return 1

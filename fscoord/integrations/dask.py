@@ -248,7 +248,7 @@ async def dask_setup(scheduler: Any, store: str) -> None:
             )
         _candidates[scheduler] = await _candidate(store, scheduler.address)
     except (FscoordError, ValueError, OSError) as error:
-        # Dask logs what a preload module raises, and goes on. Nobody would find this scheduler.
+        # Dask logs what a preload module raises, and goes on. No worker would find this scheduler.
         logger.critical("The scheduler ends, because its address can't be published in %s: %s", store, error)
         scheduler.loop.add_callback(scheduler.close)
         raise

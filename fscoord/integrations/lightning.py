@@ -113,12 +113,12 @@ class FscoordEnvironment(ClusterEnvironment):
         return self._rank
 
     def local_rank(self) -> int:
-        """Return the number of this process among those of its host. The store tells it if the environment does not."""
+        """Return the number of this process on its host, from the environment or else from the store."""
         local_rank = environment.detect().local_rank
         return self._find_place()[1] if local_rank is None else local_rank
 
     def node_rank(self) -> int:
-        """Return the number of this process's host. The store tells it if the environment does not."""
+        """Return the number of this process's host, from the environment or else from the store."""
         for name in ("GROUP_RANK", "SLURM_NODEID"):
             if (value := system.os.environ.get(name)) is not None:
                 return int(value)
@@ -167,7 +167,7 @@ class FscoordEnvironment(ClusterEnvironment):
             hosts = [members.get(session_of(store, rank), "") for rank in range(self._world_size)]
             if "" in hosts:
                 raise ValueError(
-                    f"neither the environment nor {self._store!r} tells which processes share a host: set LOCAL_RANK"
+                    f"neither the environment nor {self._store!r} says which processes share a host: set LOCAL_RANK"
                     " and GROUP_RANK"
                 )
             own = hosts[self._rank]

@@ -117,7 +117,7 @@ class FscoordLock(locking.Lock):
     def break_(self) -> bool:
         """Release the lock, whichever coordinators hold it, and return whether one did.
 
-        The holders are not told: their ``release`` returns False, and ``is_still_owner`` is False.
+        The holders get no notice: their ``release`` returns False, and ``is_still_owner`` is False.
         """
         with _tooz_errors(f"the lock {self._key!r}"):
             broken = [force_release(self._store, self._key, holder.token) for holder in self._lock.holders()]
@@ -184,7 +184,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
     second. With ``executor=thread`` a call returns at once, and only its result's ``get`` waits.
 
     A member that dies leaves its groups, loses its locks and stops leading by itself, as soon as its death is detected.
-    Nobody sends heartbeats for that, and no timeout has to pass. So ``requires_beating`` is False.
+    No process sends heartbeats for that, and no timeout has to pass. So ``requires_beating`` is False.
 
     Args:
         member_id: the id of this member.
@@ -355,7 +355,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
     def leave_group(self, group_id: bytes) -> None:
         """Leave a group; its result raises ``GroupNotCreated`` or ``MemberNotJoined``.
 
-        If another coordinator with this member's id has joined the group, that one is removed.
+        If another coordinator with this member's id has joined the group, that other coordinator is removed.
         """
         own = self._own.pop(group_id, None)
         self._joined_groups.discard(group_id)

@@ -83,7 +83,7 @@ class StateStore(Protocol):
     """A store in which `C10dRendezvousBackend` can keep its state: any `~fscoord.Store`, or any store of torch.
 
     A store of another package may return text. If the store also has ``check``, as all stores of fscoord and of torch
-    have, the backend tells a removed key from a store that failed.
+    have, the backend distinguishes a removed key from a store that failed.
     """
 
     def get(self, key: str, /) -> bytes | str:

@@ -256,7 +256,7 @@ def _barrier(view: _View, state: RoundState, waiters: list[SessionStatus], slow:
     head = f"barrier {state.name!r}: {came} came, and the first has waited for {duration(seconds)}"
     if state.missing is None:
         if seconds >= slow:
-            words = f"{head}. The callers gave no ranks, so nothing tells which are missing"
+            words = f"{head}. The callers gave no ranks, so it is unknown which are missing"
             yield StatusFinding(MISSING, words, (), seconds, SLOW)
         return
     yield from _missing_ranks(view, head, list(state.missing), seconds, slow)

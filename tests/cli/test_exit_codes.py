@@ -239,6 +239,12 @@ def test_directory_that_is_not_there_is_an_input_error(fscoord):
     assert fscoord("get", "--store", "/nowhere/at/all", "k").code == 74
 
 
+def test_directory_that_takes_no_files_is_an_input_error_with_the_next_step(fscoord):
+    done = fscoord("set", "--store", "/proc/store", "k", "v")
+    assert done.code == 74
+    assert "/proc/store: opening the log failed: No such file or directory; no file can be created in /proc" in done.err
+
+
 READERS = (
     ["keys"],
     ["members"],

@@ -124,7 +124,7 @@ def test_barrier_without_ranks_tells_that_none_can_be_named() -> None:
     seen = picture(person(1, 1, waiting("barrier", "b", "b/last_member", size=4)), rounds=(state,))
     (found,) = find_all(seen)
     assert "barrier 'b': 3 of 4 came" in found.message
-    assert "nothing tells which are missing" in found.message
+    assert "it is unknown which are missing" in found.message
 
 
 def test_exchange_names_the_ranks_whose_data_is_missing() -> None:

@@ -128,7 +128,7 @@ class Compactor:
             life=(handle.header.life + handle.table.is_finished) % (1 << 32),
         )
         session = handle.lock.session or self._registration.append()
-        # No session of the log so far goes on, so nobody has written yet as far as the next reader is concerned.
+        # No session of the log so far goes on, so for the next reader no session has written yet.
         entries = [(record.LAST_TIME, b"", b"", session, 0)] if handle.table.keeps_times else []
         self._commit(header, entries, session)
 

@@ -45,11 +45,15 @@ def unavailable(error: OSError, path: str, doing: str, *, maybe_applied: bool = 
     """Convert `error` into a StoreUnavailableError that says what failed (`doing`), and what to do about it."""
     number, text = error.errno, error.strerror or str(error)
     directory = system.os.path.dirname(path)
-    if number == system.errno.ENOENT and system.os.path.isdir(directory):
+    if number == system.errno.ENOENT and system.os.path.isdir(directory) and not _is_draft(error.filename):
         message = f"no store at {path}; check the path (`set` creates one)"
         return StoreUnavailableError(message, path=path, maybe_applied=maybe_applied, errno=number)
     advice = {
-        system.errno.ENOENT: f"; its directory {directory} does not exist: create it first",
+        system.errno.ENOENT: (
+            f"; no file can be created in {directory}: choose another directory"
+            if system.os.path.isdir(directory)
+            else f"; its directory {directory} does not exist: create it first"
+        ),
         system.errno.ENOTDIR: f"; {directory} is not a directory",
         system.errno.EACCES: "; check the owners and modes of the log and its directory",
         system.errno.EROFS: "; to read it, open it with read_only=True, or choose a path that can be written",
@@ -60,6 +64,11 @@ def unavailable(error: OSError, path: str, doing: str, *, maybe_applied: bool = 
     return StoreUnavailableError(
         f"{path}: {doing} failed: {text}{advice}", path=path, maybe_applied=maybe_applied, errno=number
     )
+
+
+def _is_draft(name: object) -> bool:
+    """Return whether `name`, the file of an error, is a file that was to become a log."""
+    return isinstance(name, str) and name.endswith(TEMPORARY_SUFFIX)
 
 
 def damaged(path: str, file: str, offset: int, reason: str) -> CorruptLogError:
