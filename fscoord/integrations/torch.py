@@ -328,8 +328,8 @@ def _rank_is_taken(url: str, store: Store, rank: int, process: bytes) -> UsedBef
     return UsedBeforeError(
         f"{url}: rank {rank} is process {_place(process)} already, which {state}. No other process can take its place"
         f" in the same run, because other ranks may have its address. Give each launch a path or a run_id of its own"
-        f" (?run_id=ID, the same for all its ranks). Or end all ranks (not known to have ended: {others or 'none'}),"
-        f" and remove the store: rm -f {path} {path}.*"
+        f" (?run_id=ID, the same for all its ranks), and let workers that a launcher restarts use env://. Or end all"
+        f" ranks (not known to have ended: {others or 'none'}), and remove the store: rm -f {path} {path}.*"
     )
 
 
