@@ -248,19 +248,20 @@ class _HoldMonitor:
 
     def _look(self) -> None:
         pause = min(CHECK_INTERVAL_S, self._patience / CHECKS_PER_LEASE) if self._patience else CHECK_INTERVAL_S
-        is_told = False
+        has_failed = False
         while not self._over.wait(pause):
             try:
                 self._check()
-                is_told = False
+                has_failed = False
                 _order(self._orders, warden.ALIVE)
             except errors.FscoordError as error:
-                if not is_told:
-                    logger(__name__).warning("the check that the hold lasts failed: %s", error)
-                is_told = True
                 if isinstance(error, _LOST):
+                    logger(__name__).info("the hold is lost, so the command is stopped: %s", error)  # it is also raised
                     self._end(error)
                     return
+                if not has_failed:
+                    logger(__name__).warning("the check that the hold lasts failed: %s", error)
+                has_failed = True
 
     def _end(self, error: errors.FscoordError) -> None:
         self.lost = error

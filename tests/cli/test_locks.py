@@ -200,6 +200,7 @@ def test_lock_that_is_broken_stops_the_command(fscoord, store, tmp_path, said, m
     done = fscoord("lock", "a", *sh(text.replace("fscoord_break", breaks)))
     assert done.code == 69
     assert "or removed it; the command was stopped" in done.err
+    assert done.err.count("\n") == 1
     assert said() == "told\n"
     assert (tmp_path / "broken").read_text().startswith("TURN   TOKEN  STATE  PROCESS\nholds      1  alive  ")
 
