@@ -348,7 +348,7 @@ MUTANTS = (
     ),
     Mutant(
         "a leader that leaves wakes no author",
-        "Combiner._tell",
+        "Combiner._call_next",
         "            if request is not None and station.tell(slot, request.address, Answer(0, requests.LEAD)):\n",
         "            if request is not None:\n",
         (f"{COMBINER}::test_leader_that_gets_no_lock_calls_the_next_one",),
@@ -1630,6 +1630,13 @@ MUTANTS = (
         "elif claimed_by is not None and seen != claimed_by:",
         "if claimed_by is not None:",
         (f"{COMBINER}::test_author_waits_for_the_answer_as_long_as_its_leader_is_at_work",),
+    ),
+    Mutant(
+        "an author that takes the seat although it need not lead calls nobody",
+        "Combiner._take_over",
+        "        self._call_next(station, slot)\n",
+        "",
+        (f"{COMBINER}::test_author_that_takes_the_seat_although_it_need_not_lead_calls_the_next_one",),
     ),
     Mutant(
         "a leader that is interrupted while it leaves the seat answers nobody",
