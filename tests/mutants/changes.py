@@ -19,6 +19,7 @@ SPARE = "tests/unit/test_spare_waiter.py"
 NODES = f"{SCHEDULES}::test_combined_calls_of_two_hosts_are_linearizable_on_any_schedule"
 COMBINER = "tests/unit/test_combiner.py"
 DOORBELL = "tests/unit/test_doorbell.py"
+BELL_SCHEDULES = "tests/unit/test_bell_schedules.py"
 COMBINED_INTERRUPTS = "tests/faults/test_combined_interrupts.py"
 FOREIGN = "tests/faults/test_foreign_exceptions.py"
 OPERATIONS = "tests/unit/test_operations.py"
@@ -347,7 +348,7 @@ MUTANTS = (
     ),
     Mutant(
         "a leader that leaves wakes no author",
-        "Combiner._tell",
+        "Combiner._call_next",
         "            if request is not None and station.tell(slot, request.address, Answer(0, requests.LEAD)):\n",
         "            if request is not None:\n",
         (f"{COMBINER}::test_leader_that_gets_no_lock_calls_the_next_one",),
@@ -1631,6 +1632,13 @@ MUTANTS = (
         (f"{COMBINER}::test_author_waits_for_the_answer_as_long_as_its_leader_is_at_work",),
     ),
     Mutant(
+        "an author that takes the seat although it need not lead calls nobody",
+        "Combiner._take_over",
+        "        self._call_next(station, slot)\n",
+        "",
+        (f"{COMBINER}::test_author_that_takes_the_seat_although_it_need_not_lead_calls_the_next_one",),
+    ),
+    Mutant(
         "a leader that is interrupted while it leaves the seat answers nobody",
         "Combiner._lead",
         """\
@@ -1655,25 +1663,39 @@ MUTANTS = (
         (f"{COMBINER}::test_leader_that_is_interrupted_behind_its_write_answers_all_its_followers",),
     ),
     Mutant(
-        "a waiter that loses the processor as it arms hides a ring from the others",
+        "a waiter writes a token that was in the cell before",
         "Doorbell.arm",
-        "if self.rings() != state[RING_BYTE]:",
-        "if False:",
-        (f"{DOORBELL}::test_waiter_that_loses_the_processor_as_it_arms_hides_no_ring",),
+        '(self._next_token() & _TOKENS | 1).to_bytes(CELL, "little")',
+        '(1).to_bytes(CELL, "little")',
+        (f"{BELL_SCHEDULES}::test_ring_is_lost_on_no_schedule",),
     ),
     Mutant(
-        "a waiter does not see that some ring may have been hidden from it",
-        "Waiter._must_look_beside",
-        "if bell is not None and bell.rings() != self._rings:",
-        "if False:",
-        ("tests/unit/test_node_polling.py::test_waiter_whose_ring_was_hidden_looks_a_second_later",),
+        "two objects of a process write the same tokens",
+        "Doorbell.__init__",
+        "crc32(origin.encode())",
+        "0",
+        (f"{DOORBELL}::test_objects_of_one_process_write_different_tokens",),
     ),
     Mutant(
-        "a ring does not show that it was one",
-        "Doorbell._show_ring",
-        "bytes([self._count]), RING_BYTE)",
-        'b"", RING_BYTE)',
-        (f"{DOORBELL}::test_waiter_that_loses_the_processor_as_it_arms_hides_no_ring",),
+        "a writer signals before it clears the cell",
+        "Doorbell.ring",
+        """\
+                system.os.pwrite(self.fd, _CLEARED, number * CELL)
+        if is_armed:
+            self.signal()
+""",
+        """\
+                self.signal()
+                system.os.pwrite(self.fd, _CLEARED, number * CELL)
+""",
+        (f"{BELL_SCHEDULES}::test_ring_is_lost_on_no_schedule",),
+    ),
+    Mutant(
+        "a writer leaves the cell armed",
+        "Doorbell.ring",
+        "system.os.pwrite(self.fd, _CLEARED, number * CELL)",
+        "pass",
+        (f"{BELL_SCHEDULES}::test_ring_is_lost_on_no_schedule",),
     ),
     Mutant(
         "a forked child takes the record of its parent for its own",

@@ -27,7 +27,6 @@ EXPLAINED: dict[str, str] = {
     "LogWriter.append: if size <= handle.spill_at and *| size <= handle.spill_at -> Lt": "`Cursor.apply` asks again",
     "LogWriter.void_tail: if system.os.fstat(fd).st_size < verdict.place: *-> LtE": AS_LONG,
     "Doorbell.close: self.fd = self._fifo = -1 | 1 -> 2": NEGATIVE,
-    "Doorbell.ring: seen = * | 1 -> 2": "only the first of the bytes that were read is looked at",
     "Doorbell.is_lost: if self.fd < 0 or * | self.fd < 0 -> LtE": STANDARD_INPUT,
     "Doorbell.is_lost: if self.fd < 0 or * | 0 -> 1": STANDARD_INPUT,
     "NetworkAccess.catch_up: if handle.pending or * -> And": "what looks damaged then is looked at once more",

@@ -276,6 +276,55 @@ def test_leader_that_gets_no_lock_calls_the_next_one(
             assert following.join() == 1
 
 
+def test_author_that_takes_the_seat_although_it_need_not_lead_calls_the_next_one(
+    path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its leader claims its request and leaves just before it tries the seat. The one whom the leader calls meanwhile
+    finds the seat taken, and is not called again by the leader.
+    """
+    take, tries = Station.try_seat, list[FileStore]()
+    tell, calls = Station.tell, list[Station]()
+
+    def note_call(station: Station, slot: Slot, address: str, answer: Answer) -> bool:
+        if answer.verdict == LEAD:
+            calls.append(station)
+        return tell(station, slot, address, answer)
+
+    with ExitStack() as stack:
+        first, second = opened(path, stack, 2)
+        seat = stack.enter_context(Seat(first))
+
+        def try_seat(station: Station, slot: Slot) -> bool:
+            store = first if station is station_of(first) else second
+            is_late = store is first and tries.count(first) == 1
+            if is_late:
+                later, earlier = (station.read(each) for each in reversed(seat.station.requests()))
+                assert later is not None
+                assert earlier is not None
+                assert station.remove(seat.station.requests()[-1])
+                seat.leave()
+            try:
+                return take(station, slot)
+            finally:
+                tries.append(store)
+                if is_late:
+                    request = batch.decode_request(earlier)
+                    assert request is not None
+                    seat.tell(request, LEAD)
+                    until(lambda: tries.count(second) == 3)
+
+        monkeypatch.setattr(Station, "try_seat", try_seat)
+        monkeypatch.setattr(Station, "tell", note_call)
+        waiting = start_thread(second.add, "n", 1)
+        until(lambda: tries.count(second) == 2)
+        try:
+            assert first.add("m", 1) == 1
+            assert calls == [seat.station, station_of(first)]
+        finally:
+            first.add("m", 1)  # leads, so the other thread ends in any case
+        assert waiting.join() == 1
+
+
 def test_author_leads_when_it_is_told_that_the_seat_is_free(path: str, only_told: None) -> None:
     with ExitStack() as stack:
         (store,) = opened(path, stack, 1)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.faulty import faulty_os
 from support.logs import is_open
 
 from fscoord import InsecurePathError
-from fscoord._log.wakeup.doorbell import SIZE, STATE_SIZE, Doorbell
-from fscoord._runtime import system
+from fscoord._log.wakeup.doorbell import CELLS_END, STATE_SIZE, Doorbell
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def test_bell_is_made_once_whole_and_never_synced(path: str) -> None:
 
 
 def test_bell_that_is_refused_leaves_no_file_open(path: str) -> None:
-    Path(path).write_bytes(bytes(SIZE))
+    Path(path).write_bytes(bytes(CELLS_END))
     os.chmod(path, 0o622)
     with pytest.raises(InsecurePathError, match="others can write it") as caught:
         Doorbell(path, 0o600)
@@ -50,8 +49,8 @@ def test_bell_that_is_refused_leaves_no_file_open(path: str) -> None:
 
 
 def test_bell_armed_again_after_a_ring_does_not_hide_it_from_the_first_waiter(bell: Doorbell) -> None:
-    """A byte counts on: were it set and cleared, the second mark would hide the ring from the first waiter."""
-    for _ in range(300):  # past the highest that a byte counts
+    """No token is written twice: else the second arming could hide the ring from the first waiter."""
+    for _ in range(300):
         first = bell.arm(7)
         assert bell.arm(7) == first
         assert not bell.is_rung(7, first)
@@ -74,10 +73,10 @@ def test_ring_changes_the_times_of_the_file_or_is_one_read_without_a_waiter(bell
     """A mark is a write, too, and must wake no waiter: waiters watch only for changes of attributes."""
     with faulty_os() as faulty:
         bell.arm(7)
-        assert [name for name, _ in faulty.calls] == ["pread", "pwrite", "pread"]
+        assert [name for name, _ in faulty.calls] == ["pread", "pwrite"]
         faulty.calls.clear()
         bell.ring(7)
-        assert [name for name, _ in faulty.calls] == ["pread", "pwrite", "pwrite", "utime", "pread"]
+        assert [name for name, _ in faulty.calls] == ["pread", "pwrite", "utime", "pread"]
         faulty.calls.clear()
         bell.ring(7)
         bell.ring(8)
@@ -105,53 +104,26 @@ def test_forked_child_closes_its_bells_and_its_parents_stay_open(bell: Doorbell)
     assert not bell.is_lost
 
 
-class Between:
-    """The `os` of the package, with a call of `step` after the `count`-th read of a bell."""
-
-    def __init__(self, count: int, step: Callable[[], object]) -> None:
-        self._count, self._step = count, step
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-    def pread(self, fd: int, size: int, offset: int) -> bytes:
-        data = os.pread(fd, size, offset)
-        self._count -= 1
-        if self._count == 0:
-            self._step()
-        return data
+def test_waiter_with_an_older_state_is_rung_if_the_cell_has_changed(bell: Doorbell) -> None:
+    first, armed = bell.arm(7), bell.read()
+    bell.ring(7)
+    cleared = bell.read()
+    late = bell.arm(7, armed)
+    assert late == first
+    assert bell.is_rung(7, late)
+    second = bell.arm(7)
+    third = bell.arm(7, cleared)
+    assert bell.is_rung(7, second)
+    assert not bell.is_rung(7, third)
 
 
-@pytest.mark.parametrize("is_stale", [False, True])
-@pytest.mark.parametrize("is_rung", [False, True])
-def test_waiter_that_loses_the_processor_as_it_arms_hides_no_ring(
-    bell: Doorbell, monkeypatch: pytest.MonkeyPatch, is_rung: bool, is_stale: bool
-) -> None:
-    """Another waiter armed the same bucket between the read and the write, and slept."""
-    bell.arm(7)
-    bell.ring(7)  # from here on the byte that shows rings has the number of this process
-    first = b""
-
-    def step() -> None:
-        nonlocal first
-        first = bell.arm(7)
-        if is_rung:
-            assert bell.ring(7)
-
-    for _ in range(300):
-        if is_stale:
-            state = bell.read()
-            step()
-            second = bell.arm(7, state)
-        else:
-            with monkeypatch.context() as patch:
-                patch.setattr(system, "os", Between(1, step))
-                second = bell.arm(7)
-        assert bell.is_rung(7, first) is is_rung
-        assert bell.is_rung(7, second) is is_rung
-        bell.ring(7)
-        assert bell.is_rung(7, first)
-        assert bell.is_rung(7, second)
+def test_objects_of_one_process_write_different_tokens(bell: Doorbell) -> None:
+    with closing(Doorbell(bell.path, 0o600)) as other:
+        tokens = set()
+        for each in (bell, other) * 100:
+            each.ring(7)
+            tokens.add(each.arm(7))
+    assert len(tokens) == 200
 
 
 def test_ring_of_several_buckets_wakes_the_armed_ones_with_one_signal(

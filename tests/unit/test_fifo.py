@@ -21,7 +21,7 @@ from support.logs import is_open
 from support.places import start_thread
 
 from fscoord._log.io import safe_files
-from fscoord._log.wakeup.doorbell import FIFO_BYTE, SIZE, Doorbell
+from fscoord._log.wakeup.doorbell import CELLS_END, FIFO_BYTE, Doorbell
 from fscoord._log.wakeup.node_poller import PollerElection
 from fscoord._runtime import system
 from fscoord._runtime.file_events import FifoSource
@@ -463,7 +463,7 @@ def test_bell_is_lost_when_its_fifo_is_or_when_it_was_cut(bell: Doorbell, fifo: 
     with closing(Doorbell(bell.path, 0o600)) as reader:
         reader.open_fifo()
         assert not reader.is_lost
-        os.truncate(bell.path, SIZE)
+        os.truncate(bell.path, CELLS_END)
         assert reader.is_lost
         reader.open_fifo()
         assert Path(bell.path).read_bytes()[FIFO_BYTE:] == b"\1"

@@ -21,7 +21,7 @@ from fscoord._log.access import mount, network
 from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity
 from fscoord._log.log import Log
 from fscoord._log.wakeup import node_poller, waiter as waiter_module
-from fscoord._log.wakeup.doorbell import SIZE, Doorbell
+from fscoord._log.wakeup.doorbell import CELLS_END, SIZE, Doorbell
 from fscoord._log.wakeup.node_poller import PROBES_PER_S, RESULT_TABLE, SEEMS_DEAD, WANTED, WANTED_TABLE, NodeProbes
 from fscoord._runtime import system
 from fscoord.inspect import dump
@@ -233,7 +233,7 @@ def test_damaged_tables_only_delay_the_detection(
             until(lambda: election_of(one) is not None and result_of(one, number))
             bell = node_poller.node_bell_path(log_of(one).handle.root.key)
             if harm == "truncate":
-                os.truncate(bell, SIZE)
+                os.truncate(bell, CELLS_END)
             elif harm == "remove":
                 os.unlink(bell)
             else:

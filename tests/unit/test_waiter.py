@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fscoord._log.wakeup import waiter
-from fscoord._log.wakeup.doorbell import STATE_SIZE
+from fscoord._log.wakeup.doorbell import STATE_SIZE, cell
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
 from fscoord._waiting.wait import THREAD_BACKEND
@@ -206,10 +206,7 @@ class Bell:
         return bytes([self._node.event_count % 256]) * STATE_SIZE
 
     def arm(self, number: int, state: bytes | None = None) -> bytes:
-        return (state or self.read())[number : number + 1]
-
-    def rings(self) -> int:
-        return self.read()[0]
+        return cell(state or self.read(), number)
 
     def is_rung(self, number: int, mark: bytes) -> bool:
         return self.arm(number) != mark

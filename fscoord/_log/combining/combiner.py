@@ -395,6 +395,8 @@ class Combiner:
             except OSError as error:  # as in `Station.leave_seat`
                 raise_if_foreign(error)
             slot.may_have_seat = False
+        # The leader may have called another author meanwhile, which has found the seat taken, and is not called again.
+        self._call_next(station, slot)
         return self._find_out(station, slot, write)
 
     def _find_out(self, station: Station, slot: Slot, write: Write) -> Any:
@@ -468,6 +470,11 @@ class Combiner:
         except BaseException:  # of a signal handler. An answer that comes twice does no harm
             self._answer(station, slot, batch, is_written=is_written)
             raise
+        self._call_next(station, slot)
+
+    @staticmethod
+    def _call_next(station: Station, slot: Slot) -> None:
+        """Tell the oldest author that waits that the seat is free."""
         for path in station.requests():
             data = station.read(path)
             request = None if data is None else decode_request(data)

@@ -1,23 +1,37 @@
-"""`Doorbell`: a file beside the log, or in a directory of the host, with a byte for each of 4,096 buckets of keys.
+"""`Doorbell`: a file beside the log, or in a directory of the host, with a cell for each of 4,096 buckets of keys.
 
 A waiter arms the bucket of its key, and a writer rings that bucket.
 
-Each byte stands for a bucket of keys and is a counter. An odd byte is armed. A waiter arms the byte of its key, looks
-at the log once more, and sleeps on inotify of the bell. A writer reads the byte of its key after its append; if it is
-odd, the writer adds one and rings. A waiter that is woken looks at the log if its byte has changed.
+A cell has four bytes. An armed cell contains a *token*, which a waiter has written; another cell contains zeros. A
+waiter arms the cell of its key, looks at the log once more, and sleeps on inotify of the bell. A writer reads the cell
+of its key after its append. If the cell is armed, the writer clears it and rings. A waiter that is woken looks at the
+log if the cell no longer contains its token.
 
-A flag that is set and cleared would not suffice: the first of two waiters to wake would set it again before the second
-has looked. With the bell, a write wakes only the waiters of its bucket. If all waiters watched the log itself, a
-barrier of N processes would cost N^2 wake-ups.
+The system has no call that reads a byte of a file and changes it in one step, and no lock guards the cells. So a thread
+that loses the processor between the read and the write of a cell may overwrite whatever others have written meanwhile.
+That hides no ring, because **no token is written twice**:
 
-A byte is armed with pwrite(2), which raises IN_MODIFY. The ring is a utimensat(2), which raises IN_ATTRIB. Waiters
-watch for IN_ATTRIB alone, so arming wakes no waiter. The bytes are read and written by positional I/O. mmap(2) is not
+- A waiter sleeps by the token that it has found or written. Once another thread has written the cell, the token never
+  comes back. So the next event makes the waiter look.
+- A waiter that overwrites a cell leaves it armed. A later writer signals an event for all waiters of the bucket.
+- A writer that overwrites a cell signals an event afterwards.
+- A writer that finds a cell cleared signals nothing: another writer has cleared the cell since each waiter has armed
+  it, and signals an event afterwards.
+
+`tests/unit/test_bell_schedules.py` tries every schedule of a few waiters and writers. A cell of one byte that counts
+would not suffice: there a thread that writes late makes a value come back, and two waiters and two writers lose a ring.
+
+With the bell, a write wakes only the waiters of its bucket. If all waiters watched the log itself, a barrier of N
+processes would cost N^2 wake-ups.
+
+A cell is armed with pwrite(2), which raises IN_MODIFY. The ring is a utimensat(2), which raises IN_ATTRIB. Waiters
+watch for IN_ATTRIB alone, so arming wakes no waiter. The cells are read and written by positional I/O. mmap(2) is not
 used, because it kills the process if the disk is full. Under pyfakefs there is no bell.
 
-A waiter that depends on a session also arms a byte for the end of the session, and a process rings that byte when it
+A waiter that depends on a session also arms a cell for the end of the session, and a process rings that cell when it
 closes the session.
 
-The bell is only a hint: a byte that was lost costs one slow poll. So no lock guards it.
+The bell is only a hint. If a writer is killed or stopped between the two calls of a ring, the ring costs one slow poll.
 
 The kernel limits the inotify instances of a user (128 by default). A process that gets no instance opens a FIFO beside
 the bell for reading, and sets a byte of the bell. A writer that rings and finds this byte set opens the FIFO for
@@ -25,13 +39,14 @@ writing and closes it at once. This hang-up wakes all readers of the FIFO (pipe(
 into the FIFO.
 
 No ring is lost. The reader opens the FIFO and sets the byte before it arms, and the writer reads the byte after it has
-read an armed byte. If a writer is stopped while it has the FIFO open, rings reach the readers only after the writer has
+read an armed cell. If a writer is stopped while it has the FIFO open, rings reach the readers only after the writer has
 closed it. Until then each waiter makes a slow poll.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from itertools import count
 from typing import Final
 from zlib import crc32
 
@@ -41,22 +56,37 @@ from fscoord._runtime.interrupts import raise_if_foreign
 
 SIZE: Final = 4096
 LAST_BUCKET: Final = SIZE - 1
-FIFO_BYTE: Final = SIZE + 3
-"""The byte that is 1 once a process has opened the FIFO. `node_poller` uses the three bytes before it."""
-RING_BYTE: Final = SIZE + 5
-"""A byte that changes with each ring. `node_poller` uses the byte before it."""
-STATE_SIZE: Final = SIZE + 8
-"""How many bytes `Doorbell.read` returns: the buckets, and the bytes after them, which concern every waiter."""
+CELL: Final = 4
+"""The size of a cell, in bytes."""
+CELLS_END: Final = SIZE * CELL
+"""The offset of the first byte after the cells. `node_poller` uses the three bytes from here on."""
+FIFO_BYTE: Final = CELLS_END + 3
+"""The byte that is 1 once a process has opened the FIFO. `node_poller` uses the byte after it."""
+STATE_SIZE: Final = CELLS_END + 8
+"""How many bytes `Doorbell.read` returns: the cells, and the bytes after them, which concern every waiter."""
 FIFO_SUFFIX: Final = ".fifo"
+_TOKENS: Final = 0xFFFFFFFF
+_CLEARED: Final = bytes(CELL)
 
 
 def bucket(key: bytes) -> int:
-    """Return the number of the byte for `key`."""
+    """Return the number of the cell for `key`."""
     return crc32(key) & LAST_BUCKET
 
 
+def cell(state: bytes, number: int) -> bytes:
+    """Return cell `number` of `state`, which `Doorbell.read` has returned."""
+    start = number * CELL
+    return state[start : start + CELL]
+
+
+def low_bytes(state: bytes) -> bytes:
+    """Return the first byte of each cell of `state`, which is odd if the cell is armed."""
+    return state[:CELLS_END:CELL]
+
+
 def session_end_bucket(session: int) -> int:
-    """Return the number of the byte for the end of `session`."""
+    """Return the number of the cell for the end of `session`."""
     return bucket(b"\0end %d" % session)
 
 
@@ -77,7 +107,10 @@ class Doorbell:
     def __init__(self, path: str, mode: int, *, create: bool = True, like: str | None = None) -> None:
         self.path = path
         self.is_new = False
-        self._count = system.os.getpid() * 37 & 0xFF  # of rings. Most processes begin with different numbers
+        # Each object begins with another number. The probability that two objects write one token into one cell at one
+        # time is below one in 2**31. `__next__` is one operation, so no two threads get one token.
+        origin = f"{system.os.getpid()} {system.time.monotonic()} {id(self)}"
+        self._next_token = count(crc32(origin.encode()), 2).__next__
         self._mode, self._like = mode, like
         self._fifo = -1
         self._descriptors = descriptors = system.Descriptors()
@@ -114,60 +147,34 @@ class Doorbell:
         return system.os.pread(self.fd, STATE_SIZE, 0).ljust(STATE_SIZE, b"\0")
 
     def arm(self, number: int, state: bytes | None = None) -> bytes:
-        """Make byte `number` odd, so that a write to that bucket rings. Return the new byte, which `is_rung` takes.
-
-        A thread may lose the processor between the read and the write. If another waiter arms the bucket meanwhile, and
-        is rung, the write gives the byte the value that it had for that waiter before the ring. The waiter then sleeps
-        on: for 0.1 s on a local file system, and for a second beside the poller of a node. So the bucket is rung once
-        more if any bucket was rung meanwhile.
+        """Arm cell `number`, so that a write to that bucket rings. Return the token in the cell, which `is_rung` takes.
 
         Args:
             number: the bucket.
-            state: what `read` has returned just now; None: it is read.
+            state: what `read` has returned, no earlier than the caller has counted its events; None: the cell is read.
         """
-        if state is None:
-            state = self.read()
-        seen = state[number]
-        armed = bytes([seen | 1])
-        if not seen & 1:
-            system.os.pwrite(self.fd, armed, number)
-            if self.rings() != state[RING_BYTE]:
-                system.os.pwrite(self.fd, bytes([(seen + 2) & 0xFF]), number)
-                self.signal()
-        return armed
-
-    def rings(self) -> int:
-        """Return a number that changes with each ring; 0 if the bell is truncated."""
-        return int.from_bytes(system.os.pread(self.fd, 1, RING_BYTE), "little")
+        found = system.os.pread(self.fd, CELL, number * CELL) if state is None else cell(state, number)
+        if found and found[0] & 1:
+            return found
+        token = (self._next_token() & _TOKENS | 1).to_bytes(CELL, "little")
+        system.os.pwrite(self.fd, token, number * CELL)
+        return token
 
     def is_rung(self, number: int, armed: bytes) -> bool:
-        """Return whether bucket `number` was written to since `arm` returned `armed`."""
-        return system.os.pread(self.fd, 1, number) != armed
+        """Return whether bucket `number` may have been written to since `arm` returned `armed`."""
+        return system.os.pread(self.fd, CELL, number * CELL) != armed
 
     def ring(self, *numbers: int) -> bool:
-        """Wake the waiters of those of the buckets `numbers` whose bytes are odd. Return whether there is one.
-
-        Each byte is read right before it is written. A thread that wrote by an older read could set the byte back to
-        the value that it had for a waiter that was rung meanwhile.
-        """
+        """Wake the waiters of those of the buckets `numbers` whose cells are armed. Return whether there is one."""
         is_armed = False
         for number in numbers:
-            seen = system.os.pread(self.fd, 1, number)  # the only call if the write has no waiter
-            if seen and seen[0] & 1:
+            found = system.os.pread(self.fd, CELL, number * CELL)  # the only call if the write has no waiter
+            if found and found[0] & 1:
                 is_armed = True
-                self._show_ring()
-                system.os.pwrite(self.fd, bytes([(seen[0] + 1) & 0xFF]), number)
+                system.os.pwrite(self.fd, _CLEARED, number * CELL)
         if is_armed:
             self.signal()
         return is_armed
-
-    def _show_ring(self) -> None:
-        """Change the byte that shows rings, after the read and before the write of a bucket, for `arm`."""
-        self._count = (self._count + 1) & 0xFF
-        try:
-            system.os.pwrite(self.fd, bytes([self._count]), RING_BYTE)
-        except OSError as error:  # the disk is full, and an earlier version has made the bell, without this byte
-            raise_if_foreign(error)
 
     def signal(self) -> None:
         """End the sleep of every process that watches the bell."""

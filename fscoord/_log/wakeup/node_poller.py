@@ -33,14 +33,14 @@ from fscoord._log.io import safe_files
 from fscoord._log.io.extent import Extent
 from fscoord._log.locking.process_mutex import LogKey
 from fscoord._log.wakeup import shared_extent
-from fscoord._log.wakeup.doorbell import SIZE, Doorbell
+from fscoord._log.wakeup.doorbell import CELLS_END, SIZE, Doorbell, low_bytes
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-HEARTBEAT_BYTE, INTERVAL_BYTE, HURRY_BYTE = SIZE, SIZE + 1, SIZE + 2
-"""Bytes after the buckets: the number of polls, the time between two polls in milliseconds, and the number of requests
+HEARTBEAT_BYTE, INTERVAL_BYTE, HURRY_BYTE = CELLS_END, CELLS_END + 1, CELLS_END + 2
+"""Bytes after the cells: the number of polls, the time between two polls in milliseconds, and the number of requests
 for faster polls."""
-TERM_BYTE: Final = SIZE + 4
+TERM_BYTE: Final = CELLS_END + 4
 """A byte that changes when a process becomes the poller, and when it leaves. It is odd in between."""
 QUEUE_AFTER_S: Final = 0.1
 """How long a process waits before it queues for the poller's lock, in seconds."""
@@ -52,10 +52,10 @@ SLOW_INTERVAL_MS: Final = 40
 POLLER_BYTE: Final = 1 << 20
 """The byte of the bell that the poller locks."""
 _PARITY: Final = bytes(byte & 1 for byte in range(256))
-"""A table for `bytes.translate`. The byte of an armed bucket is odd."""
+"""A table for `bytes.translate`. The first byte of an armed cell is odd."""
 
-WANTED_TABLE: Final = 2 * SIZE
-RESULT_TABLE: Final = 3 * SIZE
+WANTED_TABLE: Final = CELLS_END + SIZE
+RESULT_TABLE: Final = CELLS_END + 2 * SIZE
 """The offsets of the two tables in the bell of a node."""
 
 WANTED: Final = 8
@@ -321,7 +321,7 @@ class PollerElection:
         # at the buckets reads the byte before it sleeps.
         try:
             self._put(TERM_BYTE, (self._byte(TERM_BYTE) | 1) + 1)
-            if 1 in self._bell.read()[:SIZE].translate(_PARITY):
+            if 1 in low_bytes(self._bell.read()).translate(_PARITY):
                 self._bell.signal()
         except OSError as error:  # the bell is closed, or lost; a waiter queues later
             raise_if_foreign(error)
@@ -481,7 +481,7 @@ class PollerElection:
             extent: returns what the caller has read last. It becomes the shared extent of the node before the ring.
         """
         state = self._bell.read()
-        armed = [number for number in _armed_buckets(state[:SIZE]) if number in buckets]
+        armed = [number for number in _armed_buckets(low_bytes(state)) if number in buckets]
         found = extent() if armed and extent is not None else None
         if found is not None:
             shared_extent.publish(self._bell, found)
@@ -504,9 +504,9 @@ def _no_poller() -> None:
     """Stand for a reference to no waiter."""
 
 
-def _armed_buckets(counters: bytes) -> Iterator[int]:
-    """Yield the buckets whose byte is odd. The search is one C call for each."""
-    parities = counters.translate(_PARITY)
+def _armed_buckets(found: bytes) -> Iterator[int]:
+    """Yield the buckets whose byte in `found` is odd. The search is one C call for each."""
+    parities = found.translate(_PARITY)
     bucket = parities.find(1)
     while bucket >= 0:
         yield bucket

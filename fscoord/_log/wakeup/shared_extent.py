@@ -22,11 +22,11 @@ from typing import Final
 from zlib import crc32
 
 from fscoord._log.io.extent import EXTENT_MAX, Extent
-from fscoord._log.wakeup.doorbell import SIZE, Doorbell
+from fscoord._log.wakeup.doorbell import CELLS_END, SIZE, Doorbell
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
-EXTENT_OFFSET: Final = 4 * SIZE
+EXTENT_OFFSET: Final = CELLS_END + 3 * SIZE
 """The offset of the extent in the bell: it comes after the two tables of `node_poller.NodeProbes`."""
 
 _HEAD = Struct("<IIQQQQ")

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from fscoord._log.io.extent import Extent
-from fscoord._log.wakeup.doorbell import RING_BYTE, SIZE, Doorbell
+from fscoord._log.wakeup.doorbell import SIZE, Doorbell, cell
 from fscoord._log.wakeup.node_poller import QUEUE_AFTER_S, PollerElection
 from fscoord._log.wakeup.watcher import ChangeWatcher
 from fscoord._runtime import system
@@ -57,7 +57,6 @@ class Waiter:
     _poll_pause = POLL_FIRST_S
     _quick_polls = NEWS_POLLS  # how many more polls are quick, unless there is news
     _heartbeats = -1
-    _rings = 0  # `Doorbell.rings` at the last arming
     _last_own_poll = 0.0
 
     def __init__(
@@ -117,7 +116,6 @@ class Waiter:
                 state = None
                 if watcher.election is not None:
                     state = self._meet_poller(watcher.election, bell, stands=stands)
-                    self._rings = state[RING_BYTE]
                 self._bucket, self._mark = bucket, bell.arm(bucket, state)
                 if self._other_buckets:
                     self._other_marks = [bell.arm(number, state) for number in self._other_buckets]
@@ -188,9 +186,7 @@ class Waiter:
                 return is_rung(self._bucket, self._mark) or any(map(is_rung, self._other_buckets, self._other_marks))
             state = bell.read()
             others = zip(self._other_buckets, self._other_marks, strict=False) if self._other_buckets else ()
-            if state[self._bucket : self._bucket + 1] != self._mark or any(
-                state[number : number + 1] != mark for number, mark in others
-            ):
+            if cell(state, self._bucket) != self._mark or any(cell(state, number) != mark for number, mark in others):
                 return True
             if self._is_poller:
                 return election.is_hurried(self, state)
@@ -328,12 +324,6 @@ class Waiter:
             if not self._may_queue and now < deadline:
                 self._may_queue = True
                 return False
-            bell = self.watcher.bell
-            if bell is not None and bell.rings() != self._rings:
-                # Some bucket was rung since this waiter was armed. Threads and processes that lose the processor within
-                # a ring or an arming can hide a ring from a waiter, rarely. It then costs a second, and not 10.
-                self.was_rung = True
-                return True
             self._heartbeats = election.heartbeat_count()
             is_alone = self._heartbeats == before
             is_due = now - self._last_own_poll > (self._own_poll_s if self._longest_sleep else OWN_POLL_S)

@@ -253,7 +253,7 @@ class ChangeWatcher:
                     return
             except BaseException:
                 # A signal handler has raised, perhaps after the read of an event. So the event is counted, and the
-                # thread that reads the events from now on looks at its own byte of the bell.
+                # thread that reads the events from now on looks at its own cell of the bell.
                 self.event_count += 1
                 raise
             finally:

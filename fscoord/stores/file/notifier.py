@@ -13,7 +13,7 @@ from fscoord._log.log import Log
 from fscoord._log.opened import WatchedLog
 from fscoord._log.recovery import CLOSED
 from fscoord._log.wakeup import shared_extent
-from fscoord._log.wakeup.doorbell import LAST_BUCKET, Doorbell, session_end_bucket
+from fscoord._log.wakeup.doorbell import CELL, LAST_BUCKET, Doorbell, session_end_bucket
 from fscoord._log.wakeup.node_poller import NodeProbes, node_bell_path
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._log.wakeup.watcher import ChangeWatcher, shared_watcher
@@ -106,7 +106,7 @@ class ChangeNotifier:
         If a waiter is rung, what this handle has read and written becomes the shared extent of the node before.
         """
         state = bell.read()
-        armed = [number for number in {crc32(name) & LAST_BUCKET for name in names} if state[number] & 1]
+        armed = [number for number in {crc32(name) & LAST_BUCKET for name in names} if state[number * CELL] & 1]
         if armed:
             extent = self._log.recent_extent() if isinstance(self._log, WatchedLog) else None
             if extent is not None:
