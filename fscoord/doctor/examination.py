@@ -87,7 +87,8 @@ def examine(
         with raise_on_termination(), _Instance(path, lock, tell, effort) as instance:
             report = instance.run(expected, wait, group, client)
     except (FailedError, LostError) as error:
-        raise StoreUnavailableError(f"{path}: {error}", path=path) from None
+        advice = "; start all instances again" if isinstance(error, BrokenOffError) else ""
+        raise StoreUnavailableError(f"{path}: {error}{advice}", path=path) from None
     return {**report, "seconds": system.time.monotonic() - start}
 
 

@@ -137,8 +137,8 @@ def bear_witness(
     store: FileStore, line: Callable[[bytes], object], name: int, seed: int, count: int, keys: int
 ) -> None:
     """Make `count` calls whose effects are all different, and give a line of each after it: ``name, number, operation,
-    key, start, end, result``. The operation is ``"maybe"`` for a call that failed and may have had an effect; its result
-    is the error.
+    key, start, end, result``. The operation is ``"maybe"`` for a call that failed and may have had an effect; its
+    result is the error.
     """
     rng, clock = random.Random(seed), time.monotonic_ns
     for number in range(count):
