@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.interrupts import At, interrupt
 
 from fscoord import InsecurePathError, StoreUnavailableError
 from fscoord.doctor import coordination, examination, probes
@@ -230,6 +231,34 @@ def test_instance_meets_again_if_the_presiding_one_goes_before_the_beginning(dir
     told: list[str] = []
     assert examine(directory, tell=told.append)["presided"]
     assert "a message; trying again" in told
+
+
+def test_interruption_at_any_point_of_the_end_leaves_no_agent(directory, monkeypatch):
+    """Python may raise the exception of a handler when it enters the very function that ends the agents."""
+    points, started = 0, []
+
+    def run(self: examination._Instance, *_: Any) -> dict[str, Any]:
+        lent = self._agent(coordination.Coordinator(self.mailbox_agent, directory, {}), "a process")
+        for agent in (self.mailbox_agent, lent):
+            agent.ask("facts", HANG_S, path=directory)
+        started.append([agent._process for agent in (self.mailbox_agent, lent)])
+        at.__enter__()
+        return {}
+
+    monkeypatch.setattr(examination._Instance, "run", run)
+    while True:
+        at = At(points + 1, interrupt, first_inside="doctor/")
+        try:
+            examine(directory)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            at.__exit__()
+        assert None not in [process.returncode for process in started[-1]], at.where
+        if not at.reached:
+            break
+        points += 1
+    assert points > 8
 
 
 def test_files_of_an_instance_that_died_with_its_machine_are_put_aside(directory, monkeypatch):
