@@ -459,7 +459,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
             return _release(self._election(_id(group_id)).resign)
 
     @_of_group
-    def get_leader(self, group_id: bytes) -> bytes | None:
+    def get_leader(self, group_id: bytes) -> Any:  # tooz declares bytes, and its own drivers return None as well
         """Return the id of the member that leads a group, or None."""
         leader = self._election(group_id).leader()
         return None if leader is None else leader.data
