@@ -334,7 +334,7 @@ def test_death_of_a_session_that_is_needed_no_more_is_not_recorded(path: str) ->
 @pytest.mark.parametrize("kind", ["file", "memory"])
 def test_barrier_is_passed_when_the_last_rank_died_before_it_set_the_key(kind: str, path: str) -> None:
     store: Any = FileStore(path, rank=0, timeout=HANG_S) if kind == "file" else Undead(timeout=HANG_S)
-    with store, store.clone() as last, start_thread(meet, store, 0, 2, "b", 20) as waiter:
+    with store, store.clone() as last, start_thread(meet, store, 0, 2) as waiter:
         until(lambda: store.check(["b/arrivals"]))
         last.append("b/arrivals", "1/2 ")
         assert isinstance(waiter.join(), float)
