@@ -1,8 +1,34 @@
 """Coordination of processes through a shared file system: stores, barriers, locks, queues."""
 
-from fscoord import errors
 from fscoord.collectives import barrier, broadcast, gather, get_all, store_timeout, synchronize
-from fscoord.errors import *  # noqa: F403 - all of them, by `errors.__all__`
+from fscoord.errors import (
+    BarrierError,
+    BrokenBarrierError,
+    CorruptLogError,
+    FscoordError,
+    InsecurePathError,
+    LimitExceededError,
+    LockLostError,
+    NoProcessGroupError,
+    QueueEmptyError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExit,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+    SessionDeadError,
+    StaleRunError,
+    StaleTokenError,
+    StoreClosedError,
+    StoreError,
+    StoreGoneError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+    UnsupportedFilesystemError,
+    UsedBeforeError,
+    WorkFailedError,
+)
 from fscoord.store import Capabilities, Member, Store
 from fscoord.stores.etcd import EtcdStore
 from fscoord.stores.file import FileStore
@@ -31,7 +57,33 @@ __all__ = [
     "get_all",
     "store_timeout",
     "synchronize",
+    # errors: all of `errors.__all__`, written out, because mypy understands a list of texts only
+    "BarrierError",
+    "BrokenBarrierError",
+    "CorruptLogError",
+    "FscoordError",
+    "InsecurePathError",
+    "LimitExceededError",
+    "LockLostError",
+    "NoProcessGroupError",
+    "QueueEmptyError",
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousGracefulExit",
+    "RendezvousStateError",
+    "RendezvousTimeoutError",
+    "SessionDeadError",
+    "StaleRunError",
+    "StaleTokenError",
+    "StoreClosedError",
+    "StoreError",
+    "StoreGoneError",
+    "StoreTimeoutError",
+    "StoreUnavailableError",
+    "UnsupportedFilesystemError",
+    "UsedBeforeError",
+    "WorkFailedError",
     # this package
     "__version__",
 ]
-__all__ += errors.__all__

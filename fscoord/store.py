@@ -415,6 +415,9 @@ class Store(ABC):
             except StoreTimeoutError:
                 dead = find()
                 if dead:
+                    with suppress(StoreTimeoutError):  # the dead may have set the keys after the look for them
+                        self.wait(names, 0.0)
+                        return []
                     return dead
                 if left <= DEATH_POLL_S:
                     raise

@@ -107,6 +107,16 @@ def defer_signals() -> Iterator[None]:
         receive()
 
 
+def ignore_signals() -> None:
+    """Ignore Ctrl-C, SIGTERM and SIGHUP from now on, in a program that ends when the process that started it has ended.
+
+    Programs that this process starts ignore the signals, too.
+    """
+    for number in (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")):
+        if number is not None:
+            signal.signal(number, signal.SIG_IGN)
+
+
 @contextmanager
 def forward_signals(call: Callable[[int], object], names: Iterable[str]) -> Iterator[None]:
     """Call `call` with the number of each of the signals `names` that comes in the body of the ``with``.

@@ -4,7 +4,9 @@ Every call that may hang in the kernel is made in this process, so that it block
 of JSON, ``{"n": 7, "act": "lock", "with": {...}}``, and so is its answer, ``{"n": 7, "result": ...}`` or ``{"n": 7,
 "error": {...}}``. The number relates an answer to its question, because a caller that was interrupted may have asked
 another question. The first line has the number 0 and means that the process has started. When standard input ends, the
-agent closes all files and leaves the mailbox. So no file remains, however the caller's process has ended.
+agent closes all files and leaves the mailbox. So no file remains, however the caller's process has ended. The process
+ignores Ctrl-C and the termination signals, which ``scancel`` of Slurm sends to all processes of a job: the end of the
+caller's process ends it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from fscoord._log.io import safe_files
 from fscoord._log.locking.log_lock import KINDS
 from fscoord._runtime import system
 from fscoord._runtime.file_events import LOG_CHANGED, watch_file
+from fscoord._runtime.signals import ignore_signals
 from fscoord.doctor import probe_file
 from fscoord.doctor.mailbox import GROUP_UMASK, OWN_MODE, Mailbox, file_mode, group_of, new_file, put_file
 from fscoord.doctor.probe_file import ProbeFile
@@ -393,7 +396,7 @@ def main(questions: Iterable[bytes], answers: int, pause: Callable[[float], bool
         tell({"n": 0, "result": None})
         for line in questions:
             tell(_answer(agent, json.loads(line)))
-    except (BrokenPipeError, KeyboardInterrupt):  # the asking process has ended
+    except BrokenPipeError:  # the asking process has ended
         pass
     finally:
         agent.leave()
@@ -411,4 +414,5 @@ def _answer(agent: Agent, question: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    ignore_signals()
     main(sys.stdin.buffer, sys.stdout.fileno(), pause_until_end)

@@ -108,7 +108,7 @@ class LocalAgent(AgentProtocol):
 
     def kill(self) -> None:
         """See `AgentProtocol.kill`."""
-        process, self._process = self._process, None
+        process = self._process
         if process is None:
             return
         process.kill()
@@ -117,10 +117,11 @@ class LocalAgent(AgentProtocol):
         except subprocess.TimeoutExpired:
             pass  # the process is blocked in the kernel; it ends when its call returns
         _close(process)
+        self._process = None  # at last: if this call is interrupted, the next one kills the process
 
     def dismiss(self, seconds: float) -> bool:
         """Make the process clean up and end; return whether it has ended within `seconds`."""
-        process, self._process = self._process, None
+        process = self._process
         if process is None:
             return True
         _close(process)  # the process cleans up even if this wait is interrupted
@@ -128,6 +129,8 @@ class LocalAgent(AgentProtocol):
             process.wait(seconds)
         except subprocess.TimeoutExpired:
             return False
+        finally:
+            self._process = None
         return True
 
     def _start(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from fscoord._runtime import system
 from fscoord.doctor.agents import AgentProtocol, FailedError, LocalAgent, LostError, StuckError
+from fscoord.doctor.mailbox import GONE
 from fscoord.errors import FscoordError
 
 __all__ = ["BrokenOffError", "Coordinator", "LateError", "RemoteAgent", "is_elsewhere"]
@@ -25,6 +26,7 @@ SLICE_S: Final = 10.0
 """The longest wait in one question to the mailbox agent, so that a mailbox that does not answer is noticed soon."""
 LATE_JOIN_S: Final = 2.0
 SHUTDOWN_S: Final = 5.0
+BROKEN_OFF: Final = "the examination was broken off by the instance that coordinated"
 ACTS: Final = frozenset(
     "lock unlock block time_lock tally append look watch watched replace reopened claim"
     " race answer scatter scattered count speed".split()
@@ -69,7 +71,7 @@ class Coordinator:
 
         Raises:
             LateError: the other instances have begun without this instance.
-            BrokenOffError: the mailbox was removed.
+            BrokenOffError: the mailbox was removed, or its coordinator has given no sign of life.
         """
         self.is_coordinator = self._mailbox_agent.ask(
             "enter", ACT_S, directory=self.directory, name=self.name, facts=self._facts
@@ -101,7 +103,7 @@ class Coordinator:
             try:
                 self.members[name] = self._mailbox_agent.ask("fetch", ACT_S, name=f"here.{name}")
             except FailedError as error:
-                if name == self.name or error.errno not in (system.errno.ENOENT, system.errno.ESTALE):
+                if name == self.name or error.errno not in GONE:
                     raise  # otherwise the instance has left again
         elsewhere = (name for name, facts in sorted(self.members.items()) if is_elsewhere(self._facts, facts))
         self.partner = next(elsewhere, None)
@@ -117,29 +119,40 @@ class Coordinator:
                 self._mailbox_agent.ask("put_aside", ACT_S)  # the coordinator died without leaving
                 raise BrokenOffError("the mailbox was left by an instance that died")
             known = names
-        roll = self._mailbox_agent.ask("fetch", ACT_S, name="roll")
+        roll = self._ask("fetch", name="roll")
         self.partner = roll["partner"]
         if self.name not in roll["names"]:
             raise LateError("an examination without this instance is under way")
 
     def serve(self, agent: LocalAgent) -> dict[str, Any]:
-        """Lend `agent` to the coordinator until it has finished; return its report."""
+        """Lend `agent` to the coordinator until it has finished; return its report.
+
+        Raises:
+            BrokenOffError: the mailbox was removed, or the coordinator has given no sign of life.
+        """
         known: list[str] = []
         idle = self.partner != self.name
         while True:
             names = self._wait([f"ask.{self.name}.", "over", "beat."], known, STALE_S, idle=idle)
             fresh = sorted(set(names).difference(known))
             if not fresh:
-                raise BrokenOffError("the instance that coordinated shows no sign of life; start all instances again")
+                raise BrokenOffError("the instance that coordinated shows no sign of life")
             known = names
             for name in fresh:
                 if name == "over":
-                    return dict(self._mailbox_agent.ask("fetch", ACT_S, name=name))
+                    return dict(self._ask("fetch", name=name))
                 if name.startswith(f"ask.{self.name}."):
-                    question = self._mailbox_agent.ask("fetch", ACT_S, name=name)
-                    self._mailbox_agent.ask(
-                        "publish", ACT_S, name=name.replace("ask.", "told."), message=_perform(agent, question)
-                    )
+                    answer = _perform(agent, self._ask("fetch", name=name))
+                    self._ask("publish", name=name.replace("ask.", "told."), message=answer)
+
+    def _ask(self, act: str, **arguments: Any) -> Any:
+        """Make a request of an instance that takes part. The coordinator may have removed the mailbox just before."""
+        try:
+            return self._mailbox_agent.ask(act, ACT_S, **arguments)
+        except FailedError as error:
+            if error.errno in GONE:
+                raise BrokenOffError(BROKEN_OFF) from None
+            raise
 
     def end(self, report: dict[str, Any]) -> None:
         """Publish the report, and wait a few seconds for the other instances to leave."""
@@ -162,8 +175,7 @@ class Coordinator:
             question = {"prefixes": prefixes, "known": known, "seconds": slice_s, "idle": idle}
             names: list[str] = self._mailbox_agent.ask("wait", slice_s + ACT_S, **question)
             if not names:
-                words = "the examination was broken off by the instance that coordinated; start all instances again"
-                raise BrokenOffError(words)
+                raise BrokenOffError(BROKEN_OFF)
             fresh = set(names).difference(known)
             if left <= SLICE_S or any(name.startswith(tuple(prefixes)) for name in fresh):
                 return names

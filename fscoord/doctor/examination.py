@@ -93,11 +93,18 @@ def examine(
         raise ValueError(f"lock must be one of {', '.join(probes.KINDS)}, not {lock!r}")
     start = system.time.monotonic()
     path = system.os.path.abspath(path)  # the agents have another working directory
+    instance = _Instance(path, lock, tell, effort)
     try:
-        with raise_on_termination(), _Instance(path, lock, tell, effort) as instance:
-            report = instance.run(expected, wait, group, client)
+        with raise_on_termination():
+            try:
+                report = instance.run(expected, wait, group, client)
+            finally:
+                instance.close()
     except (FailedError, LostError) as error:
-        raise StoreUnavailableError(f"{path}: {error}", path=path) from None
+        advice = "; start all instances again" if isinstance(error, BrokenOffError) else ""
+        raise StoreUnavailableError(f"{path}: {error}{advice}", path=path) from None
+    finally:
+        instance.close()  # the exception of a signal handler may have ended the first call at its very beginning
     return {**report, "seconds": system.time.monotonic() - start}
 
 
@@ -116,10 +123,8 @@ class _Instance:
         self.coordinator: Coordinator | None = None
         self.other: str | None = None
 
-    def __enter__(self) -> _Instance:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the agents. A further call ends those that an interrupted call has left."""
         try:
             for agent in self.agents:
                 agent.kill()

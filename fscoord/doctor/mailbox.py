@@ -19,7 +19,7 @@ from fscoord._log.io import safe_files
 from fscoord._runtime import system
 from fscoord.errors import InsecurePathError
 
-__all__ = ["Mailbox", "content", "new_file", "put_file"]
+__all__ = ["GONE", "Mailbox", "content", "new_file", "put_file"]
 
 ATTEMPTS: Final = 50
 NAP_S: Final = 0.01
@@ -30,6 +30,7 @@ READ_S: Final = 3.0
 REMOVE_S: Final = 8.0
 TAKEN: Final = frozenset((system.errno.EEXIST, system.errno.ENOTEMPTY, system.errno.ENOTDIR))
 GONE: Final = frozenset((system.errno.ENOENT, system.errno.ESTALE))
+"""The errors of a request if the mailbox does not exist any more."""
 OWN_MODE: Final = 0o600
 GROUP_MODE: Final = 0o660
 GROUP_UMASK: Final = 0o007

@@ -334,7 +334,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
     @_of_group
     def join_group(self, group_id: bytes, capabilities: coordination.Capabilities | None = None) -> None:
         """Join a group; its result raises ``GroupNotCreated`` or ``MemberAlreadyExist``."""
-        member = self._membership(group_id, self._data(capabilities, system.time.time()))
+        member = self._membership(group_id, self._data(capabilities))
         with self._changing(group_id):
             if self._member_id in self._participants(group_id):
                 raise coordination.MemberAlreadyExist(group_id, self._member_id)
@@ -380,13 +380,15 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
         except RuntimeError as error:  # it was removed from the group, or taken for dead
             raise coordination.MemberNotJoined(group_id, self._member_id) from error
 
-    def _data(self, capabilities: coordination.Capabilities | None, joined: float) -> bytes:
+    def _data(self, capabilities: coordination.Capabilities | None, joined: float | None = None) -> bytes:
+        """Return the record of this member, which joined at the time `joined`, or joins now."""
+        now = system.time.time()
         data: bytes = utils.dumps(
             {
                 "member_id": self._member_id,
                 "capabilities": capabilities,
-                "created_at": joined,
-                "updated_at": system.time.time(),
+                "created_at": now if joined is None else joined,
+                "updated_at": now,
             }
         )
         return data
@@ -459,7 +461,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
             return _release(self._election(_id(group_id)).resign)
 
     @_of_group
-    def get_leader(self, group_id: bytes) -> bytes | None:
+    def get_leader(self, group_id: bytes) -> Any:  # tooz declares bytes, and its own drivers return None as well
         """Return the id of the member that leads a group, or None."""
         leader = self._election(group_id).leader()
         return None if leader is None else leader.data

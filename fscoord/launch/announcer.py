@@ -122,9 +122,9 @@ def _wait_text(progress: Progress) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Return the time of day, by the local clock, `seconds` from now."""
-    then = system.time.localtime(system.time.time() + seconds)
-    return system.time.strftime("%H:%M:%S" if abs(seconds) < 43200 else "%Y-%m-%d %H:%M:%S", then)
+    """Return the time of day in UTC, `seconds` from now."""
+    then = system.time.gmtime(system.time.time() + seconds)
+    return system.time.strftime("%H:%M:%S UTC" if abs(seconds) < 43200 else "%Y-%m-%d %H:%M:%S UTC", then)
 
 
 def _count(number: int, what: str) -> str:

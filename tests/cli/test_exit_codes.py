@@ -292,6 +292,15 @@ def test_directory_is_called_so_by_every_verb_with_the_next_step(fscoord, tmp_pa
     )
 
 
+@pytest.mark.parametrize("words", [*READERS, *WRITERS, *COPIERS], ids=lambda words: words[0])
+def test_name_of_a_directory_that_is_not_there_makes_no_file(fscoord, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    done = fscoord(*on(words, "job/"))
+    assert done.code == 77
+    assert "job/ ends with '/', so it names a directory, and there is none; " in done.err
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("words", [*READERS, *COPIERS], ids=lambda words: words[0])
 def test_store_that_is_not_there_is_called_so_once_and_not_made(fscoord, tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)

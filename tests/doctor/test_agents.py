@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.interrupts import At, interrupt
 
 from fscoord.doctor import agents
 from fscoord.doctor.agents import FailedError, LocalAgent, LostError, MailboxAgent, SilentError, StuckError
@@ -67,6 +69,37 @@ def test_agent_whose_parent_is_gone_leaves_the_mailbox(tmp_path):
     assert sorted(os.listdir(place)) == ["chair", "here.me"]
     assert scribe.dismiss(LIMIT_S)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_to_all_processes_of_a_job_leaves_the_agents_to_their_parent(tmp_path, number):
+    """As from `scancel`. A mailbox agent that dies leaves the mailbox behind."""
+    place = tmp_path / "place"
+    scribe = MailboxAgent("the scribe")
+    assert scribe.ask("enter", LIMIT_S, directory=str(place), name="me", facts={})
+    scribe._process.send_signal(number)
+    assert "here.me" in scribe.ask("wait", LIMIT_S, prefixes=[], known=[], seconds=0)
+    assert scribe.dismiss(LIMIT_S)
+    assert os.listdir(tmp_path) == []
+
+
+def test_agent_is_killed_again_if_an_interruption_ended_the_first_try(agent):
+    """Its process would else live until the memory of its pipes is freed, and the kernel would keep its locks."""
+    agent.ask("lock", LIMIT_S, name="f", kind="ofd")
+    process, points = agent._process, 0
+    while True:
+        with At(points + 1, interrupt, first_inside="doctor/agents") as at:
+            try:
+                agent.kill()
+            except KeyboardInterrupt:
+                pass
+        if not at.reached:
+            break
+        points += 1
+        assert agent._process is process, at.where
+    assert points > 3
+    assert process.returncode == -signal.SIGKILL
+    assert process.stdin.closed
 
 
 def test_agent_that_waits_for_messages_ends_when_its_parent_is_gone(tmp_path):

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.interrupts import At, interrupt
 
 from fscoord import InsecurePathError, StoreUnavailableError
 from fscoord.doctor import coordination, examination, probes
@@ -208,11 +209,56 @@ def test_partner_that_goes_away_leaves_the_remaining_checks_unknown(directory, p
 def test_partner_reports_that_the_presiding_instance_has_gone_and_cleans_up(directory, process, number):
     first = process("a", last="between processes: death")
     until(first, "1 here")
-    partner = Instance(directory, "b")
+    began = threading.Event()
+    partner = Instance(directory, "b", lambda words: began.set() if words.startswith("working for") else None)
     until(first, "between processes: death")
+    assert began.wait(PATIENCE_S)  # a partner that has not begun would meet again, and examine alone
     first.send_signal(number)
     with pytest.raises(StoreUnavailableError, match="start all instances again"):
         partner.end()
+
+
+def test_instance_meets_again_if_the_presiding_one_goes_before_the_beginning(directory, monkeypatch):
+    monkeypatch.setattr(examination.probes, "run", lambda *_: iter(()))
+    gather, gone = coordination.Coordinator.gather, ["a message"]
+
+    def gather_with_the_second(self: coordination.Coordinator, *arguments: Any) -> None:
+        if gone:
+            raise coordination.BrokenOffError(gone.pop())
+        gather(self, *arguments)
+
+    monkeypatch.setattr(coordination.Coordinator, "gather", gather_with_the_second)
+    told: list[str] = []
+    assert examine(directory, tell=told.append)["presided"]
+    assert "a message; trying again" in told
+
+
+def test_interruption_at_any_point_of_the_end_leaves_no_agent(directory, monkeypatch):
+    """Python may raise the exception of a handler when it enters the very function that ends the agents."""
+    points, started = 0, []
+
+    def run(self: examination._Instance, *_: Any) -> dict[str, Any]:
+        lent = self._agent(coordination.Coordinator(self.mailbox_agent, directory, {}), "a process")
+        for agent in (self.mailbox_agent, lent):
+            agent.ask("facts", HANG_S, path=directory)
+        started.append([agent._process for agent in (self.mailbox_agent, lent)])
+        at.__enter__()
+        return {}
+
+    monkeypatch.setattr(examination._Instance, "run", run)
+    while True:
+        at = At(points + 1, interrupt, first_inside="doctor/")
+        try:
+            examine(directory)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            at.__exit__()
+        assert None not in [process.returncode for process in started[-1]], at.where
+        if not at.reached:
+            break
+        points += 1
+    assert points > 8
 
 
 def test_files_of_an_instance_that_died_with_its_machine_are_put_aside(directory, monkeypatch):

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -130,6 +130,44 @@ def test_wait_alive_ends_with_the_death_of_a_rank(path: str) -> None:
             others[2].kill()
         assert waiter.result == [2]
         assert store.wait_alive(["k"], [3]) == [3]
+
+
+@pytest.mark.parametrize("awaits", ["ranks", "sessions"])
+def test_key_that_the_dead_set_last_ends_the_wait_and_not_their_death(
+    awaits: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key may come after the look for it, and the death before the look for deaths."""
+    monkeypatch.setattr(death_watch, "BEGIN_S", 0.0)
+    with FileStore(path, rank=0, timeout=HANG_S) as store, FileStore(path, rank=1) as other:
+        session, find_dead = other.register(), death_watch.DeathWatch.find_dead
+        found: list[Any] = []
+
+        def find_after_the_end(watch: death_watch.DeathWatch, timeout: float) -> Any:
+            if not found:
+                other.set("k", "v")
+                other.close()
+            found.append(find_dead(watch, timeout))
+            return found[-1]
+
+        monkeypatch.setattr(death_watch.DeathWatch, "find_dead", find_after_the_end)
+        answer = store.wait_alive(["k"], [1]) if awaits == "ranks" else store.wait_sessions(["k"], [session])
+        assert answer == []
+        assert found == [[1] if awaits == "ranks" else [session]]
+
+
+def test_key_that_the_dead_set_last_ends_the_wait_of_every_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Undead(timeout=HANG_S) as store:
+        asked: list[object] = []
+
+        def dead_ranks(ranks: Iterable[int]) -> list[int]:
+            asked.append(ranks)
+            store.set("k", "v")
+            return list(ranks)
+
+        monkeypatch.setattr(store, "dead_ranks", dead_ranks)
+        assert store.wait_alive(["k"], [1]) == []
+        assert len(asked) == 1
+        assert store.wait_alive(["other"], [1]) == [1]
 
 
 def watched(store: FileStore) -> set[int]:
@@ -334,7 +372,7 @@ def test_death_of_a_session_that_is_needed_no_more_is_not_recorded(path: str) ->
 @pytest.mark.parametrize("kind", ["file", "memory"])
 def test_barrier_is_passed_when_the_last_rank_died_before_it_set_the_key(kind: str, path: str) -> None:
     store: Any = FileStore(path, rank=0, timeout=HANG_S) if kind == "file" else Undead(timeout=HANG_S)
-    with store, store.clone() as last, start_thread(meet, store, 0, 2, "b", 20) as waiter:
+    with store, store.clone() as last, start_thread(meet, store, 0, 2) as waiter:
         until(lambda: store.check(["b/arrivals"]))
         last.append("b/arrivals", "1/2 ")
         assert isinstance(waiter.join(), float)

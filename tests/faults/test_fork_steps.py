@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.places import HANG_S
 
 import fscoord
 from fscoord._runtime import file_events, forks, system
@@ -129,7 +130,7 @@ def test_threads_that_begin_to_watch_processes_at_once_each_watch_their_own(
     """All have opened a descriptor before any of them goes on."""
     (tmp_path / "file").touch()
     count = 4
-    all_open = threading.Barrier(count, timeout=20)
+    all_open = threading.Barrier(count, timeout=HANG_S)
     open_process = os.pidfd_open
 
     def open_together(pid: int) -> int:

@@ -33,7 +33,7 @@ from fscoord import (
 )
 from fscoord._log import recovery
 from fscoord._runtime import system
-from fscoord.inspect import dump
+from fscoord.inspect import copy, dump, repair, verify
 
 HANG_S = 60
 """No call of these tests waits so long: one that does, hangs."""
@@ -259,6 +259,38 @@ def test_path_to_a_file_that_is_not_the_users_alone_is_refused_and_left_alone(wh
         else:
             with FileStore(path, read_only=True) as store:
                 assert store.get("k") == b"v"
+
+
+@pytest.mark.parametrize("end", ["/", "//", "/."])
+@pytest.mark.parametrize("make", [lambda _: None, make_log], ids=["nothing", "a log"])
+def test_name_of_a_directory_that_is_not_there_is_refused(make: Callable[[Path], object], end: str, path: Path) -> None:
+    """Such as that of a directory which its user has forgotten to create: a file with its name would be in the way."""
+    make(path)
+    source = path.with_name("source")
+    make_log(source)
+    with untouched(path.parent):
+        for name in (f"{path}{end}", f"{path}{end}".encode()):
+            for call in (
+                lambda name=name: FileStore(name),
+                lambda name=name: FileStore(name, read_only=True),
+                lambda name=name: list(dump(name)),
+                lambda name=name: verify(name),
+                lambda name=name: copy(source, name),
+                lambda name=name: repair(source, name),
+            ):
+                with pytest.raises(InsecurePathError, match="so it names a directory, and there is none") as caught:
+                    call()
+                assert f"{path}{end}" in str(caught.value)
+                assert caught.value.path == f"{path}{end}"
+
+
+@pytest.mark.parametrize("end", ["/", "//", "/.", "/./"])
+def test_slash_after_a_directory_changes_no_message(end: str, path: Path) -> None:
+    path.mkdir()
+    with untouched(path.parent):
+        for read_only in (False, True):
+            with pytest.raises(InsecurePathError, match=f"a directory; name a file in it, such as {path}/store$"):
+                FileStore(f"{path}{end}", read_only=read_only)
 
 
 def test_device_is_refused() -> None:

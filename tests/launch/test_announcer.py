@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+import time
+from types import SimpleNamespace
 
 import pytest
 
+from fscoord._runtime import system
 from fscoord.launch import Announcer, Console, Failure
 from fscoord.rendezvous.handler import Progress, short_names
 
@@ -55,11 +58,28 @@ def test_wait_says_until_when(lines):
     lines.announcer.waiting(progress(2, left=float("inf")))
     assert lines()[0].endswith(", without limit")
     lines.announcer.waiting(progress(200, left=90_000.0))
-    assert re.search(r"until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d$", lines()[0])
+    assert re.search(r"until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC$", lines()[0])
     lines.announcer.waiting(progress(300, 3))
     assert re.search(r"more nodes: 3 of at most 4 here, since .*; the round begins with these at .* latest", lines()[0])
     lines.announcer.waiting(progress(400, 4, is_running=True))
     assert re.search(r"waiting for a place since .*: the present round runs with 4 nodes$", lines()[0])
+
+
+def test_wait_has_its_times_in_utc(lines, monkeypatch):
+    """As all other messages, because the nodes of a job may have different time zones."""
+    zone = SimpleNamespace(
+        time=lambda: 1e9,
+        strftime=time.strftime,
+        gmtime=time.gmtime,
+        localtime=lambda seconds: time.gmtime(seconds + 7200),
+    )
+    monkeypatch.setattr(system, "time", zone)
+    lines.announcer.waiting(progress(60, 1, 2, left=600))
+    lines.announcer.waiting(progress(120, 1, 2, left=90_000.0))
+    assert lines() == [
+        "fscoord: waiting for nodes: 1 of 2 here, since 01:45:40 UTC, until 01:56:40 UTC",
+        "fscoord: waiting for nodes: 1 of 2 here, since 01:44:40 UTC, until 2001-09-10 02:46:40 UTC",
+    ]
 
 
 def test_round_that_is_over_has_its_cause(lines):

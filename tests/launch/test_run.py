@@ -484,7 +484,7 @@ def test_nodes_of_a_slurm_step_need_not_be_counted(launch, script):
 def test_node_that_waits_for_others_tells_how_many_are_here_and_until_when(launch, script):
     run = launch("--nnodes", "2:4", "--rdzv-endpoint", "job", script(""))
     line = run.process.stderr.readline()
-    clock = "[0-9]{2}:[0-9]{2}:[0-9]{2}"
+    clock = "[0-9]{2}:[0-9]{2}:[0-9]{2} UTC"
     assert re.fullmatch(f"fscoord: waiting for nodes: 1 of 2 here, since {clock}, until {clock}\n", line)
     run.process.send_signal(signal.SIGINT)
     assert run.end() == (130, "", "\n")  # so that a shell's prompt does not follow ^C

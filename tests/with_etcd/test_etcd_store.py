@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import urllib3
@@ -387,6 +387,24 @@ def test_session_of_a_killed_process_is_dead_when_its_lease_is_over(open_store: 
     assert store.dead_ranks([0, 1]) == [1]
     dead = store.members([1])
     assert [(member.pid, member.alive) for member in dead] == [(pid, "no")]
+
+
+def test_key_that_the_dead_set_last_ends_the_wait_and_not_their_death(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key may come after the look for it, and the death before the look for deaths."""
+    store = open_store()
+    asked: list[object] = []
+
+    def dead_ranks(ranks: Iterable[int]) -> list[int]:
+        asked.append(ranks)
+        store.set("k", "v")
+        return list(ranks)
+
+    monkeypatch.setattr(store, "dead_ranks", dead_ranks)
+    assert store.wait_alive(["k"], [1]) == []
+    assert len(asked) == 1
+    assert store.wait_alive(["other"], [1]) == [1]
 
 
 def test_session_taken_for_dead_can_no_longer_write(server: Server, open_store: Open) -> None:

@@ -9,5 +9,6 @@ NEEDS = {
     "test_lightning.py": "lightning",
     "test_optuna.py": "optuna",
     "test_tooz.py": "tooz",
+    "test_types.py": "mypy",
 }
 collect_ignore_glob = [f"{name[:-3]}*.py" for name, package in NEEDS.items() if find_spec(package) is None]

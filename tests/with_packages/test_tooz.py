@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from tooz.coordination import Characteristics, CoordinationDriver
 
 from fscoord import FileStore
 from fscoord._log.liveness.own_session import Liveness
+from fscoord._runtime import system
 from fscoord.recipes import Election, Lock, force_release
 
 pytestmark = pytest.mark.packages
@@ -233,14 +235,31 @@ def test_group_is_created_and_joined_once_by_many_at_one_moment(start: Start) ->
         assert coordinators[0].get_members(group).get() == {b"m"}
 
 
-def test_member_info_has_the_times(start: Start) -> None:
+class BackwardClock:
+    """The module `time`, with a wall clock that each reading sets back by a second."""
+
+    def __init__(self) -> None:
+        self._now = 2e9
+
+    def time(self) -> float:
+        self._now -= 1
+        return self._now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+def test_member_info_has_the_times_of_the_clock(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = start("m")
+    monkeypatch.setattr(system, "time", BackwardClock())
     coordinator.join_group_create(b"g", {"n": 1})
     first = coordinator.get_member_info(b"g", b"m").get()
     coordinator.update_capabilities(b"g", {"n": 2}).get()
     second = coordinator.get_member_info(b"g", b"m").get()
     assert (first["capabilities"], second["capabilities"]) == ({"n": 1}, {"n": 2})
-    assert first["created_at"] == second["created_at"] <= first["updated_at"] < second["updated_at"]
+    assert first["created_at"] == first["updated_at"]
+    assert second["created_at"] == first["created_at"]
+    assert second["updated_at"] < first["updated_at"]  # as the clock says
 
 
 def test_member_that_was_removed_is_told_at_its_next_update(start: Start) -> None:

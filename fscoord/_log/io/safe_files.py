@@ -28,15 +28,31 @@ _ACLS: Final = ("system.posix_acl_access", "system.nfs4_acl")
 _NO_ACL: Final = frozenset(getattr(system.errno, name, -1) for name in ("ENODATA", "ENOTSUP", "EOPNOTSUPP", "EINVAL"))
 
 
+_ENDS_OF_DIRECTORIES: Final = frozenset(("", ".", ".."))
+"""The last components of a path that only a directory has (path_resolution(7))."""
+
 FilePath = str | bytes | system.os.PathLike[str] | system.os.PathLike[bytes]
 """The path of a log, as its user gives it."""
 
 
 def resolve(path: FilePath) -> str:
-    """Return `path` as an absolute path without symbolic links in its directory, which no later chdir(2) changes."""
+    """Return `path` as an absolute path without symbolic links in its directory, which no later chdir(2) changes.
+
+    Raises:
+        ValueError: the path is empty.
+        InsecurePathError: the path ends like that of a directory, with a slash or a dot, and no directory is there.
+            Without its end it would name a file. A directory is refused when it is opened.
+    """
     name = system.os.fsdecode(system.os.fspath(path))
     if not name:
         raise ValueError("the path of a store is empty")
+    end = system.os.path.basename(name)
+    if end in _ENDS_OF_DIRECTORIES and not system.os.path.isdir(name):
+        raise InsecurePathError(
+            f"{name} ends with {end or '/'!r}, so it names a directory, and there is none; name the file of the store"
+            " without that end, or create the directory and name a file in it",
+            path=name,
+        )
     directory, base = system.os.path.split(system.os.path.abspath(name))
     return system.os.path.join(system.os.path.realpath(directory), base)
 

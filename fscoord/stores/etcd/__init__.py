@@ -327,7 +327,10 @@ class EtcdStore(Store):
             if not isinstance(seen, KeySnapshot):
                 return []
             # The dead are read after the snapshot, and the watch starts at the snapshot. So no death is missed.
-            return find() or seen._replace(also=[deaths])
+            dead = find()
+            if not dead:
+                return seen._replace(also=[deaths])
+            return dead if isinstance(self._look(names, left), KeySnapshot) else []  # the dead may have set the keys
 
         return self._watcher.wait(limit, look, "key")
 

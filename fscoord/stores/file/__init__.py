@@ -61,8 +61,8 @@ class FileStore(Sessions):
 
     Args:
         path: the path of the file: `str`, `bytes` or an `os.PathLike`. A missing file is created, in a directory that
-            must exist. None: a private temporary file, which is removed when this handle is closed or its process
-            exits.
+            must exist. A path with a slash at its end names a directory, and is refused. None: a private temporary
+            file, which is removed when this handle is closed or its process exits.
         world_size: the number of participants. The last participant to close the store removes the file. ``None`` (or
             -1, as in c10d): the file remains. A call of `close`, the end of a ``with`` and the exit of the process
             count as closing, but ``del`` and the death of the process by a signal do not.

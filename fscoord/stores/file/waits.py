@@ -387,7 +387,10 @@ class _Keys(_KeyCondition["list[int]"]):
         self.missing = self._log.inspect(lambda: self._state.missing(self._keys))
         if not self.missing:
             return []
-        return self.death_watch.find_dead(timeout) if self.death_watch else NOT_YET
+        dead = self.death_watch.find_dead(timeout) if self.death_watch else NOT_YET
+        if dead and dead is not NOT_YET:  # a process may have set the keys, and died, after the look for them
+            self.missing = self._log.inspect(lambda: self._state.missing(self._keys))
+        return dead if self.missing else []
 
 
 class _Values(_KeyCondition["list[bytes]"]):
