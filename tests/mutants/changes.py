@@ -1632,6 +1632,13 @@ MUTANTS = (
         (f"{COMBINER}::test_author_waits_for_the_answer_as_long_as_its_leader_is_at_work",),
     ),
     Mutant(
+        "a thread that gets no address leaves the directory of the host",
+        "Station._add_slot",
+        "            slot.close()\n            self._slots.discard(slot)\n",
+        "",
+        (f"{COMBINER}::test_thread_that_gets_no_address_leaves_no_directory",),
+    ),
+    Mutant(
         "an author that takes the seat although it need not lead calls nobody",
         "Combiner._take_over",
         "        self._call_next(station, slot)\n",
