@@ -1686,16 +1686,37 @@ MUTANTS = (
     Mutant(
         "a writer signals before it clears the cell",
         "Doorbell.ring",
-        """\
-                system.os.pwrite(self.fd, _CLEARED, number * CELL)
-        if is_armed:
-            self.signal()
-""",
-        """\
-                self.signal()
-                system.os.pwrite(self.fd, _CLEARED, number * CELL)
-""",
+        "system.os.pwrite(self.fd, _CLEARED, number * CELL)\n",
+        "self.signal(), system.os.pwrite(self.fd, _CLEARED, number * CELL)\n                    is_armed = False\n",
         (f"{BELL_SCHEDULES}::test_ring_is_lost_on_no_schedule",),
+    ),
+    Mutant(
+        "a writer that is interrupted after it has cleared a cell does not signal",
+        "Doorbell.ring",
+        """\
+        finally:
+            # Also if a signal handler has raised: other writers rely on the signal of the thread that cleared the cell.
+""",
+        """\
+        except KeyError:
+            raise
+        else:
+""",
+        (f"{DOORBELL}::test_ring_that_is_interrupted_wakes_every_waiter",),
+    ),
+    Mutant(
+        "a writer that is interrupted as it signals does not open the FIFO",
+        "Doorbell.ring",
+        """\
+                finally:
+                    self._signal_fifo()
+""",
+        """\
+                except KeyError:
+                    raise
+                self._signal_fifo()
+""",
+        (f"{DOORBELL}::test_ring_that_is_interrupted_wakes_every_waiter",),
     ),
     Mutant(
         "a writer leaves the cell armed",
