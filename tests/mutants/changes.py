@@ -1632,6 +1632,13 @@ MUTANTS = (
         (f"{COMBINER}::test_author_waits_for_the_answer_as_long_as_its_leader_is_at_work",),
     ),
     Mutant(
+        "a thread that gets no address leaves the directory of the host",
+        "Station._add_slot",
+        "            slot.close()\n            self._slots.discard(slot)\n",
+        "",
+        (f"{COMBINER}::test_thread_that_gets_no_address_leaves_no_directory",),
+    ),
+    Mutant(
         "an author that takes the seat although it need not lead calls nobody",
         "Combiner._take_over",
         "        self._call_next(station, slot)\n",
@@ -1679,16 +1686,37 @@ MUTANTS = (
     Mutant(
         "a writer signals before it clears the cell",
         "Doorbell.ring",
-        """\
-                system.os.pwrite(self.fd, _CLEARED, number * CELL)
-        if is_armed:
-            self.signal()
-""",
-        """\
-                self.signal()
-                system.os.pwrite(self.fd, _CLEARED, number * CELL)
-""",
+        "system.os.pwrite(self.fd, _CLEARED, number * CELL)\n",
+        "self.signal(), system.os.pwrite(self.fd, _CLEARED, number * CELL)\n                    is_armed = False\n",
         (f"{BELL_SCHEDULES}::test_ring_is_lost_on_no_schedule",),
+    ),
+    Mutant(
+        "a writer that is interrupted after it has cleared a cell does not signal",
+        "Doorbell.ring",
+        """\
+        finally:
+            # Also if a signal handler has raised: other writers rely on the signal of the thread that cleared the cell.
+""",
+        """\
+        except KeyError:
+            raise
+        else:
+""",
+        (f"{DOORBELL}::test_ring_that_is_interrupted_wakes_every_waiter",),
+    ),
+    Mutant(
+        "a writer that is interrupted as it signals does not open the FIFO",
+        "Doorbell.ring",
+        """\
+                finally:
+                    self._signal_fifo()
+""",
+        """\
+                except KeyError:
+                    raise
+                self._signal_fifo()
+""",
+        (f"{DOORBELL}::test_ring_that_is_interrupted_wakes_every_waiter",),
     ),
     Mutant(
         "a writer leaves the cell armed",

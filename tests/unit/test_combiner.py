@@ -1261,6 +1261,25 @@ def test_address_of_another_process_outlives_what_comes_between_its_removals(eve
         assert {slot.name for slot in station_of(other)._slots} <= set(os.listdir(Path(station.directory, "a")))
 
 
+def test_thread_that_gets_no_address_leaves_no_directory(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as its error is kept, so is the address. The last other thread must not wait for that."""
+
+    def fail(*_: Any) -> None:
+        raise OSError(system.errno.EMFILE, "too many open files")
+
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        with HeldLock(path) as held:
+            leading = start_thread(store.add, "n", 1)
+            until(lambda: log_of(store).handle.shared.leader)
+            monkeypatch.setattr(Slot, "open", fail)
+            following = start_thread(store.add, "n", 1)
+            until(lambda: not combiner_of(store)._stations)
+            held.release()
+            assert {leading.join(), following.join()} == {1, 2}
+        assert left_behind(os.path.dirname(path)) == []
+
+
 def test_station_that_is_closed_uses_no_file_that_has_got_its_descriptors(path: str, tmp_path: Path) -> None:
     """Another thread closes it, and opens files, while a writer is about to take a slot, or leads."""
     other = tmp_path / "other"

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.faulty import faulty_os
@@ -14,6 +15,7 @@ from support.logs import is_open
 
 from fscoord import InsecurePathError
 from fscoord._log.wakeup.doorbell import CELLS_END, STATE_SIZE, Doorbell
+from fscoord._runtime import system
 
 
 @pytest.fixture
@@ -126,16 +128,51 @@ def test_objects_of_one_process_write_different_tokens(bell: Doorbell) -> None:
     assert len(tokens) == 200
 
 
-def test_ring_of_several_buckets_wakes_the_armed_ones_with_one_signal(
-    bell: Doorbell, monkeypatch: pytest.MonkeyPatch
+class Interrupted:
+    """The `os` of the package. Ctrl-C comes in the call `name` of the system, which has its effect."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(os, name)
+        if name not in ("pwrite", "utime", "open"):
+            return call
+
+        def observed(*given: Any) -> Any:
+            self.calls.append(name)
+            result = call(*given)
+            if name == self._name:
+                raise KeyboardInterrupt
+            return result
+
+        return observed
+
+
+@pytest.mark.parametrize("name", ["pwrite", "utime"])
+def test_ring_that_is_interrupted_wakes_every_waiter(
+    bell: Doorbell, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    signals: list[None] = []
-    monkeypatch.setattr(bell, "signal", lambda: signals.append(None))
+    """The next writer finds the cell cleared, and relies on this signal."""
+    bell.open_fifo()
+    bell.arm(7)
+    interrupted = Interrupted(name)
+    with monkeypatch.context() as patch:
+        patch.setattr(system, "os", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bell.ring(7)
+    assert interrupted.calls == ["pwrite", "utime", "open"], "the FIFO is opened last"
+    assert not bell.ring(7)
+
+
+def test_ring_of_several_buckets_wakes_the_armed_ones_with_one_signal(bell: Doorbell) -> None:
     marks = {number: bell.arm(number) for number in (7, 9)}
-    assert bell.ring(7, 8, 9)
-    assert all(bell.is_rung(number, mark) for number, mark in marks.items())
-    assert not bell.ring(7, 8, 9)
-    assert len(signals) == 1
+    with faulty_os() as faulty:
+        assert bell.ring(7, 8, 9)
+        assert all(bell.is_rung(number, mark) for number, mark in marks.items())
+        assert not bell.ring(7, 8, 9)
+    assert [name for name, _ in faulty.calls].count("utime") == 1
 
 
 def test_waiter_of_a_truncated_bell_arms_it_and_rings_nobody(bell: Doorbell) -> None:

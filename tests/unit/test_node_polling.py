@@ -24,7 +24,7 @@ from fscoord._log import opened
 from fscoord._log.access import mount, network
 from fscoord._log.format import record
 from fscoord._log.wakeup import node_poller, waiter, watcher
-from fscoord._log.wakeup.doorbell import Doorbell
+from fscoord._log.wakeup.doorbell import CELL, Doorbell
 from fscoord._log.wakeup.node_poller import node_bell_path
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
@@ -178,13 +178,19 @@ def test_waiter_sleeps_on_while_the_poller_beats_and_looks_when_it_stops(monkeyp
 
 def test_waiter_whose_ring_had_no_signal_looks_a_second_later(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that is killed between the two calls of a ring has cleared the cell, and woken no process."""
+
+    def clear(bell: Doorbell, *numbers: int) -> bool:
+        for number in numbers:
+            os.pwrite(bell.fd, bytes(CELL), number * CELL)
+        return True
+
     monkeypatch.setattr(waiter, "SLOW_LAST_S", 0.5)
     afar, one, two = (FileStore(str(place / "log"), timeout=LIMIT_S) for _ in range(3))
     with afar, one, two, start_thread(one.get, "k0") as polls:
         until(lambda: post_of(one) is not None and post_of(one)._poller is not None)
         shared: Any = watcher_of(one)
         with monkeypatch.context() as patch, start_thread(two.get, "k") as asks:
-            patch.setattr(Doorbell, "signal", lambda _: None)
+            patch.setattr(Doorbell, "ring", clear)
             until(lambda: any(each._may_queue for each in list(shared._sleeping)))
             write_from_afar(afar, "k")
         one.set("k0", "1")

@@ -218,7 +218,13 @@ class Station:
         name = f"{system.os.getpid():x}-{system.random_bytes(4).hex()}"
         slot = Slot(system.os.path.join(self._addresses, name))
         self._slots.add(slot)
-        slot.open(self._way, self._seat, self._network)
+        try:
+            slot.open(self._way, self._seat, self._network)
+        except BaseException:
+            # The traceback of the error keeps the slot. While the station has a slot, `close` leaves the directory.
+            slot.close()
+            self._slots.discard(slot)
+            raise
         record(slot)
 
     # -- the seat --------------------------------------------------------------------------------------------------

@@ -167,22 +167,31 @@ class Doorbell:
     def ring(self, *numbers: int) -> bool:
         """Wake the waiters of those of the buckets `numbers` whose cells are armed. Return whether there is one."""
         is_armed = False
-        for number in numbers:
-            found = system.os.pread(self.fd, CELL, number * CELL)  # the only call if the write has no waiter
-            if found and found[0] & 1:
-                is_armed = True
-                system.os.pwrite(self.fd, _CLEARED, number * CELL)
-        if is_armed:
-            self.signal()
+        try:
+            for number in numbers:
+                found = system.os.pread(self.fd, CELL, number * CELL)  # the only call if the write has no waiter
+                if found and found[0] & 1:
+                    is_armed = True
+                    system.os.pwrite(self.fd, _CLEARED, number * CELL)
+        finally:
+            # Also if a signal handler has raised: other writers rely on the signal of the thread that cleared the cell.
+            # So the first call is of a C function; see `interrupts`.
+            if is_armed:
+                try:
+                    system.os.utime(self.fd)
+                finally:
+                    self._signal_fifo()
         return is_armed
 
     def signal(self) -> None:
         """End the sleep of every process that watches the bell."""
         system.os.utime(self.fd)
-        if system.os.pread(self.fd, 1, FIFO_BYTE) == b"\1":
-            self._signal_fifo()
+        self._signal_fifo()
 
     def _signal_fifo(self) -> None:
+        """Wake the processes that read the FIFO, if there may be one."""
+        if system.os.pread(self.fd, 1, FIFO_BYTE) != b"\1":
+            return
         flags = system.os.O_WRONLY | system.O_NONBLOCK | system.O_CLOEXEC | system.O_NOFOLLOW
         opened: list[int] = []
         # One chain opens, records and closes the descriptor (rule 1 in `interrupts`). As long as any process has it
