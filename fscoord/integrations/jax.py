@@ -11,8 +11,8 @@ name it. If a version of JAX has no such interface, this module logs that, and `
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any, Final
 
@@ -90,8 +90,7 @@ def initialize(
     """
     limit = to_seconds(timeout)
     ends = system.time.monotonic() + limit
-    store = store_or_url if isinstance(store_or_url, Store) else open_store(store_or_url)
-    try:
+    with _kept_open(store_or_url) as store:
         info = static_rendezvous(
             store,
             rank,
@@ -109,12 +108,23 @@ def initialize(
             info,
             lambda: jax.distributed.initialize(_address(info), info.world_size, info.rank, **arguments),
         )
-    except BaseException:
-        if store is not store_or_url:
-            store.close()
-        raise
-    if store is not store_or_url:
+
+
+@contextmanager
+def _kept_open(store_or_url: Store | str | system.os.PathLike[str] | None) -> Iterator[Store]:
+    """Give the store, and open it first if it is an address. An opened store stays open unless the block raises."""
+    if isinstance(store_or_url, Store):
+        yield store_or_url
+        return
+    store = open_store(store_or_url)
+    try:
         _open.append(store)
+        yield store
+    except BaseException:
+        if store in _open:
+            _open.remove(store)
+        store.close()
+        raise
 
 
 def _address(info: RendezvousInfo) -> str:
@@ -197,12 +207,11 @@ def _add_detection() -> None:
             cls, timeout_secs: int | None = None, override_coordinator_port: str | None = None
         ) -> str:
             """Return the address of rank 0, which all processes have read."""
-            store = open_store()
-            _open.append(store)
             port = None if override_coordinator_port is None else int(override_coordinator_port)
             timeout = TIMEOUT_S if timeout_secs is None else timeout_secs
             name = f"fscoord/jax/{next(_uses)}"
-            return _address(static_rendezvous(store, name=name, server_port=port, timeout=timeout))
+            with _kept_open(None) as store:
+                return _address(static_rendezvous(store, name=name, server_port=port, timeout=timeout))
 
         @classmethod
         def get_process_count(cls) -> int:

@@ -14,6 +14,7 @@ import jax
 import pages
 import pytest
 from jax._src.clusters import ClusterEnv
+from support.interrupts import At, interrupt
 from support.places import HANG_S, start_thread, until
 
 from fscoord import FileStore, HashStore
@@ -178,6 +179,32 @@ def test_rank_killed_while_jax_connects_is_named_at_once(launched: Launched, ran
 def test_missing_rank_is_named_at_the_deadline(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match=r"in the rendezvous on rank 0.*missing_ranks=\[1\]"):
         integration.initialize(tmp_path / "store", rank=0, world_size=2, timeout=0.05)
+
+
+def test_interruption_at_any_point_leaves_no_store_open(calls: list[Any], tmp_path: Path) -> None:
+    """The other processes would wait for a rank whose session never ends."""
+    points = 0
+    while True:
+        with At(points + 1, interrupt, first_inside="integrations/jax") as at:
+            try:
+                integration.initialize(tmp_path / f"store-{points}", rank=0, world_size=1)
+            except KeyboardInterrupt:
+                pass
+        if not at.reached:
+            break
+        points += 1
+        assert integration._open == [], at.where
+    assert points > 8
+    assert len(integration._open) == 1
+
+
+def test_rank_that_detects_nobody_leaves_no_store_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "FSCOORD_STORE": f"file:{tmp_path / 'store'}"}.items():
+        monkeypatch.setenv(name, value)
+    [found] = [each for each in ClusterEnv._cluster_types if each.name == integration.DETECTION_METHOD]
+    with pytest.raises(TimeoutError):
+        found.get_coordinator_address(timeout_secs=0.05)
+    assert integration._open == []
 
 
 # -- what JAX is asked -------------------------------------------------------------------------------------------------
