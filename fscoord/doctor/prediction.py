@@ -68,7 +68,7 @@ RENDEZVOUS_REQUESTS: Final = Terms(node=72.5, pair=12.6)
 RENDEZVOUS_ROUND_TRIPS: Final = Terms(node=20.9, pair=1.01)
 RENDEZVOUS_LABORATORY_S: Final = Terms(node=0.0791)
 AGENTS_REQUESTS_PER_S: Final = Terms(node=1.4)
-LEADER_S: Final = 7.1e-05
+LEADER_S: Final = 6e-05
 RECORD_BYTES: Final = 46.9
 
 LONE_ADD_REQUESTS: Final = 5
