@@ -44,7 +44,7 @@ ADVICE: Final = {
     system.errno.ENOSPC: "; free some space, because the doctor writes its test files there",
     system.errno.EDQUOT: "; free some of the quota, because the doctor writes its test files there",
 }
-"""What to do if the directory can't be examined, by the number of the error."""
+"""The next step for the user if the directory can't be examined, by the number of the error."""
 FORCED: Final = {"fuse.glusterfs": {"coherence": "locked"}}
 """The options with which a store can be tried on a mount that it refuses by default."""
 

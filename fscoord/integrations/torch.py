@@ -285,7 +285,7 @@ def _run_after_the_ended(address: str) -> str | None:
         with open_store(address, read_only=True) as store:
             members = {member.number: member for member in store.members()}
             processes = sorted(store.multi_get(store.list_keys(RANKS)))
-    except StoreUnavailableError:  # there is no store yet; any other cause is met again by the caller
+    except StoreUnavailableError:  # usually no store exists yet. The caller's own opening raises any other error again
         return None
     sessions = [members.get(_session(process)) for process in processes]
     if not processes or any(member is not None and member.alive != "no" for member in sessions):

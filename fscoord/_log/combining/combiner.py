@@ -474,7 +474,7 @@ class Combiner:
 
     @staticmethod
     def _call_next(station: Station, slot: Slot) -> None:
-        """Tell the oldest author that waits that the seat is free."""
+        """Wake the oldest author that waits, because the seat is free."""
         for path in station.requests():
             data = station.read(path)
             request = None if data is None else decode_request(data)
