@@ -87,19 +87,27 @@ def test_signal_that_comes_while_workers_start_is_passed_on_to_those_that_run(mo
     assert b"SIGINT: the workers of this node have 30 s to end" in err.getvalue()
 
 
-def test_worker_whose_start_fails_leaves_no_process(monkeypatch, tmp_path):
+@pytest.fixture
+def directory(tmp_path):
+    """A descriptor of the directory of a worker's files."""
+    fd = os.open(tmp_path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def test_worker_whose_start_fails_leaves_no_process(monkeypatch, tmp_path, directory):
     """Its end would never be reported, so the group does not wait for it either."""
-    monkeypatch.setattr(worker, "_create", lambda path, mode: (_ for _ in ()).throw(OSError("no space")))
+    monkeypatch.setattr(worker, "_create", lambda *_: (_ for _ in ()).throw(OSError("no space")))
     console = Console(io.BytesIO(), io.BytesIO())
     streams = worker.Streams({None: worker.STDERR})
     with worker.WorkerGroup(["sleep", "600"], console, streams) as group:
         with pytest.raises(OSError, match="no space"):
-            group.start(0, 0, {}, str(tmp_path))
+            group.start(0, 0, {}, str(tmp_path), directory)
         assert group.running == 0
 
 
 @pytest.mark.parametrize("started", [0, 1, 2])
-def test_worker_for_which_no_thread_is_left_leaves_no_process_or_pipe(monkeypatch, tmp_path, started):
+def test_worker_for_which_no_thread_is_left_leaves_no_process_or_pipe(monkeypatch, tmp_path, started, directory):
     def start_thread(thread: threading.Thread) -> None:
         if thread.name == "fscoord-run":
             begun.append(thread)
@@ -116,7 +124,7 @@ def test_worker_for_which_no_thread_is_left_leaves_no_process_or_pipe(monkeypatc
     streams = worker.Streams({None: worker.STDOUT | worker.STDERR})
     with worker.WorkerGroup(["sleep", "600"], console, streams) as group:
         with pytest.raises(StoreUnavailableError, match=r"can't start new thread.*ulimit -u"):
-            group.start(0, 0, {}, str(tmp_path))
+            group.start(0, 0, {}, str(tmp_path), directory)
         assert group.running == 0
     the_worker = pipes[0]
     assert the_worker._process.returncode is not None
