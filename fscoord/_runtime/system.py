@@ -1,7 +1,7 @@
 """The operating system, as other modules use it. Only this module imports modules for files, locks and clocks.
 
 Other modules call ``system.os.read(...)``, which costs one attribute lookup. So pyfakefs and the fault tests have one
-place where they can replace the system under the whole package.
+place where they can replace the system under the whole package. So the module is long, and still one thing.
 
 Under pyfakefs ``os.pread``, ``os.pwrite``, ``os.readv``, ``os.writev``, `mmap` and ``select.poll`` act on the *real*
 descriptor of the same number. Code that uses one of them checks `is_fake_fs` first.
@@ -233,6 +233,24 @@ def open_file(path: str, flags: int, mode: int, owned_fds: set[int], *, dir_fd: 
     return opened[0]  # not the new member of `owned_fds`, because another thread may have added one
 
 
+def open_regular(path: str) -> IO[bytes]:
+    """Open a regular file for reading, whose name another user may have given to a link, a FIFO or a device.
+
+    Raises:
+        OSError: the file can't be opened, or is not a regular file.
+    """
+    try:
+        fd = open_file(path, os.O_RDONLY, 0, set())
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link", path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+    return os.fdopen(fd, "rb")
+
+
 _NEW: Final = "new"
 
 
@@ -244,7 +262,7 @@ def make_node(
     publish: Callable[..., object],
     owned_fds: set[int],
 ) -> int:
-    """Make a directory or a FIFO, set its permissions, and publish it at `path` when it is complete.
+    """Make a directory or a FIFO, set its permissions, and publish it at `path`. Return a descriptor of it.
 
     mkdir(2) and mkfifo(2) return no descriptor. In a directory in which other users may rename, any of them could put
     another file of this user in the place of the new one before its permissions are set. So the node is made in a new
@@ -256,20 +274,12 @@ def make_node(
         mode: the permissions, before the umask.
         permit: sets further permissions of the descriptor that it is given.
         publish: `os.rename`, which replaces an empty directory, or `os.link` without `follow_symlinks`.
-        owned_fds: the descriptors are added to this set.
-
-    Returns:
-        A descriptor of the node, for reading, which the caller closes.
+        owned_fds: the descriptors are added to this set. The caller closes the one that is returned.
     """
     epoch, place, fd = process_epoch(), -1, -1
     draft = f"{path}.{random_bytes(6).hex()}.new"
     try:
-        try:
-            os.mkdir(draft, 0o700)
-        except FileExistsError as error:  # a signal handler forked above, and the child has made its directory
-            raise_if_foreign(error)
-            draft = f"{path}.{random_bytes(6).hex()}.new"
-            os.mkdir(draft, 0o700)
+        os.mkdir(draft, 0o700)
         place = open_file(draft, os.O_RDONLY | os.O_DIRECTORY, 0, owned_fds)
         make(_NEW, mode, dir_fd=place)
         fd = open_file(_NEW, os.O_RDONLY, 0, owned_fds, dir_fd=place)
@@ -300,17 +310,11 @@ def _remove_draft(draft: str, place: int) -> None:
 
 def _close_owned(fd: int, owned_fds: set[int]) -> None:
     if fd >= 0:
-        try:
-            in_one_chain(functools.partial(owned_fds.discard, fd), functools.partial(os.close, fd))
-        except OSError as error:
-            raise_if_foreign(error)
+        in_one_chain(functools.partial(owned_fds.discard, fd), functools.partial(os.close, fd))
 
 
 def make_directory(path: str, mode: int, permit: Callable[[int], object]) -> int:
-    """Make the directory `path`, see `make_node`. An empty directory that is there already is replaced.
-
-    Returns:
-        A descriptor of the directory, which `close_quietly` closes.
+    """Make the directory `path`, or replace an empty one, see `make_node`. `close_quietly` closes the descriptor.
 
     Raises:
         FileExistsError: there is a file, or a directory that is not empty.
@@ -583,8 +587,7 @@ def unnamed_file(data: bytes) -> IO[bytes]:
 def remove_directory(directory: str, files: Any, owner: int) -> None:
     """Remove `directory` and the files of the store in it, which is called ``store``, if this is process `owner`.
 
-    Other users may be able to rename in the directory above. So no link is followed, and no other file is removed: any
-    directory may be at that path by now.
+    Other users may be able to put another directory at that path. So no link is followed, and no other file is removed.
 
     Args:
         directory: the path of the directory.
