@@ -36,7 +36,10 @@ class Access:
 
     def __init__(self, store: Store) -> None:
         path = getattr(store, "path", None)
-        found = system.os.stat(path) if isinstance(path, str) else None
+        found = None
+        if isinstance(path, str):
+            with system.open_regular(path) as file:  # not a link that another user has put there since
+                found = system.os.fstat(file.fileno())
         mode = 0 if found is None else system.stat.S_IMODE(found.st_mode) & 0o666
         self._group = -1 if found is None else found.st_gid
         self.file_mode = mode if mode & 0o077 else None
