@@ -10,9 +10,10 @@ nothing is downloaded.
 
 A checkpoint has a part of every worker: the first worker writes model and optimizer, and each worker its own random
 state. After their parts all workers pass a barrier of fscoord, and only then the first worker names the checkpoint in
-the file ``latest``. So the checkpoint in ``latest`` is complete, whichever worker is killed, at any moment. After a
-death torchrun starts all workers again, and they go on from that checkpoint. To see this, let a worker kill itself in
-its first life: with ``--kill 3:2`` worker 3 does so after it has written its part of the checkpoint of epoch 2.
+the file ``latest``, and removes the directory ``epoch-N`` of the checkpoint before the last one. So the checkpoint in
+``latest`` is complete, whichever worker is killed, at any moment. After a death torchrun starts all workers again, and
+they go on from that checkpoint. To see this, let a worker kill itself in its first life: with ``--kill 3:2`` worker 3
+does so after it has written its part of the checkpoint of epoch 2.
 
 To see for which worker the others wait, record a trace and make a page of it, for any browser:
 

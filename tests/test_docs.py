@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pages
 import pytest
-from pages import RUN, blocks
+from pages import FENCE, RUN, blocks
 
 from fscoord import recipes
 
@@ -103,6 +103,26 @@ def test_recipes_are_all_in_a_how_to() -> None:
     assert told_of | {"once"} <= imported
 
 
+DESTROYS = {
+    r"--basetemp": "pytest empties that directory: leave it out, or set TMPDIR",
+    r"\brm\b[^\n;&|]*[\w\"]\*": "name the files of the store, and those that begin with its name and a dot",
+    r"\brm -\w*r": "name the files",
+    r"\bmkdir [^\n&]*;[^\n]*(\bmv\b|>)": "a directory that exists is used: write && after mkdir",
+    r"\bmv (?!-n)\S+ [^\s/]+(;|$)": "write mv -n",
+    r"> *(report|log|out|output)\b": "a reader may have a file of this name",
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_command_of_a_page_destroys_no_file_of_the_reader(page: Path) -> None:
+    """Readers run the commands in their own directories."""
+    shown = [block.text for block in blocks(page) if block.language in {"console", "sh", "bash"}]
+    lines = [line for text in shown for line in text.splitlines() if line.startswith("$ ") or "\n$ " not in f"\n{text}"]
+    lines += re.findall(r"`([^`]+)`", FENCE.sub("", page.read_text(encoding="utf-8")))
+    wrong = [f"{line}: {advice}" for line in lines for found, advice in DESTROYS.items() if re.search(found, line)]
+    assert wrong == []
+
+
 @pytest.mark.parametrize("page", RUNNABLE, ids=named)
 def test_code_of_a_page_runs_as_the_page_says(page: Path, tmp_path: Path) -> None:
     """A user runs the first programs again; so those pages run twice, in one directory."""
@@ -124,6 +144,7 @@ def run(page: Path, tmp_path: Path, *how: str) -> int:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(SET_BY_OTHERS)}
     environment["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), environment["PATH"]])
     environment["TMPDIR"] = str(tmp_path / "tmp")
+    environment["PYTEST_DEBUG_TEMPROOT"] = str(tmp_path)  # pytest keeps the files of its last runs there
     done = subprocess.run(
         [sys.executable, pages.__file__, str(page), *how],
         cwd=work,

@@ -419,6 +419,17 @@ SYSTEM_ALLOWED = {
     "doctor.agents": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),
 }
 
+# What follows a link or cuts a file, if another user has put one at a name, and the only modules that may use it.
+BY_NAME = {"O_TRUNC", "chmod", "chown", "lchown", "open", "removexattr", "setxattr", "truncate"}
+BY_NAME_ALLOWED = {
+    "_runtime.system": ({"open"}, "is where files are opened safely"),
+    "_log.io.safe_files": ({"removexattr", "setxattr"}, "gives descriptors to them, for which there is no other call"),
+    "_log.wakeup.doorbell": ({"open"}, "opens and closes a FIFO in one chain, without following a link or waiting"),
+    "cli.trace": ({"open"}, "writes to the file or device that the user names, and cuts none"),
+    "cli.output": ({"open"}, "opens /dev/null"),
+    "launch.warden": ({"open"}, "opens /dev/null"),
+}
+
 # Extras, and the only modules that may ask for them.
 EXTRAS = {
     "click": ["cli", "cli.*", "integrations.dask"],
@@ -499,6 +510,18 @@ def test_system_is_touched_in_one_module_only(name: str) -> None:
     if name != "_runtime.system":
         allowed, _reason = SYSTEM_ALLOWED.get(name, (set(), ""))
         assert used == allowed, f"{name} uses {sorted(used)} itself: `from fscoord._runtime import system`"
+
+
+@every_module
+def test_files_are_opened_and_changed_by_the_functions_that_check_them(name: str) -> None:
+    """Another user may have put another file at a name, so what is done by a name follows no link, and cuts no file."""
+    used = {
+        node.attr
+        for node in ast.walk(tree(name))
+        if isinstance(node, ast.Attribute) and node.attr in BY_NAME and ast.unparse(node.value) in {"os", "system.os"}
+    }
+    allowed, _reason = BY_NAME_ALLOWED.get(name, (set(), ""))
+    assert used == allowed, f"{name}: use system.open_file, and os.fchmod and os.fchown of its descriptor"
 
 
 @every_module

@@ -1,7 +1,7 @@
 """The operating system, as other modules use it. Only this module imports modules for files, locks and clocks.
 
 Other modules call ``system.os.read(...)``, which costs one attribute lookup. So pyfakefs and the fault tests have one
-place where they can replace the system under the whole package.
+place where they can replace the system under the whole package. So the module is long, and still one thing.
 
 Under pyfakefs ``os.pread``, ``os.pwrite``, ``os.readv``, ``os.writev``, `mmap` and ``select.poll`` act on the *real*
 descriptor of the same number. Code that uses one of them checks `is_fake_fs` first.
@@ -211,6 +211,120 @@ def _close_unfinished_opens() -> None:
 
 
 after_fork_in_child("descriptors", _close_inherited)
+
+
+def open_file(path: str, flags: int, mode: int, owned_fds: set[int], *, dir_fd: int | None = None) -> int:
+    """Open `path` without following a symbolic link, blocking on a FIFO, or passing the descriptor to a new program.
+
+    The package opens all files whose names another user might have replaced with this function. It adds the descriptor
+    to `owned_fds` in the same chain of C calls that opens it (rule 1 in `interrupts`). With `dir_fd`, `path` is a name
+    in that open directory.
+    """
+    flags |= O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_BINARY
+    call = os.open if dir_fd is None else functools.partial(os.open, dir_fd=dir_fd)
+    opened: list[int] = []
+    opening = functools.partial(opened.extend, map(call, (path,), (flags,), (mode,)))
+    begin = functools.partial(opens_under_way.__setitem__, id(opened), path)
+    try:
+        in_one_chain(begin, opening, functools.partial(owned_fds.update, opened))
+    finally:
+        # An interruption here leaves the path. The next child then looks for such a descriptor in vain.
+        opens_under_way.pop(id(opened), None)
+    return opened[0]  # not the new member of `owned_fds`, because another thread may have added one
+
+
+def open_regular(path: str) -> IO[bytes]:
+    """Open a regular file for reading, whose name another user may have given to a link, a FIFO or a device.
+
+    Raises:
+        OSError: the file can't be opened, or is not a regular file.
+    """
+    try:
+        fd = open_file(path, os.O_RDONLY, 0, set())
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link", path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+    return os.fdopen(fd, "rb")
+
+
+_NEW: Final = "new"
+
+
+def make_node(
+    path: str,
+    make: Callable[..., object],
+    mode: int,
+    permit: Callable[[int], object],
+    publish: Callable[..., object],
+    owned_fds: set[int],
+) -> int:
+    """Make a directory or a FIFO, set its permissions, and publish it at `path`. Return a descriptor of it.
+
+    mkdir(2) and mkfifo(2) return no descriptor. In a directory in which other users may rename, any of them could put
+    another file of this user in the place of the new one before its permissions are set. So the node is made in a new
+    directory of mode 0700, in which no other user can rename.
+
+    Args:
+        path: the path of the node.
+        make: `os.mkdir` or `os.mkfifo`.
+        mode: the permissions, before the umask.
+        permit: sets further permissions of the descriptor that it is given.
+        publish: `os.rename`, which replaces an empty directory, or `os.link` without `follow_symlinks`.
+        owned_fds: the descriptors are added to this set. The caller closes the one that is returned.
+    """
+    epoch, place, fd = process_epoch(), -1, -1
+    draft = f"{path}.{random_bytes(6).hex()}.new"
+    try:
+        os.mkdir(draft, 0o700)
+        place = open_file(draft, os.O_RDONLY | os.O_DIRECTORY, 0, owned_fds)
+        make(_NEW, mode, dir_fd=place)
+        fd = open_file(_NEW, os.O_RDONLY, 0, owned_fds, dir_fd=place)
+        found, inside = os.fstat(place), os.fstat(fd)
+        # The owners are compared with each other, because a file server may map the users of this host (root squash).
+        if found.st_mode & 0o077 or found.st_uid != inside.st_uid:
+            raise PermissionError(errno.EPERM, "another user has replaced this new directory", draft)
+        permit(fd)
+        publish(_NEW, path, src_dir_fd=place)
+    except BaseException:
+        _close_owned(fd, owned_fds)
+        raise
+    finally:
+        if process_epoch() == epoch:  # a child that a signal handler forks must not remove what the parent still uses
+            _remove_draft(draft, place)
+        _close_owned(place, owned_fds)
+    return fd
+
+
+def _remove_draft(draft: str, place: int) -> None:
+    removals = [functools.partial(os.unlink, _NEW, dir_fd=place), functools.partial(os.rmdir, _NEW, dir_fd=place)]
+    for remove in (*removals * (place >= 0), functools.partial(os.rmdir, draft)):
+        try:
+            remove()
+        except OSError as error:
+            raise_if_foreign(error)
+
+
+def _close_owned(fd: int, owned_fds: set[int]) -> None:
+    if fd >= 0:
+        in_one_chain(functools.partial(owned_fds.discard, fd), functools.partial(os.close, fd))
+
+
+def make_directory(path: str, mode: int, permit: Callable[[int], object]) -> int:
+    """Make the directory `path`, or replace an empty one, see `make_node`. `close_quietly` closes the descriptor.
+
+    Raises:
+        FileExistsError: there is a file, or a directory that is not empty.
+    """
+    try:
+        return make_node(path, os.mkdir, mode, permit, os.rename, loose)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.ENOTDIR):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
+        raise
 
 
 def sync_data(fd: int) -> None:
@@ -471,7 +585,9 @@ def unnamed_file(data: bytes) -> IO[bytes]:
 
 
 def remove_directory(directory: str, files: Any, owner: int) -> None:
-    """Remove `directory` and the files in it, if this is process `owner`.
+    """Remove `directory` and the files of the store in it, which is called ``store``, if this is process `owner`.
+
+    Other users may be able to put another directory at that path. So no link is followed, and no other file is removed.
 
     Args:
         directory: the path of the directory.
@@ -480,12 +596,18 @@ def remove_directory(directory: str, files: Any, owner: int) -> None:
     """
     if files.getpid() != owner:
         return
+    fd = -1
     try:
-        for name in files.listdir(directory):
-            files.unlink(files.path.join(directory, name))
+        fd = files.open(directory, files.O_RDONLY | files.O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
+        for name in files.listdir(fd):
+            if name == "store" or name.startswith("store."):
+                files.unlink(name, dir_fd=fd)
         files.rmdir(directory)
     except OSError:
         pass
+    finally:
+        if fd >= 0:
+            files.close(fd)
 
 
 def remove_tree(directory: str) -> None:

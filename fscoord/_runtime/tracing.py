@@ -21,7 +21,6 @@ from __future__ import annotations
 import atexit
 from collections import deque
 from collections.abc import Callable, Generator
-from functools import partial
 from itertools import count
 from typing import Any, Final, TypeVar
 
@@ -79,7 +78,7 @@ class Recorder:
 
     Args:
         directory: the directory of the files, absolute. The recorder makes it with the first file.
-        segment_bytes: the size in bytes at which a segment is full. The other segment is then emptied and filled.
+        segment_bytes: the size in bytes at which a segment is full. The other segment is then begun anew.
     """
 
     def __init__(self, directory: str, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -196,12 +195,7 @@ class Recorder:
             self.event("process", "exit")
         self.flush(with_open=True)
         self._is_closed = True
-        self._close_all_but(-1)
-
-    def _close_all_but(self, kept: int) -> None:
-        """Close the descriptors of earlier segments, including descriptors that an interruption has left open."""
-        for fd in self._descriptors - {kept}:
-            system.in_one_chain(partial(self._descriptors.discard, fd), partial(system.os.close, fd))
+        system.close_all(system.os.close, self._descriptors)
 
     def _write_pending(self) -> None:
         # Only the holder of the lock takes spans, so there are at least as many as the deque had.
@@ -239,30 +233,34 @@ class Recorder:
         self._is_torn = written < len(data)
 
     def _next_segment(self) -> None:
-        """Empty the next segment, and write its header and those open spans that the file has shown."""
+        """Begin the next segment, and write its header and those open spans that the file has shown.
+
+        The segment before the last one is removed, not emptied: another user may have put another file at its name.
+        """
         if not self._token:
             self._token = system.random_bytes(4).hex()
             system.os.makedirs(self.directory, exist_ok=True)
         host = system.hostname()
         name = f"{host.replace('/', '_')}-{system.os.getpid()}-{self._token}.{self._serial % 2}.trace"
         path = system.os.path.join(self.directory, name)
-        flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_TRUNC
-        extra = system.O_CLOEXEC | system.O_NOFOLLOW | system.O_BINARY
-        opened: list[int] = []
-        opening = partial(opened.extend, map(system.os.open, (path,), (flags | extra,), (0o600,)))
-        system.in_one_chain(opening, partial(self._descriptors.update, opened))  # rule 1 in `interrupts`
         self._fd = -1  # until the header is there: without it no line after it could be read
-        self._close_all_but(opened[0])
+        system.close_all(system.os.close, self._descriptors)
+        try:
+            system.os.unlink(path)
+        except FileNotFoundError as error:
+            raise_if_foreign(error)
+        flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_EXCL
+        fd = system.open_file(path, flags, 0o600, self._descriptors)
         written = self._written if self._serial else ()  # the first segment gets them from the caller
         known = [span[:] for number, span in list(self._open.items()) if number in written]
         data = (self._header(host) + (self._line(known) if known else "")).encode("ascii")
-        self._size = system.os.write(opened[0], data)
+        self._size = system.os.write(fd, data)
         if self._size < len(data):
             raise OSError(system.errno.ENOSPC, system.os.strerror(system.errno.ENOSPC))
         self._is_fake = system.is_fake_fs()
         self._serial += 1
         self._is_torn = False
-        self._fd = opened[0]
+        self._fd = fd
 
     def _header(self, host: str) -> str:
         facts = {

@@ -137,7 +137,7 @@ def write_page(directory: str, output: str) -> None:
 
 
 def _read(directory: str) -> Trace:
-    """Return the trace in `directory`.
+    """Return the trace in `directory`, and print which files in it can't be read.
 
     Raises:
         OSError: the directory can't be read. The error says which directory is meant.
@@ -145,10 +145,13 @@ def _read(directory: str) -> Trace:
     from fscoord.trace.reading import read
 
     try:
-        return read(directory)
+        trace = read(directory)
     except (FileNotFoundError, NotADirectoryError) as error:
         reason = f"{error.strerror}; name the directory that {ENVIRONMENT_VARIABLE} had"
         raise OSError(error.errno, reason, directory) from error
+    for text in trace.unreadable:
+        click.echo(f"fscoord: {printable(text)}", err=True)
+    return trace
 
 
 def _write_whole(path: str, text: str) -> None:
@@ -180,6 +183,8 @@ def _replace(target: str, text: str) -> None:
 def _write(path: str, text: str, flags: int) -> None:
     fd = system.os.open(path, system.os.O_WRONLY | system.O_CLOEXEC | flags, 0o644)
     with system.os.fdopen(fd, "w", encoding="utf-8") as file:
+        if not flags and system.stat.S_ISREG(system.os.fstat(fd).st_mode):  # another user has just put it there
+            raise FileExistsError(system.errno.EEXIST, system.os.strerror(system.errno.EEXIST), path)
         file.write(text)
 
 

@@ -10,7 +10,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any
+from typing import Any
 
 from fscoord._arguments import Key, Timeout
 from fscoord._runtime import system
@@ -46,7 +46,7 @@ def count(path: str) -> Counter[str]:
     Bytes that are not UTF-8 separate words.
     """
     words: Counter[str] = Counter()
-    with _reading(path) as file:
+    with system.open_regular(path) as file:
         for line in iter(lambda: file.readline(_LINE_MAX), b""):
             words.update(_WORD.findall(line.decode("utf-8", "replace").lower()))
     return words
@@ -54,19 +54,12 @@ def count(path: str) -> Counter[str]:
 
 def _is_text(path: str) -> bool:
     try:
-        if not system.stat.S_ISREG(system.os.lstat(path).st_mode):
-            return False
-        with _reading(path) as file:
+        with system.open_regular(path) as file:
             return b"\0" not in file.read(_PROBE)
     except PermissionError:
         return True  # the process that counts it will report the error
     except OSError:
-        return False  # it has just gone
-
-
-def _reading(path: str) -> IO[bytes]:
-    descriptor = system.os.open(path, system.os.O_RDONLY | system.O_CLOEXEC | system.O_NOFOLLOW)
-    return system.os.fdopen(descriptor, "rb")
+        return False  # it has just gone, or is not a regular file
 
 
 class Worker:

@@ -28,7 +28,6 @@ IDLE_NAP_S: Final = 0.5
 BEAT_S: Final = 1.0
 READ_S: Final = 3.0
 REMOVE_S: Final = 8.0
-TAKEN: Final = frozenset((system.errno.EEXIST, system.errno.ENOTEMPTY, system.errno.ENOTDIR))
 GONE: Final = frozenset((system.errno.ENOENT, system.errno.ESTALE))
 """The errors of a request if the mailbox does not exist any more."""
 OWN_MODE: Final = 0o600
@@ -83,6 +82,9 @@ class Mailbox:
         self.is_coordinator = False
         self._mode = OWN_MODE
         self._is_in = False
+        self._fd = -1
+        self._fds = system.Descriptors()
+        system.close_when_collected(self, self._fds)
         self._messages = 0
         self._beats = 0
         self._last_beat = -BEAT_S
@@ -105,6 +107,7 @@ class Mailbox:
                     self._make()
                 else:
                     self._make_shared(group)
+                self._open(group)
                 self.publish(f"here.{self.name}", facts)
                 try:
                     system.os.mkdir(self._path("chair"), 0o700)
@@ -124,32 +127,36 @@ class Mailbox:
         try:
             system.os.mkdir(self.directory, 0o700)
         except FileExistsError:
-            mode = system.os.lstat(self.directory).st_mode
-            if not system.stat.S_ISDIR(mode) or mode & 0o022:  # another user's directory with a strict mode refuses us
-                raise InsecurePathError(
-                    f"{self.directory} is not a directory that only this user can write; remove it", path=self.directory
-                ) from None
+            pass
 
     def _make_shared(self, group: int) -> None:
         """Create a mailbox whose files belong to `group` (the setgid bit), with its final mode from the beginning."""
-        draft = f"{self.directory}.{self.name}"
-        system.os.mkdir(draft, 0o700)
+
+        def permit(fd: int) -> None:
+            if system.os.fstat(fd).st_gid != group:
+                system.os.fchown(fd, -1, group)
+            system.os.fchmod(fd, system.stat.S_ISGID | 0o770)
+
         try:
-            if system.os.stat(draft).st_gid != group:
-                system.os.chown(draft, -1, group)
-            system.os.chmod(draft, system.stat.S_ISGID | 0o770)
-            system.os.rename(draft, self.directory)  # replaces an empty mailbox that another has just created
-        except OSError as error:
-            system.os.rmdir(draft)
-            if error.errno not in TAKEN:
-                raise
-            found = system.os.lstat(self.directory)
-            is_ours = system.stat.S_ISDIR(found.st_mode) and found.st_gid == group
-            if not is_ours or found.st_mode & 0o072 != 0o070:
-                raise InsecurePathError(
-                    f"{self.directory} is not a directory that exactly the group {group} can write; remove it",
-                    path=self.directory,
-                ) from None
+            system.close_quietly(system.make_directory(self.directory, 0o700, permit))
+        except FileExistsError:
+            pass
+
+    def _open(self, group: int | None) -> None:
+        """Open the mailbox, and check the directory that was opened. The messages are later removed from this one."""
+        system.close_all(system.os.close, self._fds)
+        wanted, others = (0, 0o022) if group is None else (0o070, 0o072)
+        try:
+            self._fd = safe_files.open_descriptor(self.directory, system.os.O_RDONLY, owned_fds=self._fds)
+            found = system.os.fstat(self._fd)
+            is_ours = system.stat.S_ISDIR(found.st_mode) and group in (None, found.st_gid)
+        except PermissionError:  # the directory of another user
+            is_ours = False
+        if not is_ours or found.st_mode & others != wanted:
+            users = "only this user" if group is None else f"exactly the group {group}"
+            raise InsecurePathError(
+                f"{self.directory} is not a directory that {users} can write; remove it", path=self.directory
+            )
 
     def publish(self, name: str, message: Any) -> None:
         """Publish `message` under `name`. The name appears when the content is complete."""
@@ -213,15 +220,20 @@ class Mailbox:
             nap = min(nap * 1.5, IDLE_NAP_S if idle else BUSY_NAP_S)
 
     def put_aside(self) -> None:
-        """Rename the mailbox atomically, then remove it. If several instances try, one succeeds."""
-        aside = f"{self.directory}.{self.name}"
+        """Rename the mailbox atomically, then remove it. If several instances try, one succeeds.
+
+        If another examination, or another user, has put another directory there by now, that one stays.
+        """
+        aside, found = f"{self.directory}.{self.name}", system.os.fstat(self._fd)
+        if not safe_files.names_same_file(self.directory, (found.st_dev, found.st_ino)):
+            return
         try:
             system.os.rename(self.directory, aside)
         except OSError as error:
             if error.errno not in GONE:
                 raise
             return
-        _remove(aside)
+        _remove(aside, self._fd)
 
     def leave(self) -> None:
         """Remove the messages of this instance; the coordinator removes the whole mailbox."""
@@ -239,7 +251,7 @@ class Mailbox:
             pass
         try:
             if not {name.partition(".")[0] for name in system.os.listdir(self.directory)} - {"left"}:
-                _remove(self.directory)  # there is no coordinator, and no other instance
+                _remove(self.directory, self._fd)  # there is no coordinator, and no other instance
         except OSError:
             pass
 
@@ -253,12 +265,17 @@ def content(path: str) -> bytes:
         return file.read()
 
 
-def _remove(directory: str) -> None:
-    """Remove `directory` with its content. Retry, because NFS keeps a file for a while if a process has it open."""
+def _remove(directory: str, fd: int) -> None:
+    """Remove the mailbox `directory`, open on `fd`. Retry, because NFS keeps a file while a process has it open.
+
+    A mailbox holds files and empty directories. Other members of the group may rename directories to its path, and into
+    it. So it is emptied by its descriptor, and no further directory is.
+    """
     deadline = system.time.monotonic() + REMOVE_S
     while True:
         try:
-            _empty(directory)
+            for name in system.os.listdir(fd):
+                _remove_name(name, fd)
             system.os.rmdir(directory)
             return
         except OSError as error:
@@ -267,16 +284,10 @@ def _remove(directory: str) -> None:
         system.time.sleep(5 * NAP_S)
 
 
-def _empty(directory: str) -> None:
-    for name in system.os.listdir(directory):
-        path = system.os.path.join(directory, name)
-        try:
-            system.os.unlink(path)
-        except (IsADirectoryError, PermissionError):
-            try:
-                system.os.rmdir(path)
-            except OSError:
-                _empty(path)
-                system.os.rmdir(path)
-        except FileNotFoundError:
-            pass
+def _remove_name(name: str, dir_fd: int) -> None:
+    try:
+        system.os.unlink(name, dir_fd=dir_fd)
+    except (IsADirectoryError, PermissionError):
+        system.os.rmdir(name, dir_fd=dir_fd)
+    except FileNotFoundError:
+        pass

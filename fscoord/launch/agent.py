@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fscoord import errors
 from fscoord._arguments import MalformedText, parse_uint63, to_seconds
@@ -36,33 +36,55 @@ class Access:
 
     def __init__(self, store: Store) -> None:
         path = getattr(store, "path", None)
-        found = system.os.stat(path) if isinstance(path, str) else None
+        found = None
+        if isinstance(path, str):
+            with system.open_regular(path) as file:  # not a link that another user has put there since
+                found = system.os.fstat(file.fileno())
         mode = 0 if found is None else system.stat.S_IMODE(found.st_mode) & 0o666
         self._group = -1 if found is None else found.st_gid
         self.file_mode = mode if mode & 0o077 else None
 
-    def make_directory(self, path: str, mode: int = 0o777) -> None:
+    def make_directory(self, path: str, mode: int = 0o777, *, is_shared: bool = True) -> int:
         """Create the directory `path`. Users who may use the rendezvous's file may enter the directory.
 
         Args:
-            path: the path. Its parent exists.
+            path: the path. Its parent exists. An empty directory at `path` is replaced.
             mode: the permissions, before the umask, if only its owner may use the file.
+            is_shared: whether the users who may write to the file may also create, rename and remove files in the
+                directory.
+
+        Returns:
+            A descriptor of the directory, which the caller closes.
 
         Raises:
-            FileExistsError: a file or directory exists at `path`.
+            FileExistsError: there is a file, or a directory that is not empty.
         """
-        system.os.mkdir(path, mode if self.file_mode is None else 0o700)
+        first = mode if self.file_mode is None else 0o700
+        return system.make_directory(path, first, lambda fd: self._permit(fd, path, is_shared=is_shared))
+
+    def make_directory_in(self, parent: int, path: str) -> int:
+        """Create the directory `path` in the open directory `parent`, and return a descriptor of it.
+
+        No other user can rename in `parent`, or in the new directory.
+        """
+        system.os.mkdir(path, 0o755 if self.file_mode is None else 0o700, dir_fd=parent)
+        fd = system.open_file(path, _DIRECTORY, 0, system.loose, dir_fd=parent)
+        self._permit(fd, path, is_shared=False)
+        return fd
+
+    def _permit(self, fd: int, path: str, *, is_shared: bool) -> None:
         if self.file_mode is None:
             return
-        if system.os.stat(path).st_gid != self._group:
+        if system.os.fstat(fd).st_gid != self._group:
             try:
-                system.os.chown(path, -1, self._group)
+                system.os.fchown(fd, -1, self._group)
             except OSError as error:
                 text = "%s can't have the group %d of the rendezvous's file (%s): other users' workers can't enter it"
                 logger(__name__).warning(text, path, self._group, error.strerror)
         # Users who may read or write the file may enter the directory. Files in it inherit its group (the setgid bit).
         enter = (self.file_mode | self.file_mode >> 1 | self.file_mode >> 2) & 0o111
-        system.os.chmod(path, system.stat.S_ISGID | 0o700 | self.file_mode | enter)
+        mode = 0o700 | enter | self.file_mode & (0o666 if is_shared else 0o644)
+        system.os.fchmod(fd, system.stat.S_ISGID | mode)
 
     def make_directories(self, path: str) -> None:
         """Create the directory `path` and its missing parents, each as `make_directory` does."""
@@ -70,10 +92,37 @@ class Access:
         if parent and not system.os.path.isdir(parent):
             self.make_directories(parent)
         try:
-            self.make_directory(path)
-        except FileExistsError:  # of another node, or of an earlier round
+            system.close_quietly(self.make_directory(path))
+        except FileExistsError:  # of another node, or of an earlier job
             if not system.os.path.isdir(path):
                 raise
+
+    def open_log_directory(self, path: str) -> int:
+        """Return a descriptor of `path`, a directory for the files of this node, in which no other user can rename.
+
+        The directory is created, with its missing parents, unless it exists.
+
+        Raises:
+            InsecurePathError: the directory exists, and belongs to another user, or others can write to it.
+        """
+        try:
+            fd = system.open_file(path, _DIRECTORY, 0, system.loose)
+        except FileNotFoundError:
+            parent = system.os.path.dirname(path)
+            if not system.os.path.isdir(parent):
+                self.make_directories(parent)
+            return self.make_directory(path, 0o755, is_shared=False)
+        found = system.os.fstat(fd)
+        if found.st_uid != system.os.geteuid() or found.st_mode & 0o022:
+            system.close_quietly(fd)
+            raise errors.InsecurePathError(
+                f"{path} belongs to another user, or others can write to it; name another directory of log files",
+                path=path,
+            )
+        return fd
+
+
+_DIRECTORY: Final = system.os.O_RDONLY | getattr(system.os, "O_DIRECTORY", 0)
 
 
 class RoundStore:
@@ -133,10 +182,10 @@ class RoundStore:
 
     def _make(self) -> None:
         try:
-            self._access.make_directory(self._directory, 0o700)
+            system.close_quietly(self._access.make_directory(self._directory, 0o700))
         except FileExistsError:  # it was left by a node that was killed
             self._remove()
-            self._access.make_directory(self._directory, 0o700)
+            system.close_quietly(self._access.make_directory(self._directory, 0o700))
 
     def _remove(self) -> None:
         system.remove_directory(self._directory, system.os, system.os.getpid())
@@ -252,6 +301,8 @@ class Agent:
         self._announcer = announcer or Announcer(console, quiet=True)
         self._reason = ""  # of the next round, for people; "" for the first one
         self._kept_store = ""
+        self._access = Access(store)
+        self._log_fd = -1  # the directory of the files, which is made for the first round
 
     def run(self) -> Outcome:
         """Run until the job has ended.
@@ -260,6 +311,12 @@ class Agent:
             RendezvousError: the nodes could not agree on a round.
             OSError: a file could not be created.
         """
+        try:
+            return self._run()
+        finally:
+            system.close_quietly(self._log_fd)
+
+    def _run(self) -> Outcome:
         self._handler.on_wait = self._announcer.waiting
         while True:
             try:
@@ -293,9 +350,11 @@ class Agent:
         sizes = [crew.workers for crew in crews]
         if self._reason or info.world_size > 1:
             self._announcer.round_begins(self._handler.round, sizes, info.rank, self._reason)
-        access = Access(self._store)
-        directory = system.os.path.join(self._job.log_dir, f"round-{self._handler.round}")
-        with WorkerGroup(self._job.command, self._console, self._job.streams, access.file_mode) as workers:
+        if self._log_fd < 0:
+            self._log_fd = self._access.open_log_directory(self._job.log_dir)
+        place = f"round-{self._handler.round}"
+        system.close_quietly(self._access.make_directory_in(self._log_fd, place))
+        with WorkerGroup(self._job.command, self._console, self._job.streams, self._access.file_mode) as workers:
             common = self._environment(info, sizes)
             first = sum(sizes[: info.rank])
             role_first = sum(crew.workers for crew in crews[: info.rank] if crew.role == self._job.role)
@@ -304,14 +363,18 @@ class Agent:
             try:
                 for local_rank in range(self._job.workers):
                     rank = first + local_rank
-                    own = system.os.path.join(directory, str(local_rank))
-                    access.make_directories(own)
+                    own = f"{place}/{local_rank}"
                     numbers = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
                     role = {"ROLE_RANK": str(role_first + local_rank), "ROLE_WORLD_SIZE": str(role_size)}
                     if round_store.address:
                         role["FSCOORD_STORE"] = round_store.address_of(rank)
-                    with defer_signals():  # a worker is started as a whole, so that its end is known
-                        workers.start(rank, local_rank, {**common, **numbers, **role}, own)
+                    files = self._access.make_directory_in(self._log_fd, own)
+                    own = system.os.path.join(self._job.log_dir, own)
+                    try:
+                        with defer_signals():  # a worker is started as a whole, so that its end is known
+                            workers.start(rank, local_rank, {**common, **numbers, **role}, own, files)
+                    finally:
+                        system.close_quietly(files)
                 has_ended = self._follow(workers, info)
             except (KeyboardInterrupt, Terminated) as error:
                 number = error.number if isinstance(error, Terminated) else signal.SIGINT

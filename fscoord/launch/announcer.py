@@ -25,6 +25,9 @@ REPEAT_S = 60.0
 ENDLESS_S = 10 * 366 * 86400.0
 """A limit of more seconds than these is none to people."""
 
+ERROR_FILE_MAX = 1 << 24
+"""How many bytes of an error file are read at most."""
+
 LINES_MAX = 20
 """How many lines of a worker's last output a line of an event is followed by."""
 
@@ -143,10 +146,14 @@ def _signal_name(number: int) -> str:
 
 
 def _traceback(failure: Failure) -> str:
-    """Return the traceback in the error file, if it is on this host and in torch's form."""
+    """Return the traceback in the error file, if it is on this host and in torch's form.
+
+    The path comes from the store, so it may name any file. Not more than `ERROR_FILE_MAX` bytes are read.
+    """
     try:
-        descriptor = system.os.open(failure.error_file, system.os.O_RDONLY | system.O_CLOEXEC)
-        with system.os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
-            return str(json.load(file)["message"]["extraInfo"]["py_callstack"])
-    except (OSError, ValueError, KeyError, TypeError):
+        with system.open_regular(failure.error_file) as file:
+            return str(
+                json.loads(file.read(ERROR_FILE_MAX).decode("utf-8", "replace"))["message"]["extraInfo"]["py_callstack"]
+            )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""

@@ -107,14 +107,15 @@ class WorkerGroup:
         """The number of workers whose end `next_end` has not returned yet."""
         return len(self._workers) - self._ended
 
-    def start(self, rank: int, local_rank: int, environment: Mapping[str, str], directory: str) -> None:
+    def start(self, rank: int, local_rank: int, environment: Mapping[str, str], directory: str, dir_fd: int) -> None:
         """Start a worker.
 
         Args:
             rank: the worker's rank.
             local_rank: the worker's rank on this node.
             environment: variables that are added to the environment of this process.
-            directory: an existing directory for the worker's files.
+            directory: the path of an existing directory for the worker's files, none of which exists yet.
+            dir_fd: a descriptor of this directory.
         """
         error_file = system.os.path.join(directory, "error.json")
         values = {**system.os.environ, **environment, "TORCHELASTIC_ERROR_FILE": error_file}
@@ -123,8 +124,9 @@ class WorkerGroup:
             worker.start(self._command, values)
             for stream, name in ((STDOUT, "stdout.log"), (STDERR, "stderr.log")):
                 prefix = f"[{rank}] ".encode() if self._streams.is_shown(local_rank, stream) else b""
-                path = system.os.path.join(directory, name) if self._streams.is_file(local_rank, stream) else None
-                file = None if path is None else _create(path, self._file_mode)
+                path = system.os.path.join(directory, name)
+                is_file = self._streams.is_file(local_rank, stream)
+                file = _create(path, dir_fd, self._file_mode) if is_file else None
                 worker.follow(self._console, stream, prefix, file)
         except BaseException:  # `next_end` would never return its end
             worker.kill()
@@ -414,12 +416,13 @@ def _binary(text: IO[str] | None) -> IO[bytes] | None:
     return getattr(text, "buffer", None)
 
 
-def _create(path: str, mode: int | None) -> IO[bytes]:
-    """Create the file `path`, empty, with the permissions `mode`; None: 0644 less the umask."""
-    flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_TRUNC | system.O_CLOEXEC
-    file = system.os.fdopen(system.os.open(path, flags, 0o644 if mode is None else 0o600), "wb")
+def _create(path: str, dir_fd: int, mode: int | None) -> IO[bytes]:
+    """Create the file `path`, in the directory `dir_fd`, with the permissions `mode`; None: 0644 less the umask."""
+    name, flags = system.os.path.basename(path), system.os.O_WRONLY | system.os.O_CREAT | system.os.O_EXCL
+    fd = system.open_file(name, flags, 0o644 if mode is None else 0o600, set(), dir_fd=dir_fd)
+    file = system.os.fdopen(fd, "wb")
     raw: Any = file.raw
     raw.name = path  # as tempfile does: an error then names the path, and not the number of the descriptor
     if mode is not None:
-        system.os.fchmod(file.fileno(), mode)
+        system.os.fchmod(fd, mode)
     return file

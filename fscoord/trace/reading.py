@@ -1,7 +1,7 @@
 """`read`: the files of a trace directory as processes and spans, on one time line where barriers allow it.
 
 `docs/trace.md` specifies the files. A file may end anywhere, and any line may be damaged. Lines that can't be read are
-counted and left out.
+counted and left out. Other users may have put anything into the directory: names that can't be read are left out, too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 from fscoord._runtime import system, tracing
 from fscoord.errors import FscoordError
@@ -19,6 +19,9 @@ from fscoord.trace.clocks import Alignment, Meeting, Passage, align
 __all__ = ["Crossing", "Process", "Span", "Trace", "assign_lanes", "read"]
 
 SUFFIX = ".trace"
+FILE_MAX: Final = 4 * tracing.SEGMENT_BYTES
+"""How many bytes of a file are read. A segment is longer than `SEGMENT_BYTES` only if the last write to it was long."""
+HEADER_MAX: Final = 1 << 16
 MEETS = ("barrier", "exchange")
 
 
@@ -140,10 +143,12 @@ class Trace:
         crossings: the barriers and the exchanges of all ranks, by the last arrival.
         alignment: the clocks.
         hosts: the name of a host of each clock.
+        unreadable: for each file that can't be read, its path and the reason.
     """
 
-    def __init__(self, directory: str, processes: list[Process]) -> None:
+    def __init__(self, directory: str, processes: list[Process], unreadable: list[str]) -> None:
         self.directory = directory
+        self.unreadable = unreadable
         counts = Counter(process.clock for process in processes)
         clocks = [clock for clock, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))]
         raw = [span for number, process in enumerate(processes) for span in _raw_spans(number, process)]
@@ -223,21 +228,29 @@ def read(directory: Any) -> Trace:
 
     Raises:
         FscoordError: there is no trace in the directory.
-        OSError: the directory or a file can't be read.
+        OSError: the directory can't be read.
     """
     path = system.os.fspath(directory)
     found: dict[str, list[tuple[int, Process]]] = {}
+    unreadable = []
     for name in sorted(system.os.listdir(path)):
         if name.endswith(SUFFIX):
-            segment = _segment(system.os.path.join(path, name))
+            file = system.os.path.join(path, name)
+            try:
+                segment = _segment(file)
+            except OSError as error:
+                unreadable.append(f"{file} is left out of the trace: {error.strerror}")
+                continue
             if segment is not None:
                 found.setdefault(f"{segment[1].token} {segment[1].address}", []).append(segment)
     if not found:
         raise FscoordError(
             f"{path} holds no trace: no file in it ends in {SUFFIX} and has the header of a trace. Set"
             f" {tracing.ENVIRONMENT_VARIABLE} to a directory, run the program, and name that directory"
+            + "".join(f"; {text}" for text in unreadable[:1])
         )
-    return Trace(path, [_joined([segment for _, segment in sorted(each, key=_serial)]) for each in found.values()])
+    processes = [_joined([segment for _, segment in sorted(each, key=_serial)]) for each in found.values()]
+    return Trace(path, processes, unreadable)
 
 
 def _serial(segment: tuple[int, Process]) -> int:
@@ -289,9 +302,13 @@ def _find_ranks_told_by_others(spans: Iterable[Span], processes: Iterable[Proces
 
 
 def _segment(path: str) -> tuple[int, Process] | None:
-    """Return the number of a segment and its contents; None if the file has no header of a trace."""
-    with system.os.fdopen(system.os.open(path, system.os.O_RDONLY | system.O_CLOEXEC), "rb") as file:
-        first = file.readline()
+    """Return the number of a segment and its contents; None if the file has no header of a trace.
+
+    Raises:
+        OSError: the file can't be read, is a symbolic link, or is not a regular file.
+    """
+    with system.open_regular(path) as file:
+        first = file.readline(HEADER_MAX)
         try:
             header = json.loads(first)
             if not first.endswith(b"\n") or header["fscoord_trace"] != tracing.VERSION:
@@ -307,7 +324,7 @@ def _segment(path: str) -> tuple[int, Process] | None:
             serial = int(header["segment"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
-        for line in file:
+        for line in _lines(file):
             if line == b"\n":
                 continue
             rows = _rows(line)
@@ -319,6 +336,14 @@ def _segment(path: str) -> tuple[int, Process] | None:
                 if known is None or row[tracing.END] or not known[tracing.END]:
                     process.rows[row[tracing.NUMBER]] = row
     return serial, process
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines, up to `FILE_MAX` bytes: a sparse file may have one line of any length."""
+    left = FILE_MAX
+    while left > 0 and (line := file.readline(left)):
+        left -= len(line)
+        yield line
 
 
 def _limited(value: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,13 @@ def test_directory_without_a_trace_is_an_error(fscoord, tmp_path):
     assert (done.code, done.out) == (69, b"")
     assert "holds no trace" in done.err
     assert "FSCOORD_TRACE" in done.err
+
+
+def test_name_that_can_not_be_read_is_reported_beside_the_report(fscoord, traces):
+    os.mkfifo(os.path.join(traces, "x.trace"))
+    done = fscoord("trace", "report", traces)
+    assert done.code == 0
+    assert done.err == f"fscoord: {traces}/x.trace is left out of the trace: it is not a regular file\n"
 
 
 @pytest.mark.parametrize("verb", ["report", "export", "html"])

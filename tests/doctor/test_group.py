@@ -42,6 +42,12 @@ def work(directory: str, name: str, number: int) -> tuple[list[int], int]:
     return seen
 
 
+def put_aside(directory: str) -> None:
+    place = Mailbox(directory, "bob")
+    place.enter(FACTS)
+    place.put_aside()
+
+
 @pytest.fixture(autouse=True)
 def _all_is_imported(tmp_path: Path) -> None:
     """Other users may not be able to read the package and the standard library."""
@@ -68,7 +74,7 @@ def test_users_of_a_group_meet_and_work_on_each_others_files(as_member, director
     assert as_member(ALICE, lambda: Mailbox(directory, "alice").fetch("here.bob")) == FACTS
     made = os.stat(directory)
     assert (stat.S_IMODE(made.st_mode), made.st_gid) == (0o2770, GROUP)
-    as_member(BOB, lambda: Mailbox(directory, "bob").put_aside())
+    as_member(BOB, put_aside, directory)
     assert os.listdir(os.path.dirname(directory)) == []
 
 

@@ -56,6 +56,7 @@ def test_instance_alone_that_does_not_preside_removes_the_place(directory):
     one = Mailbox(directory, "one")
     one._is_in = True
     one._make()
+    one._open(None)
     one.publish("here.one", {})
     one.leave()
     assert not os.path.exists(directory)
@@ -65,9 +66,12 @@ def test_files_of_a_dead_instance_are_put_aside_as_a_whole(directory):
     dead = Mailbox(directory, "dead")
     dead.enter({})
     os.mkdir(os.path.join(directory, "file"))
-    Mailbox(directory, "next").put_aside()
-    assert os.listdir(os.path.dirname(directory)) == []
-    Mailbox(directory, "another").put_aside()
+    others = [Mailbox(directory, name) for name in ("next", "another")]
+    for other in others:
+        other.enter({})
+    for other in others:
+        other.put_aside()
+        assert os.listdir(os.path.dirname(directory)) == []
 
 
 def test_link_or_file_or_directory_writable_by_others_is_refused(directory, tmp_path):

@@ -275,7 +275,8 @@ def test_permissions_are_copied_or_refused(directory: Path, monkeypatch: pytest.
         file.write_text("")
     os.chown(source, ALICE, TEAM)
     source.chmod(0o640)
-    copy_permissions(str(source), str(target))
+    with source.open() as wanted, target.open("w") as given:
+        copy_permissions(wanted.fileno(), given.fileno())
     found = target.stat()
     assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (ALICE, TEAM, 0o640)
 
@@ -284,6 +285,6 @@ def test_permissions_are_copied_or_refused(directory: Path, monkeypatch: pytest.
 
     os.chown(target, 0, 0)
     with monkeypatch.context() as patch:
-        patch.setattr(safe_files.system.os, "chown", refuse)
-        with pytest.raises(PermissionError):
-            copy_permissions(str(source), str(target))
+        patch.setattr(safe_files.system.os, "fchown", refuse)
+        with source.open() as wanted, target.open("w") as given, pytest.raises(PermissionError):
+            copy_permissions(wanted.fileno(), given.fileno())

@@ -14,8 +14,10 @@ from types import SimpleNamespace
 import pytest
 from support.places import start_thread, until
 
-from fscoord import HashStore, RendezvousTimeoutError, StoreUnavailableError
+from fscoord import HashStore, InsecurePathError, RendezvousTimeoutError, StoreUnavailableError
+from fscoord._runtime import system
 from fscoord.launch import Agent, Announcer, Console, Job, agent, worker
+from fscoord.launch.agent import Access
 from fscoord.rendezvous import C10dRendezvousBackend, DynamicRendezvousHandler, RendezvousSettings
 
 
@@ -87,19 +89,27 @@ def test_signal_that_comes_while_workers_start_is_passed_on_to_those_that_run(mo
     assert b"SIGINT: the workers of this node have 30 s to end" in err.getvalue()
 
 
-def test_worker_whose_start_fails_leaves_no_process(monkeypatch, tmp_path):
+@pytest.fixture
+def directory(tmp_path):
+    """A descriptor of the directory of a worker's files."""
+    fd = os.open(tmp_path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def test_worker_whose_start_fails_leaves_no_process(monkeypatch, tmp_path, directory):
     """Its end would never be reported, so the group does not wait for it either."""
-    monkeypatch.setattr(worker, "_create", lambda path, mode: (_ for _ in ()).throw(OSError("no space")))
+    monkeypatch.setattr(worker, "_create", lambda *_: (_ for _ in ()).throw(OSError("no space")))
     console = Console(io.BytesIO(), io.BytesIO())
     streams = worker.Streams({None: worker.STDERR})
     with worker.WorkerGroup(["sleep", "600"], console, streams) as group:
         with pytest.raises(OSError, match="no space"):
-            group.start(0, 0, {}, str(tmp_path))
+            group.start(0, 0, {}, str(tmp_path), directory)
         assert group.running == 0
 
 
 @pytest.mark.parametrize("started", [0, 1, 2])
-def test_worker_for_which_no_thread_is_left_leaves_no_process_or_pipe(monkeypatch, tmp_path, started):
+def test_worker_for_which_no_thread_is_left_leaves_no_process_or_pipe(monkeypatch, tmp_path, started, directory):
     def start_thread(thread: threading.Thread) -> None:
         if thread.name == "fscoord-run":
             begun.append(thread)
@@ -116,10 +126,52 @@ def test_worker_for_which_no_thread_is_left_leaves_no_process_or_pipe(monkeypatc
     streams = worker.Streams({None: worker.STDOUT | worker.STDERR})
     with worker.WorkerGroup(["sleep", "600"], console, streams) as group:
         with pytest.raises(StoreUnavailableError, match=r"can't start new thread.*ulimit -u"):
-            group.start(0, 0, {}, str(tmp_path))
+            group.start(0, 0, {}, str(tmp_path), directory)
         assert group.running == 0
     the_worker = pipes[0]
     assert the_worker._process.returncode is not None
     assert the_worker._report.closed
     assert the_worker._process.stdout.closed
     assert the_worker._process.stderr.closed
+
+
+def test_file_of_a_worker_is_new_and_in_the_open_directory(tmp_path):
+    """Another user of the group may have put a link at the name, or may have renamed the directory meanwhile."""
+    precious, moved = tmp_path / "precious", tmp_path / "moved"
+    precious.write_text("precious")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    fd = os.open(logs, os.O_RDONLY)
+    try:
+        (logs / "stdout.log").symlink_to(precious)
+        with pytest.raises(FileExistsError):
+            worker._create(str(logs / "stdout.log"), fd, None)
+        logs.rename(moved)
+        logs.symlink_to(tmp_path)
+        worker._create(str(logs / "stderr.log"), fd, 0o660).close()
+    finally:
+        os.close(fd)
+    assert precious.read_text() == "precious"
+    assert (moved / "stderr.log").stat().st_mode & 0o777 == 0o660
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_log_directory_that_others_can_write_is_refused(tmp_path, mode):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    logs.chmod(mode)
+    with pytest.raises(InsecurePathError, match="name another directory"):
+        Access(HashStore()).open_log_directory(str(logs))
+
+
+def test_log_directory_is_for_one_user_alone_to_change(tmp_path):
+    """Also with a umask that lets the group write."""
+    before = os.umask(0o002)
+    try:
+        access = Access(HashStore())
+        fds = [access.open_log_directory(str(tmp_path / "logs" / "job"))]
+        fds.append(access.make_directory_in(fds[0], "round-0"))
+    finally:
+        os.umask(before)
+    assert [os.fstat(fd).st_mode & 0o777 for fd in fds] == [0o755, 0o755]
+    system.close_quietly(*fds)

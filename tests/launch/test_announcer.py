@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import time
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 from fscoord._runtime import system
 from fscoord.launch import Announcer, Console, Failure
+from fscoord.launch.announcer import last_lines
 from fscoord.rendezvous.handler import Progress, short_names
 
 NODE = "node-1_77_0_0123456789ab_s3"
@@ -107,3 +109,12 @@ def test_line_of_another_host_has_no_control_characters_and_is_one_line(lines):
 
 def test_nodes_have_short_names_for_people():
     assert short_names([NODE, "b_c_5_1_ffffffffffff", "of another program"]) == "node-1:77, b_c:5, of another program"
+
+
+def test_error_file_that_the_store_names_stops_and_fills_no_agent(tmp_path):
+    """Its path comes from another node. The last lines of standard error then stand for it."""
+    fifo, link = tmp_path / "fifo", tmp_path / "link"
+    os.mkfifo(fifo)
+    link.symlink_to("/dev/zero")
+    for path in (fifo, link, tmp_path, "/dev/zero"):
+        assert last_lines(Failure(1, 0, "h", 7, 1, "the end\n", str(path), 0)) == ["the end"]

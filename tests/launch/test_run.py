@@ -169,7 +169,8 @@ print(os.environ["FSCOORD_STORE"].partition("?")[2])
     found = {path.name: oct(path.stat().st_mode) for path in [tmp_path / "logs", *(tmp_path / "logs").rglob("*")]}
     (run,) = (tmp_path / "logs").iterdir()
     assert found == {
-        **dict.fromkeys(("logs", run.name, "round-0", "0"), "0o42770"),
+        "logs": "0o42770",
+        **dict.fromkeys((run.name, "round-0", "0"), "0o42750"),
         "stdout.log": "0o100660",
     }
 

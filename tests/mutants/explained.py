@@ -76,7 +76,6 @@ EXPLAINED: dict[str, str] = {
     "SymlinkLock._holds_existing: if now - self._checked_at < CHECK_INTERVAL_S: |*": CLOCK,
     "SymlinkLock._holds_existing: self._is_unchecked = False *": "one needless look when it is closed",
     "_look_up: first = line.split(None, 5) * | 5 -> 6": "the first fields are the same",
-    "find_mount: flags = system.os.O_RDONLY | system.O_CLOEXEC |*": "no child inherits it (PEP 446)",
     "PollerElection.__init__: self._hurries = self._beats = 0 *": UNREAD,
     "PollerElection.hurry: self._put(HURRY_BYTE, state[HURRY_BYTE] + 1) | *": "all that counts is a change",
     "PollerElection.heartbeat: self._beats = (self._beats + 1) & 0xFF | 1 -> 2": "all that counts is a change",

@@ -382,11 +382,6 @@ class Os(ModuleType):
         self._files.rng.shuffle(names)
         return names
 
-    def getxattr(self, path: str, _: str) -> bytes:
-        self._files.scheduler.step("getxattr", path)
-        self._find(path)
-        raise OSError(errno.ENODATA, os.strerror(errno.ENODATA), path)
-
     def stat(self, path: str, *, follow_symlinks: bool = True) -> Any:
         self._files.scheduler.step("stat", path)
         found = _status(self._find(path))
@@ -395,13 +390,18 @@ class Os(ModuleType):
             found.st_size = 20 * sum(os.path.dirname(name) == place for name in self._files.names)
         return found
 
-    def chmod(self, path: str, mode: int) -> None:
-        self._files.scheduler.step("chmod", path)
-        inode = self._find(path)
+    # -- what is open ----------------------------------------------------------------------------------------------
+
+    def getxattr(self, fd: int, _: str) -> bytes:
+        self._files.scheduler.step("getxattr", fd)
+        self._files.find(fd)
+        raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
+
+    def fchmod(self, fd: int, mode: int) -> None:
+        self._files.scheduler.step("fchmod", fd)
+        inode = self._files.find(fd).inode
         inode.mode = stat.S_IFREG | mode
         self._files.ring(inode, ATTRIB)
-
-    # -- what is open ----------------------------------------------------------------------------------------------
 
     def fstat(self, fd: int) -> Any:
         self._files.scheduler.step("fstat", fd)

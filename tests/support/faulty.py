@@ -18,7 +18,7 @@ from typing import Any
 from fscoord._runtime import system
 
 COUNTED = (
-    "open", "read", "write", "fstat", "stat", "ftruncate", "fdatasync", "fsync", "link", "unlink", "chmod",
+    "open", "read", "write", "fstat", "stat", "ftruncate", "fdatasync", "fsync", "link", "unlink", "fchmod",
     "listdir", "pread", "preadv", "pwrite", "utime",
 )  # fmt: skip
 """What fscoord does to files, but for locks, which are not `os`, and close(2) and lseek(2), which no disk lets fail."""
@@ -37,7 +37,7 @@ EVERY = (
     "readlink",
     "posix_fadvise",
     "scandir",
-    "chown",
+    "fchown",
     "getxattr",
     "setxattr",
     "removexattr",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.traces import MS, Clock, WrittenProcess, meet, write_job
 
 from fscoord import FscoordError
+from fscoord.trace import reading
 from fscoord.trace.chrome import chrome_events
 from fscoord.trace.page import make_page
 from fscoord.trace.reading import Span, assign_lanes, read
@@ -116,6 +119,56 @@ def test_files_of_others_are_left_alone(traces: Path) -> None:
     (traces / "empty.trace").write_text("")
     (traces / "old.trace").write_text(json.dumps({"fscoord_trace": 99}) + "\n")
     assert len(read(traces).processes) == 1
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_link(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def make_link_to_nothing(path: Path) -> None:
+    path.symlink_to("nothing")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (make_fifo, "it is not a regular file"),
+        (make_link, "it is a symbolic link"),
+        (make_link_to_nothing, "it is a symbolic link"),
+        (Path.mkdir, "it is not a regular file"),
+    ],
+)
+def test_name_that_can_not_be_read_is_left_out_and_reported(
+    make: Callable[[Path], None], reason: str, traces: Path
+) -> None:
+    """Another user may put it there. A FIFO would stop the reader for ever, and a device would fill its memory."""
+    before = os.listdir("/proc/self/fd")
+    one_process().write(traces)
+    make(traces / "x.trace")
+    trace = read(traces)
+    assert len(trace.processes) == 1
+    assert trace.unreadable == [f"{traces}/x.trace is left out of the trace: {reason}"]
+    (traces / next(name for name in os.listdir(traces) if name != "x.trace")).unlink()
+    with pytest.raises(FscoordError, match=rf"holds no trace.*; .*x\.trace is left out of the trace: {reason}"):
+        read(traces)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_endless_line_is_read_to_a_limit(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sparse file has no size on the disk."""
+    monkeypatch.setattr(reading, "FILE_MAX", 1 << 20)
+    path = one_process().write(traces)
+    os.truncate(path, 1 << 40)
+    sparse = traces / "sparse.trace"
+    sparse.touch()
+    os.truncate(sparse, 1 << 40)
+    trace = read(traces)
+    assert [span.name for span in trace.spans] == ["k0", "k1", "k2"]
+    assert trace.processes[0].skipped == 1
 
 
 def test_directory_without_a_trace_is_an_error_that_says_what_to_do(traces: Path) -> None:

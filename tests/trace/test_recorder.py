@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -308,6 +309,42 @@ def test_symbolic_link_in_the_place_of_a_file_is_not_followed(recorder: tracing.
     recorder.event("put", "q")
     recorder.flush()
     assert other.read_text() == "x"
+
+
+def test_segment_takes_the_place_of_whatever_another_user_has_put_there(
+    recorder: tracing.Recorder, traces: Path
+) -> None:
+    """A FIFO of that name, which no process reads, would stop the traced process for ever."""
+    recorder.event("put", "q")
+    recorder.flush()
+    (first,) = traces.iterdir()
+    second = Path(str(first).replace(".0.trace", ".1.trace"))
+    os.mkfifo(second)
+    reader = os.open(second, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        recorder._size = 1 << 40  # the segment is full
+        recorder.event("put", "next")
+        recorder.flush()
+        assert os.read(reader, 1) == b""
+    finally:
+        os.close(reader)
+    assert stat.S_ISREG(second.stat().st_mode)
+    assert names(read(traces)) == ["q", "next"]
+
+
+def test_segment_whose_place_can_not_be_had_loses_spans_and_no_operation(
+    recorder: tracing.Recorder, traces: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder.event("put", "q")
+    recorder.flush()
+    (first,) = traces.iterdir()
+    Path(str(first).replace(".0.trace", ".1.trace")).mkdir()
+    recorder._size = 1 << 40
+    with caplog.at_level(logging.WARNING, "fscoord"):
+        recorder.event("put", "next")
+        recorder.flush()
+    assert "loses spans" in caplog.text
+    assert names(read(traces)) == ["q"]
 
 
 def test_signal_handler_that_records_in_the_middle_of_a_write_waits_for_nobody(recorder: tracing.Recorder) -> None:

@@ -162,7 +162,7 @@ def test_mount_option_is_found_with_or_without_a_value() -> None:
 def test_directory_mounted_on_demand_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = [TABLE, [*TABLE, "36 35 0:46 / /auto rw - nfs4 server:/x rw,vers=4.2"]]
     monkeypatch.setattr(system, "mount_table", lambda: tables.pop(0) if len(tables) > 1 else tables[0])
-    monkeypatch.setattr(system.os, "open", lambda path, flags: {"/auto": -1}[path])
+    monkeypatch.setattr(system.os, "open", lambda path, flags, mode: {"/auto": -1}[path])
     assert find_mount("/auto/store").kind == "nfs4"
 
 

@@ -171,8 +171,8 @@ def find_mount(path: str) -> Mount:
     found = _look_up(path)
     if found.kind == "autofs":  # opening the directory mounts the file system; stat(2) would not
         try:
-            flags = system.os.O_RDONLY | system.O_CLOEXEC
-            system.close_quietly(system.os.open(system.os.path.dirname(path), flags))
+            directory = system.os.path.dirname(path)
+            system.close_quietly(system.open_file(directory, system.os.O_RDONLY, 0, system.loose))
         except OSError as error:  # opening the log will fail in the same way, and report it
             raise_if_foreign(error)
             return found

@@ -47,8 +47,6 @@ LINK_MAX: Final = 750
 """The longest request that is the text of a link, in bytes. The text is base64, because it must not contain a null
 byte. It may have 1,024 bytes on XFS (XFS_SYMLINK_MAXLEN), and 4,095 on most other file systems."""
 
-_TEMPORARY: Final = ".new"
-
 
 class Slot:
     """The address, and the descriptor of the seat, that one thread uses while it writes.
@@ -293,10 +291,9 @@ class Station:
         system.os.symlink(text, path)
 
     def _publish_file(self, slot: Slot, data: bytes, path: str) -> None:
-        temporary = system.os.path.join(self._addresses, slot.name + _TEMPORARY)
-        flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_TRUNC
+        temporary = safe_files.temporary_name(system.os.path.join(self._addresses, slot.name))
         try:
-            fd = safe_files.open_descriptor(temporary, flags, owned_fds=self._fds)
+            fd = safe_files.create_descriptor(temporary, 0o600, self._fds)
             try:
                 safe_files.write_all(fd, data)
             finally:
@@ -422,7 +419,7 @@ class Station:
         """
         self._swept_at = now
         for name in system.os.listdir(self._addresses):
-            address = name.removesuffix(_TEMPORARY)
+            address = name.partition(".")[0]  # the name of a request that is being written begins with the address
             if address != slot.name and not self.is_there(slot, address):
                 # Not in a child that a signal handler has forked meanwhile: there the socket of `slot` is closed.
                 safe_files.unlink_quietly(system.os.path.join(self._addresses, name), self.epoch)

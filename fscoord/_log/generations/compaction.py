@@ -213,7 +213,7 @@ class Compactor:
                 raise_if_foreign(error)
                 name, file = self._new_name(header.generation)
                 fd = safe_files.open_descriptor(file, flags, owned_fds=handle.owned_fds)
-            self._copy_permissions(file)
+            self._copy_permissions(fd)
             lock = LogLock(file, fd, header.lock_kind, system.threading.RLock(), set())
             if header.lock_kind != SOFT:
                 # The lock is held until the forward record is written. Until then no other process can seal the new
@@ -249,10 +249,10 @@ class Compactor:
         name = generation_name(system.os.fsencode(base), generation, system.random_bytes(RANDOM_BYTES))
         return name, system.os.path.join(directory, system.os.fsdecode(name))
 
-    def _copy_permissions(self, file: str) -> None:
+    def _copy_permissions(self, fd: int) -> None:
         handle = self._handle
         try:
-            copy_permissions(handle.file, file)
+            copy_permissions(handle.lock.fd, fd)
         except OSError as error:
             raise_if_foreign(error)
             doing = "copying the group and access control list to the next file of the log"

@@ -1,7 +1,7 @@
 """Open, create and publish files safely: no link is followed, no other user's file used, and nothing truncated.
 
 Descriptors are never lost to a KeyboardInterrupt. Each is added to a set, ``owned_fds``, in the same chain of C calls
-that opens it (`system.in_one_chain`). Between two lines of Python a signal handler may raise, and a descriptor that
+that opens it (`system.open_file`). Between two lines of Python a signal handler may raise, and a descriptor that
 only a local variable names would then stay open, with its locks, until the process ends. The owner of the set closes
 the descriptors that are left in it.
 """
@@ -104,11 +104,10 @@ def open_descriptor(path: str, flags: int, mode: int = 0o600, owned_fds: set[int
     The descriptor is added to `owned_fds`. If that is None, the descriptor is added to `system.loose`, from which
     `system.close_quietly` removes it.
     """
-    extra = system.O_CLOEXEC | system.O_NOFOLLOW | system.O_NONBLOCK | system.O_BINARY
+    if owned_fds is None:
+        owned_fds = set() if system.is_fake_fs() else system.loose
     try:
-        if owned_fds is None and system.is_fake_fs():
-            return system.os.open(path, flags | extra, mode)
-        return _open_owned(path, flags | extra, mode, system.loose if owned_fds is None else owned_fds)
+        return system.open_file(path, flags, mode, owned_fds)
     except OSError as error:
         raise_if_foreign(error)
         if error.errno == system.errno.ELOOP:
@@ -125,18 +124,6 @@ def _not_a_file(path: str, *, is_directory: bool) -> str:
         example = system.os.path.join(path, "store")
         return f"{path} is not a regular file, but a directory; name a file in it, such as {example}"
     return f"{path} is not a regular file; pass the path of a file"
-
-
-def _open_owned(path: str, flags: int, mode: int, owned_fds: set[int]) -> int:
-    opened: list[int] = []
-    opening = partial(opened.extend, map(system.os.open, (path,), (flags,), (mode,)))
-    begin = partial(system.opens_under_way.__setitem__, id(opened), path)
-    try:
-        system.in_one_chain(begin, opening, partial(owned_fds.update, opened))
-    finally:
-        # An interruption here leaves the path. The next child then looks for such a descriptor in vain.
-        system.opens_under_way.pop(id(opened), None)
-    return opened[0]  # not the new member of `owned_fds`, because another thread may have added one
 
 
 def close_owned(fd: int, owned_fds: set[int]) -> None:
@@ -214,42 +201,45 @@ def _remove_temporary_names(path: str, found: Any) -> None:
                 continue
 
 
-def inherit_permissions(source: str, target: str) -> None:
-    """Give the new file `target` the permissions of `source`, as far as this process may.
+def inherit_permissions(source: str, target: int) -> None:
+    """Give the new file with the descriptor `target` the permissions of the file `source`, if this process may.
 
     This is for the small files beside a log. A user who can't open one of them loses only its hints. See also
-    `copy_permissions`.
+    `copy_permissions`. A user who may rename in the directory can put a file of their own at the path `source`. Then
+    the new file gets permissions that this user could have given to a file of that name, too.
     """
+    opened = system.Descriptors()
     try:
-        copy_permissions(source, target)
-    except OSError as error:
+        copy_permissions(open_descriptor(source, system.os.O_RDONLY, owned_fds=opened), target)
+    except (OSError, InsecurePathError) as error:
         raise_if_foreign(error)
-        if error.errno is None:
-            raise
+    finally:
+        system.close_all(system.os.close, opened)
 
 
-def copy_permissions(source: str, target: str) -> None:
+def copy_permissions(source: int, target: int) -> None:
     """Give the file `target`, which this process has created, the group, access control list and mode of `source`.
 
-    A process of root also sets the owner.
+    A process of root also sets the owner. Both files are descriptors. By its name, another file could get the
+    permissions: a user who may rename in the directory could put it there, or a link to it, since the creation.
 
     Raises:
         OSError: this process may not set them. Users of `source` might then be unable to use `target`.
     """
-    wanted, found = system.os.stat(source), system.os.stat(target)
+    wanted, found = system.os.fstat(source), system.os.fstat(target)
     owner = wanted.st_uid if found.st_uid != wanted.st_uid and system.os.geteuid() == 0 else -1
     group = wanted.st_gid if found.st_gid != wanted.st_gid else -1
-    if (owner, group) != (-1, -1):
-        system.os.chown(target, owner, group)
     if not system.is_fake_fs():
+        if (owner, group) != (-1, -1):
+            system.os.fchown(target, owner, group)
         for name in _ACLS:
             _copy_acl(source, target, name)
     mode = system.stat.S_IMODE(wanted.st_mode)
-    if system.stat.S_IMODE(system.os.stat(target).st_mode) != mode:
-        system.os.chmod(target, mode)
+    if system.stat.S_IMODE(system.os.fstat(target).st_mode) != mode:
+        system.os.fchmod(target, mode)
 
 
-def _copy_acl(source: str, target: str, name: str) -> None:
+def _copy_acl(source: int, target: int, name: str) -> None:
     wanted, found = _acl(source, name), _acl(target, name)
     if wanted == found:
         return
@@ -259,11 +249,11 @@ def _copy_acl(source: str, target: str, name: str) -> None:
         system.os.setxattr(target, name, wanted)
 
 
-def _acl(path: str, name: str) -> bytes | None:
+def _acl(fd: int, name: str) -> bytes | None:
     if not hasattr(system.os, "getxattr"):
         return None
     try:
-        return system.os.getxattr(path, name)
+        return system.os.getxattr(fd, name)
     except OSError as error:
         raise_if_foreign(error)
         if error.errno in _NO_ACL:
@@ -325,7 +315,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
                 temporary = temporary_name(path)
                 fd = create_descriptor(temporary, mode, opened)
             if like is not None:
-                inherit_permissions(like, temporary)
+                inherit_permissions(like, fd)
             write_all(fd, content(fd))
             if durable:
                 system.sync_file(fd)
@@ -370,32 +360,31 @@ def _link(temporary: str, path: str) -> None:
             raise
 
 
-def create_fifo(path: str, mode: int, *, like: str | None = None) -> None:
+def create_fifo(path: str, mode: int, like: int, owned_fds: set[int]) -> None:
     """Create the FIFO `path`, with its final permissions from the start, unless a file exists there already.
 
     Args:
         path: the path of the FIFO.
         mode: the permissions of the FIFO, whatever the umask.
-        like: a file whose group and access control list the FIFO gets, as far as this process may set them.
+        like: a descriptor. The FIFO gets the group and access control list of its file, if this process may set them.
+        owned_fds: descriptors are added to this set while they are open.
 
     Raises:
         OSError: the file system has no FIFOs or no hard links, or this process may not create one.
     """
-    epoch, temporary = system.process_epoch(), temporary_name(path)
-    try:
+
+    def permit(fd: int) -> None:
+        system.os.fchmod(fd, mode)
         try:
-            system.os.mkfifo(temporary, mode)
-        except FileExistsError as error:  # a signal handler forked above, and the child has created its FIFO
+            copy_permissions(like, fd)
+        except OSError as error:
             raise_if_foreign(error)
-            temporary = temporary_name(path)
-            system.os.mkfifo(temporary, mode)
-        if system.stat.S_IMODE(system.os.stat(temporary).st_mode) != mode:
-            system.os.chmod(temporary, mode)
-        if like is not None:
-            inherit_permissions(like, temporary)
-        _link(temporary, path)
-    finally:
-        unlink_quietly(temporary, epoch)
+
+    publish = partial(system.os.link, follow_symlinks=False)
+    try:
+        close_owned(system.make_node(path, system.os.mkfifo, mode, permit, publish, owned_fds), owned_fds)
+    except FileExistsError as error:
+        raise_if_foreign(error)
 
 
 def _create_empty(path: str, mode: int) -> None:
@@ -421,10 +410,9 @@ def create_descriptor(path: str, mode: int, owned_fds: set[int]) -> int:
 
     The descriptor is added to `owned_fds`.
     """
-    flags = system.os.O_CREAT | system.os.O_EXCL | system.os.O_WRONLY | system.O_CLOEXEC | system.O_NOFOLLOW
-    fd = _open_owned(path, flags, mode, owned_fds)
+    fd = system.open_file(path, system.os.O_CREAT | system.os.O_EXCL | system.os.O_WRONLY, mode, owned_fds)
     if system.stat.S_IMODE(system.os.fstat(fd).st_mode) != mode:
-        system.os.chmod(path, mode)
+        system.os.fchmod(fd, mode)
     return fd
 
 

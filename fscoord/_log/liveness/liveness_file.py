@@ -51,8 +51,9 @@ def open_liveness_file(
         raise_if_foreign(error)
         if not create:
             return None
-        safe_files.close_owned(safe_files.create_descriptor(name, mode, owned_fds), owned_fds)
-        safe_files.inherit_permissions(path, name)
+        fd = safe_files.create_descriptor(name, mode, owned_fds)
+        safe_files.inherit_permissions(path, fd)
+        safe_files.close_owned(fd, owned_fds)
         fd = safe_files.open_descriptor(name, system.os.O_RDWR, owned_fds=owned_fds)
     try:
         safe_files.check(name, fd, mode, read_only=read_only)

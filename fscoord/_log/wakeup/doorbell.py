@@ -111,7 +111,7 @@ class Doorbell:
         # time is below one in 2**31. `__next__` is one operation, so no two threads get one token.
         origin = f"{system.os.getpid()} {system.time.monotonic()} {id(self)}"
         self._next_token = count(crc32(origin.encode()), 2).__next__
-        self._mode, self._like = mode, like
+        self._mode = mode
         self._fifo = -1
         self._descriptors = descriptors = system.Descriptors()
         system.close_when_collected(self, descriptors)
@@ -217,7 +217,7 @@ class Doorbell:
             fd = safe_files.open_descriptor(path, reading, owned_fds=owned_fds)
         except FileNotFoundError as error:
             raise_if_foreign(error)
-            safe_files.create_fifo(path, self._mode, like=self._like)
+            safe_files.create_fifo(path, self._mode, self.fd, owned_fds)
             fd = safe_files.open_descriptor(path, reading, owned_fds=owned_fds)
         try:
             safe_files.check(path, fd, self._mode, read_only=False, is_fifo=True)

@@ -115,8 +115,7 @@ def _make_private(directory: str, uid: int) -> None:
         system.os.mkdir(directory, 0o700)
     except FileExistsError as error:
         raise_if_foreign(error)
-    flags = system.os.O_RDONLY | system.os.O_DIRECTORY | system.O_NOFOLLOW | system.O_CLOEXEC
-    fd = system.os.open(directory, flags)
+    fd = system.open_file(directory, system.os.O_RDONLY | system.os.O_DIRECTORY, 0, system.loose)
     try:
         found = system.os.fstat(fd)
     finally:
