@@ -336,6 +336,26 @@ def test_agent_that_is_killed_leaves_no_process(launch, script):
     wait_until_gone(pids)
 
 
+STOP_WARDEN = "os.kill(os.getppid(), signal.SIGSTOP)\n"
+
+
+def test_worker_that_stops_its_warden_is_killed_after_the_grace(launch, script):
+    run = launch("--grace", 0.1, script(STOP_WARDEN + SLEEP))
+    pid = number(run.line())
+    run.process.send_signal(signal.SIGTERM)
+    code, _, err = run.end()
+    assert code == 143
+    assert announced(err) == ["SIGTERM: the workers of this node have 0.1 s to end; a second signal kills them"]
+    assert not is_there(pid)
+
+
+def test_worker_that_stops_its_warden_ends_with_an_agent_that_is_killed(launch, script):
+    run = launch(script(STOP_WARDEN + SLEEP))
+    pid = number(run.line())
+    run.process.kill()
+    wait_until_gone([pid])
+
+
 def test_worker_whose_warden_is_killed_ends_and_counts_as_failed(launch, script):
     run = launch(script("os.write(1, b'%d\\n' % os.getppid())\n" + SLEEP))
     warden, worker = number(run.line()), number(run.line())
