@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from typing import Any, TypeVar
 
 import click
@@ -276,8 +277,14 @@ def _run(command: list[str], options: dict[str, Any]) -> Outcome:
     if trace:
         tracing.start(trace)
     params = _parameters(options)
+    with Console() as console, redirect_stderr(console.error_text()):
+        return _run_agent(command, options, params, console, trace)
+
+
+def _run_agent(
+    command: list[str], options: dict[str, Any], params: rendezvous.RendezvousParameters, console: Console, trace: str
+) -> Outcome:
     settings = rendezvous.RendezvousSettings.from_parameters(params)
-    console = Console()
     announcer = Announcer(console, quiet=options["quiet"])
     backend, store = rendezvous.create_backend(params)
     log_dir = _log_dir(options["log_dir"], params.run_id)

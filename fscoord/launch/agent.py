@@ -315,6 +315,7 @@ class Agent:
                 has_ended = self._follow(workers, info)
             except (KeyboardInterrupt, Terminated) as error:
                 number = error.number if isinstance(error, Terminated) else signal.SIGINT
+                self._console.hurry()  # a worker that waits for the reader of its output could not end in good order
                 self._announcer.stopping(number, self._job.grace)
                 raise
             finally:

@@ -326,7 +326,7 @@ def test_command_that_ignores_the_loss_of_its_hold_is_killed_after_the_grace(soo
     wait_until_gone([int((tmp_path / "pid").read_text())])
 
 
-def test_command_that_stops_its_warden_is_killed_after_the_grace_when_the_hold_is_lost(soon, tmp_path):
+def test_command_that_stops_its_warden_is_killed_when_the_hold_is_lost(soon, tmp_path):
     text = f"cd {tmp_path}; kill -STOP $PPID; echo $$ > pid; touch lost; exec sleep 600"
     with pytest.raises(LockLostError):
         run(text, when(tmp_path / "lost", LockLostError("it was taken")), grace=0.1)

@@ -8,10 +8,11 @@ import re
 import shutil
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
-from launch.conftest import is_there, wait_until_gone
+from launch.conftest import PATIENCE_S, is_there, wait_until_gone
 
 import fscoord
 from fscoord._runtime.signals import Terminated
@@ -547,3 +548,32 @@ def test_verbose_node_speaks_to_people_and_not_in_json(launch, script):
     assert code == 0
     assert f"fscoord: the node {socket.gethostname()}:{run.process.pid} comes to the rendezvous\n" in err
     assert "{" not in err
+
+
+@pytest.mark.parametrize(("order", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("stuck", ["1", "2", "1, 2"])
+def test_node_whose_output_is_not_read_ends_by_a_signal_with_its_workers(
+    launch, script, tmp_path, order, expected, stuck
+):
+    """Also with -v: the log is written to standard error by all threads, which must not wait for its reader either."""
+    worker = script(f"""
+with open("pid", "w") as file: print(os.getpid(), file=file)
+while True:
+    for end in [{stuck}]: os.write(end, b"x" * 4095 + b"\\n")
+""")
+    run = launch("-v", worker)
+    until(lambda: is_blocked(tmp_path / "pid"))
+    run.process.send_signal(order)
+    assert run.process.wait(PATIENCE_S) == expected
+    assert not is_there(int((tmp_path / "pid").read_text()))
+    if stuck == "1":
+        lost = r"^fscoord: standard output: its reader takes no data; \d+ lines of output were dropped$"
+        assert re.search(lost, run.process.stderr.read(), re.MULTILINE)
+
+
+def is_blocked(file):
+    """Return whether the process whose number is in `file` waits in the kernel, to write to a pipe."""
+    if not file.exists() or not file.read_text().endswith("\n"):
+        return False
+    pid = int(file.read_text())
+    return all("pipe" in (Path(f"/proc/{pid}/wchan").read_text(), time.sleep(0.02))[0] for _ in range(10))
