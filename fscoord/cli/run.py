@@ -13,7 +13,7 @@ import click
 from fscoord import environment, rendezvous
 from fscoord._runtime import network, system, tracing
 from fscoord._runtime.escaping import closer_look, printable
-from fscoord._runtime.signals import raise_on_termination
+from fscoord._runtime.signals import forward_signals, parse_signals, raise_on_termination
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import verbose
 from fscoord.launch import Agent, Announcer, Console, Job, Outcome, Streams, parse_streams
@@ -188,6 +188,21 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda na
     help="The time that workers have from SIGTERM to SIGKILL.",
 )
 @click.option(
+    "--signals-to-handle",
+    metavar="NAME,...",
+    callback=_parsed_by(parse_signals),
+    default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    show_default=True,
+    help="The signals that end the workers of this node. SIGINT always does.",
+)
+@click.option(
+    "--forward-signals",
+    metavar="NAME,...",
+    callback=_parsed_by(parse_signals),
+    default="",
+    help="The signals that this node forwards to its workers and does not end by, such as USR1,USR2. [default: none]",
+)
+@click.option(
     "-r",
     "--redirects",
     metavar="STREAMS",
@@ -255,7 +270,10 @@ def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
     """
     if options["rdzv_backend"].startswith("etcd") and options["rdzv_conf"].setdefault("store_type", "etcd") != "etcd":
         raise click.UsageError("--rdzv-backend etcd and a store_type in --rdzv-conf name two kinds of store: give one")
-    with raise_on_termination():
+    for name in options["forward_signals"]:
+        if name in options["signals_to_handle"]:
+            raise click.UsageError(f"{name} is in --signals-to-handle as well: leave it out of one of them")
+    with raise_on_termination(name for name in options["signals_to_handle"] if name != "SIGINT"):
         outcome = _run(_command([program, *arguments], options), options)
     if not outcome.is_success:
         _show(outcome)
@@ -290,27 +308,31 @@ def _run_agent(
     log_dir = _log_dir(options["log_dir"], params.run_id)
     handler = rendezvous.DynamicRendezvousHandler(settings, backend, store, params.local_addr, owns_store=True)
     has_files = any({**options["redirects"], **options["tee"]}.values())
-    try:
-        job = Job(
-            command,
-            options["nproc_per_node"],
-            log_dir,
-            options["max_restarts"],
-            options["monitor_interval"],
-            options["grace"],
-            Streams(options["redirects"], options["tee"], options["local_ranks_filter"]),
-            trace,
-            options["role"],
-        )
-        outcome = Agent(job, handler, store, console, announcer).run()
-        has_files |= any(failure.error_file.startswith(log_dir) for failure in outcome.failures[-1:])
-        return outcome
-    finally:
-        handler.depart()
-        if has_files:
-            announcer.say(f"the files of this node's workers are in {log_dir}")
-        elif not options["log_dir"]:
-            system.remove_tree(log_dir)
+    job = Job(
+        command,
+        options["nproc_per_node"],
+        log_dir,
+        options["max_restarts"],
+        options["monitor_interval"],
+        options["grace"],
+        Streams(options["redirects"], options["tee"], options["local_ranks_filter"]),
+        trace,
+        options["role"],
+        options["forward_signals"],
+    )
+    agent = Agent(job, handler, store, console, announcer)
+    noted = {"SIGUSR1", "SIGUSR2"}.difference(options["signals_to_handle"]).union(options["forward_signals"])
+    with forward_signals(agent.pass_on, noted):
+        try:
+            outcome = agent.run()
+            has_files |= any(failure.error_file.startswith(log_dir) for failure in outcome.failures[-1:])
+            return outcome
+        finally:
+            handler.depart()
+            if has_files:
+                announcer.say(f"the files of this node's workers are in {log_dir}")
+            elif not options["log_dir"]:
+                system.remove_tree(log_dir)
 
 
 def _parameters(options: dict[str, Any]) -> rendezvous.RendezvousParameters:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -178,6 +178,7 @@ class Job:
             ``error.json``. It is for this node alone.
         trace: the directory in which the workers record their traces, or ``""`` for the setting of the environment.
         role: the role of this node's workers. ``ROLE_RANK`` and ``ROLE_WORLD_SIZE`` count the workers of one role.
+        forwarded: the names of the signals that `Agent.pass_on` forwards to the workers.
     """
 
     command: Sequence[str]
@@ -189,6 +190,7 @@ class Job:
     streams: Streams = field(default_factory=Streams)
     trace: str = ""
     role: str = "default"
+    forwarded: Collection[str] = ()
 
 
 class Outcome(NamedTuple):
@@ -252,6 +254,17 @@ class Agent:
         self._announcer = announcer or Announcer(console, quiet=True)
         self._reason = ""  # of the next round, for people; "" for the first one
         self._kept_store = ""
+        self._workers: WorkerGroup | None = None  # of the present round
+
+    def pass_on(self, number: int) -> None:
+        """Forward a signal to the workers if the job wants that, and print that it came. A signal's handler calls this.
+
+        A signal that does not end the job must not end this process: Slurm sends SIGUSR1 to all processes of a job.
+        """
+        is_forwarded = signal.Signals(number).name in self._job.forwarded
+        if is_forwarded and self._workers is not None:
+            self._workers.order(number)
+        self._announcer.signal_came(number, is_forwarded, self._workers is not None)
 
     def run(self) -> Outcome:
         """Run until the job has ended.
@@ -301,6 +314,7 @@ class Agent:
             role_first = sum(crew.workers for crew in crews[: info.rank] if crew.role == self._job.role)
             role_size = sum(crew.workers for crew in crews if crew.role == self._job.role)
             number = int(signal.SIGTERM)
+            self._workers = workers
             try:
                 for local_rank in range(self._job.workers):
                     rank = first + local_rank
@@ -320,6 +334,7 @@ class Agent:
                 raise
             finally:
                 workers.stop(self._job.grace, number)
+                self._workers = None
         return has_ended
 
     def _crews(self, info: RendezvousInfo) -> list[Crew] | None:

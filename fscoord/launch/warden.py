@@ -63,6 +63,9 @@ OBEY_S = 2.0
 
 OWN = tuple(getattr(signal, name) for name in PASSED if hasattr(signal, name))
 
+USER = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+"""The signals whose meaning the command determines. Its descendants may have no handler, and would die."""
+
 Prctl = Callable[..., int]
 
 
@@ -344,9 +347,9 @@ class _Warden:
                 return
 
     def _signal(self, number: int) -> None:
-        """Send a signal to the command, or to the whole process group of a worker."""
+        """Send a signal to the command. A signal that ends processes goes to the whole process group of a worker."""
         try:
-            (os.killpg if self._is_worker else os.kill)(self._leader, number)
+            (os.killpg if self._is_worker and number not in USER else os.kill)(self._leader, number)
         except (ProcessLookupError, PermissionError):
             _send([self._leader], number)  # the leader is not in its own session yet
 

@@ -144,10 +144,14 @@ class WorkerGroup:
         self._ended += 1
         return end
 
-    def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Send the signal `number` to all workers, and SIGKILL after `grace` seconds; return when all have ended."""
+    def order(self, number: int) -> None:
+        """Send the signal `number` to all workers."""
         for worker in self._workers:
             worker.order(number)
+
+    def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
+        """Send the signal `number` to all workers, and SIGKILL after `grace` seconds; return when all have ended."""
+        self.order(number)
         deadline = system.time.monotonic() + grace
         while self.running and (left := deadline - system.time.monotonic()) > 0:
             self.next_end(left)
@@ -215,9 +219,8 @@ class _Worker:
     def order(self, number: int) -> None:
         """Send a signal to the worker's process group."""
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
-            with suppress(OSError):  # it has ended
-                self._process.stdin.write(bytes([number]))
-                self._process.stdin.flush()
+            with suppress(OSError):
+                system.os.write(self._process.stdin.fileno(), bytes([number]))
 
     def kill(self) -> None:
         """Make the warden kill the worker and all its descendants."""
@@ -458,7 +461,6 @@ class Console:
 
     A reader may pause for long, as a pager does. Meanwhile the workers wait for it, and the launcher does not. If the
     ``with`` ends by an exception, or after `hurry`, the lines that a reader does not take are dropped and counted.
-
     Streams that are one file share a thread, which keeps their lines in order.
 
     Args:

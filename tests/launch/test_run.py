@@ -260,7 +260,9 @@ sys.exit(1)
     assert not [pid for pid in pids if is_there(pid)]
 
 
-@pytest.mark.parametrize(("order", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("order", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)]
+)
 def test_signal_ends_all_workers_in_good_order(launch, script, tmp_path, order, code):
     run = launch("--nproc-per-node", 2, script(ABANDON + SLEEP))
     pids = [number(run.line()) for _ in range(4)]
@@ -335,6 +337,46 @@ def test_agent_that_is_killed_leaves_no_process(launch, script):
     pids = [number(run.line()) for _ in range(4)]
     run.process.kill()
     wait_until_gone(pids)
+
+
+@pytest.mark.parametrize("order", [signal.SIGUSR1, signal.SIGUSR2])
+def test_signal_of_a_user_is_said_and_the_workers_go_on(launch, script, tmp_path, order):
+    run = launch("--nproc-per-node", 2, script(SAY + "while not os.path.exists('over'): time.sleep(0.02)\n"))
+    assert {run.line()[:4] for _ in range(2)} == {"[0] ", "[1] "}
+    run.process.send_signal(order)
+    words = f"fscoord: {order.name}: received; the workers do not get it without --forward-signals {order.name[3:]}\n"
+    assert run.process.stderr.readline() == words
+    (tmp_path / "over").touch()
+    assert run.end() == (0, "", "")
+
+
+def test_signal_of_a_user_is_forwarded_to_each_worker_alone_if_requested(launch, script):
+    """As by `fscoord lock`: a process that a worker has started may have no handler, and would die."""
+    worker = script("""
+child = os.fork()
+if not child:
+    signal.pause()
+signal.signal(signal.SIGUSR1, lambda *_: print("saved", flush=True))
+print("ready", flush=True)
+signal.pause()
+assert os.waitpid(child, os.WNOHANG) == (0, 0)
+""")
+    run = launch("--nproc-per-node", 2, "--forward-signals", "USR1,sigusr2", worker)
+    assert {run.line() for _ in range(2)} == {"[0] ready", "[1] ready"}
+    run.process.send_signal(signal.SIGUSR1)
+    code, out, err = run.end()
+    assert (code, sorted(out.splitlines())) == (0, ["[0] saved", "[1] saved"])
+    assert announced(err) == ["SIGUSR1: forwarded to the workers of this node"]
+
+
+def test_signal_that_is_to_be_handled_ends_the_workers_as_with_torchrun(launch, script):
+    worker = script("signal.signal(signal.SIGUSR1, lambda *_: sys.exit(print('saved', flush=True)))\n" + SLEEP)
+    run = launch("--signals-to-handle", "SIGTERM,SIGUSR1", worker)
+    run.line()
+    run.process.send_signal(signal.SIGUSR1)
+    code, out, err = run.end()
+    assert (code, out) == (138, "[0] saved\n")
+    assert announced(err) == ["SIGUSR1: the workers of this node have 30 s to end; a second signal kills them"]
 
 
 STOP_WARDEN = "os.kill(os.getppid(), signal.SIGSTOP)\n"
