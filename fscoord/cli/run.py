@@ -48,6 +48,9 @@ def _parsed_by(parse: Callable[[str], T]) -> Callable[[click.Context, click.Para
 
 _streams = _parsed_by(parse_streams)
 
+NO_ID = "none"
+"""The id of a job that has been given none, as with torchrun."""
+
 BACKENDS = ("c10d", "etcd", "etcd-v2", "fscoord")
 """torchrun's names of a rendezvous through a store; the endpoint names the store."""
 
@@ -306,7 +309,11 @@ def _run_agent(
     announcer = Announcer(console, quiet=options["quiet"])
     backend, store = rendezvous.create_backend(params)
     log_dir = _log_dir(options["log_dir"], params.run_id)
-    handler = rendezvous.DynamicRendezvousHandler(settings, backend, store, params.local_addr, owns_store=True)
+    # Without an id two jobs on one path have the same one by accident, so no node joins a job that has begun.
+    late_nodes = params.min_nodes if params.run_id == NO_ID else params.max_nodes
+    handler = rendezvous.DynamicRendezvousHandler(
+        settings, backend, store, params.local_addr, owns_store=True, late_nodes=late_nodes
+    )
     has_files = any({**options["redirects"], **options["tee"]}.values())
     job = Job(
         command,
@@ -338,7 +345,7 @@ def _run_agent(
 def _parameters(options: dict[str, Any]) -> rendezvous.RendezvousParameters:
     least, most = options["nnodes"] or _slurm_nodes() or (1, 1)
     endpoint, config = options["rdzv_endpoint"], options["rdzv_conf"]
-    run_id = options["rdzv_id"] or _text(environment.detect().run_id) or "none"
+    run_id = options["rdzv_id"] or _text(environment.detect().run_id) or NO_ID
     if options["standalone"]:  # as with torchrun, the other options of the rendezvous do not count then
         endpoint, run_id, least, most = "", system.random_bytes(8).hex(), 1, 1
         config = {name: value for name, value in config.items() if name not in {"store_type", "is_host"}}

@@ -48,8 +48,8 @@ def test_example_service_is_found_by_all_ranks(launch):
 def slurm(tmp_path):
     """Give the environment of a batch script, with stand-ins for programs of Slurm.
 
-    `srun` starts two tasks, each on a node of its own as far as its environment says. `scontrol` writes its arguments to
-    a file.
+    `srun` starts two tasks, each on a node of its own as far as its environment says. `scontrol` writes its arguments
+    to a file.
     """
     programs = {
         "srun": "for task in 0 1; do SLURM_PROCID=$task SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=2"

@@ -140,6 +140,50 @@ with fscoord.open_store() as store:
     assert (code, by_rank(out)) == (0, {0: ["[0, 1]"], 1: ["[0, 1]"]})
 
 
+def is_refused_for(run, err):
+    """Return whether `err` refuses a job because that of `run` has the endpoint."""
+    since = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} UTC"
+    begin = rf"^fscoord: the rendezvous '\w+' at \S+/job belongs to a job that has run since {since} on 1 node"
+    return re.search(rf"{begin} \({re.escape(socket.gethostname())}:{run.process.pid}\)", err)
+
+
+@pytest.mark.parametrize("words", [(), ("--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=0.1")])
+@pytest.mark.parametrize("name", [None, "given"])
+def test_second_job_on_an_endpoint_is_refused_unless_it_may_join(launch, script, tmp_path, words, name):
+    worker = script("print(os.environ['WORLD_SIZE'], flush=True)\nwhile not os.path.exists('over'): time.sleep(0.02)\n")
+    words = ("--rdzv-endpoint", tmp_path / "job", *words, *(("--rdzv-id", name) if name else ()), worker)
+    first = launch(*words)
+    assert first.line() == "[0] 1"
+    second = launch(*words)
+    if len(words) > 5 and name:
+        while first.line()[4:] != "2" or second.line()[4:] != "2":
+            pass
+    else:
+        code, out, err = second.end()
+        assert (code, out) == (69, "")
+        assert is_refused_for(first, err), err
+    (tmp_path / "over").touch()
+    assert first.end()[:2] == (0, "")
+    assert launch(*words).end()[:2] == (0, "[0] 1\n")
+
+
+def test_job_after_one_whose_launcher_was_killed_runs_and_counts_from_the_beginning(launch, script, tmp_path):
+    worker = script("""
+count = os.environ["FSCOORD_RESTART_COUNT"]
+print(count, flush=True)
+if os.path.exists("over"): sys.exit()
+if count == "0": sys.exit(1)
+time.sleep(600)
+""")
+    words = ("--rdzv-endpoint", tmp_path / "job", "--max-restarts", 1, worker)
+    first = launch(*words)
+    assert (first.line(), first.line()) == ("[0] 0", "[0] 1")
+    first.process.kill()
+    first.process.wait()
+    (tmp_path / "over").touch()
+    assert launch(*words).end()[:2] == (0, "[0] 0\n")
+
+
 def test_jobs_of_two_names_in_one_file_have_stores_of_their_own(launch, script, tmp_path):
     worker = script("""
 import fscoord
@@ -499,7 +543,8 @@ def test_worker_that_fails_on_one_node_fails_all_nodes_with_the_same_report(laun
 def test_node_that_comes_late_is_let_in_and_one_that_dies_is_done_without(launch, script, tmp_path):
     worker = script("print(os.environ['WORLD_SIZE'], flush=True)\nwhile not os.path.exists('over'): time.sleep(0.02)\n")
     conf = "last_call_timeout=0.5,keep_alive_interval=0.2"
-    common = ("--nnodes", "1:2", "--rdzv-endpoint", tmp_path / "job", "--rdzv-conf", conf, "--grace", 1, worker)
+    common = ("--nnodes", "1:2", "--rdzv-endpoint", tmp_path / "job", "--rdzv-id", 7, "--rdzv-conf", conf, "--grace", 1)
+    common += (worker,)
     first = launch(*common)
     assert first.line() == "[0] 1"
     second = launch(*common)
@@ -563,7 +608,8 @@ def test_quiet_node_tells_only_why_the_job_failed(launch, script):
 def test_rounds_and_lost_nodes_are_told(launch, script, tmp_path):
     worker = script("print(os.environ['WORLD_SIZE'], flush=True)\nwhile not os.path.exists('over'): time.sleep(0.02)\n")
     conf = "last_call_timeout=0.2,keep_alive_interval=0.2"
-    words = ("--nnodes", "1:2", "--rdzv-endpoint", tmp_path / "job", "--rdzv-conf", conf, "--grace", 1, worker)
+    words = ("--nnodes", "1:2", "--rdzv-endpoint", tmp_path / "job", "--rdzv-id", 7, "--rdzv-conf", conf, "--grace", 1)
+    words += (worker,)
     first, second = launch(*words), launch(*words)
     while not first.line().endswith(" 2"):
         pass
