@@ -442,8 +442,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return (
             f"the rendezvous {self.get_run_id()!r}{place} belongs to a job that {begun} on {nodes}"
             f" ({short_names(sorted(state.present))}) and has no place for this node: wait until that job has ended, or"
-            " start this one with another endpoint or id. A node can join a job that runs if all nodes have been given its"
-            f" id and a larger maximum of nodes (--rdzv-id, --nnodes MIN:MAX){closer_look(self._store)}"
+            " start this one with another endpoint or id. A node can join a job that runs if all nodes have been given"
+            f" its id and a larger maximum of nodes (--rdzv-id, --nnodes MIN:MAX){closer_look(self._store)}"
         )
 
     def _needs_now(self) -> str:
