@@ -73,9 +73,22 @@ def _resend(number: int) -> None:
         signal.raise_signal(number)
 
 
+def parse_signals(text: str) -> tuple[str, ...]:
+    """Return the names in `text`, such as ``USR1,SIGTERM``, in the form of ``signal.Signals``.
+
+    Raises:
+        ValueError: a name is not that of a signal that a process can handle.
+    """
+    names = tuple(f"SIG{name.strip().upper().removeprefix('SIG')}" for name in text.split(",")) if text else ()
+    for name in names:
+        if name in {"SIGKILL", "SIGSTOP"} or name not in signal.Signals.__members__:
+            raise ValueError(f"{name!r} is not the name of a signal that a process can handle")
+    return names
+
+
 @contextmanager
-def raise_on_termination() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise `Terminated` in the body of the ``with``, so that the process can clean up.
+def raise_on_termination(names: Iterable[str] = ("SIGTERM", "SIGHUP")) -> Iterator[None]:
+    """Make the signals `names` raise `Terminated` in the body of the ``with``, so that the process can clean up.
 
     An ignored signal stays ignored (``nohup``). In a thread other than the main thread this function does nothing,
     because Python sets handlers in the main thread only.
@@ -84,13 +97,13 @@ def raise_on_termination() -> Iterator[None]:
     def terminate(number: int, _: FrameType | None) -> NoReturn:
         raise Terminated(number)
 
-    with _handling(terminate, "SIGTERM", "SIGHUP"):
+    with _handling(terminate, *names):
         yield
 
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the ``with``, whose body must be short.
+    """Defer all signals that have a handler in Python to the end of the ``with``, whose body must be short.
 
     The function installs handlers. It does not block the signals in the kernel, because a process that is started
     meanwhile would inherit the blocked signals. A signal that has no handler is not deferred: it is ignored, or it ends
@@ -101,7 +114,7 @@ def defer_signals() -> Iterator[None]:
     # loop sent them, the exception of the first handler would end the loop.
     receive: partial[Any] = partial(list, map(system.receive_signal, deferred))
     try:
-        with _handling(lambda number, _: deferred.append(number), "SIGINT", "SIGTERM", "SIGHUP", only_handled=True):
+        with _handling(lambda number, _: deferred.append(number), *signal.Signals.__members__, only_handled=True):
             yield
     finally:
         receive()

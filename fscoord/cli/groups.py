@@ -27,9 +27,8 @@ from fscoord.cli.options import (
     with_store_to_read,
 )
 from fscoord.cli.output import show, table_lines, tell, telling_if_slow, write, write_error
-from fscoord.cli.run_command import VERBATIM, command_options, environment, holders_text, parse_command
+from fscoord.cli.run_command import VERBATIM, command_options, environment, holders_text, parse_command, run_command
 from fscoord.errors import FscoordError, LockLostError
-from fscoord.launch import run_held
 from fscoord.recipes import Lock, Membership, Participant, once as once_for_all
 from fscoord.status.findings import session_state
 from fscoord.store import Member, Store
@@ -114,7 +113,7 @@ def join(store: Store, /, name: bytes, data: bytes, **options: Any) -> int:
                     f"this process is no longer a member of {membership.name!r}: another process took it for dead"
                 )
 
-        ending = run_held(command, environment(None), check, grace=options["grace"], leaves_rest=options["close"])
+        ending = run_command(command, environment(None), check, grace=options["grace"], leaves_rest=options["close"])
     return ending.code
 
 
@@ -258,7 +257,7 @@ def _run_once(store: Store, name: bytes, command: list[str], options: dict[str, 
             )
 
     log.info("running the command of %r for all callers", turn.name)
-    ending = run_held(
+    ending = run_command(
         command, environment(token), check, grace=options["grace"], leaves_rest=options["close"], output_max=OUTPUT_MAX
     )
     if ending.status and ending.interruption:

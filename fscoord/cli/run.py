@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from typing import Any, TypeVar
 
 import click
@@ -12,7 +13,7 @@ import click
 from fscoord import environment, rendezvous
 from fscoord._runtime import network, system, tracing
 from fscoord._runtime.escaping import closer_look, printable
-from fscoord._runtime.signals import raise_on_termination
+from fscoord._runtime.signals import forward_signals, parse_signals, raise_on_termination
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import verbose
 from fscoord.launch import Agent, Announcer, Console, Job, Outcome, Streams, parse_streams
@@ -46,6 +47,9 @@ def _parsed_by(parse: Callable[[str], T]) -> Callable[[click.Context, click.Para
 
 
 _streams = _parsed_by(parse_streams)
+
+NO_ID = "none"
+"""The id of a job that has been given none, as with torchrun."""
 
 BACKENDS = ("c10d", "etcd", "etcd-v2", "fscoord")
 """torchrun's names of a rendezvous through a store; the endpoint names the store."""
@@ -187,6 +191,21 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda na
     help="The time that workers have from SIGTERM to SIGKILL.",
 )
 @click.option(
+    "--signals-to-handle",
+    metavar="NAME,...",
+    callback=_parsed_by(parse_signals),
+    default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    show_default=True,
+    help="The signals that end the workers of this node. SIGINT always does.",
+)
+@click.option(
+    "--forward-signals",
+    metavar="NAME,...",
+    callback=_parsed_by(parse_signals),
+    default="",
+    help="The signals that this node forwards to its workers and does not end by, such as USR1,USR2. [default: none]",
+)
+@click.option(
     "-r",
     "--redirects",
     metavar="STREAMS",
@@ -254,7 +273,10 @@ def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
     """
     if options["rdzv_backend"].startswith("etcd") and options["rdzv_conf"].setdefault("store_type", "etcd") != "etcd":
         raise click.UsageError("--rdzv-backend etcd and a store_type in --rdzv-conf name two kinds of store: give one")
-    with raise_on_termination():
+    for name in options["forward_signals"]:
+        if name in options["signals_to_handle"]:
+            raise click.UsageError(f"{name} is in --signals-to-handle as well: leave it out of one of them")
+    with raise_on_termination(name for name in options["signals_to_handle"] if name != "SIGINT"):
         outcome = _run(_command([program, *arguments], options), options)
     if not outcome.is_success:
         _show(outcome)
@@ -276,40 +298,54 @@ def _run(command: list[str], options: dict[str, Any]) -> Outcome:
     if trace:
         tracing.start(trace)
     params = _parameters(options)
+    with Console() as console, redirect_stderr(console.error_text()):
+        return _run_agent(command, options, params, console, trace)
+
+
+def _run_agent(
+    command: list[str], options: dict[str, Any], params: rendezvous.RendezvousParameters, console: Console, trace: str
+) -> Outcome:
     settings = rendezvous.RendezvousSettings.from_parameters(params)
-    console = Console()
     announcer = Announcer(console, quiet=options["quiet"])
     backend, store = rendezvous.create_backend(params)
     log_dir = _log_dir(options["log_dir"], params.run_id)
-    handler = rendezvous.DynamicRendezvousHandler(settings, backend, store, params.local_addr, owns_store=True)
+    # Without an id two jobs on one path have the same one by accident, so no node joins a job that has begun.
+    late_nodes = params.min_nodes if params.run_id == NO_ID else params.max_nodes
+    handler = rendezvous.DynamicRendezvousHandler(
+        settings, backend, store, params.local_addr, owns_store=True, late_nodes=late_nodes
+    )
     has_files = any({**options["redirects"], **options["tee"]}.values())
-    try:
-        job = Job(
-            command,
-            options["nproc_per_node"],
-            log_dir,
-            options["max_restarts"],
-            options["monitor_interval"],
-            options["grace"],
-            Streams(options["redirects"], options["tee"], options["local_ranks_filter"]),
-            trace,
-            options["role"],
-        )
-        outcome = Agent(job, handler, store, console, announcer).run()
-        has_files |= any(failure.error_file.startswith(log_dir) for failure in outcome.failures[-1:])
-        return outcome
-    finally:
-        handler.depart()
-        if has_files:
-            announcer.say(f"the files of this node's workers are in {log_dir}")
-        elif not options["log_dir"]:
-            system.remove_tree(log_dir)
+    job = Job(
+        command,
+        options["nproc_per_node"],
+        log_dir,
+        options["max_restarts"],
+        options["monitor_interval"],
+        options["grace"],
+        Streams(options["redirects"], options["tee"], options["local_ranks_filter"]),
+        trace,
+        options["role"],
+        options["forward_signals"],
+    )
+    agent = Agent(job, handler, store, console, announcer)
+    noted = {"SIGUSR1", "SIGUSR2"}.difference(options["signals_to_handle"]).union(options["forward_signals"])
+    with forward_signals(agent.pass_on, noted):
+        try:
+            outcome = agent.run()
+            has_files |= any(failure.error_file.startswith(log_dir) for failure in outcome.failures[-1:])
+            return outcome
+        finally:
+            handler.depart()
+            if has_files:
+                announcer.say(f"the files of this node's workers are in {log_dir}")
+            elif not options["log_dir"]:
+                system.remove_tree(log_dir)
 
 
 def _parameters(options: dict[str, Any]) -> rendezvous.RendezvousParameters:
     least, most = options["nnodes"] or _slurm_nodes() or (1, 1)
     endpoint, config = options["rdzv_endpoint"], options["rdzv_conf"]
-    run_id = options["rdzv_id"] or _text(environment.detect().run_id) or "none"
+    run_id = options["rdzv_id"] or _text(environment.detect().run_id) or NO_ID
     if options["standalone"]:  # as with torchrun, the other options of the rendezvous do not count then
         endpoint, run_id, least, most = "", system.random_bytes(8).hex(), 1, 1
         config = {name: value for name, value in config.items() if name not in {"store_type", "is_host"}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import click
@@ -18,7 +18,7 @@ from fscoord.cli.options import absolute_url, limit_text, time_limit, time_span
 from fscoord.cli.output import telling_if_slow
 from fscoord.cli.ps import since_text
 from fscoord.errors import StoreTimeoutError
-from fscoord.launch import Ending, run_held
+from fscoord.launch import Console, Ending, run_held
 from fscoord.recipes import Contender
 from fscoord.recipes._line import in_line, not_acquired
 from fscoord.status.findings import session_state
@@ -32,6 +32,7 @@ __all__ = [
     "holders_text",
     "parse_command",
     "parse_hold_options",
+    "run_command",
     "run_under",
     "wait_options",
 ]
@@ -191,7 +192,7 @@ def run_under(store: Store, hold: _Hold, what: str, hold_options: HoldOptions) -
                 return None
             waited = system.time.monotonic() - start
             log.info("has %s %r after %.3f s, with token %d", what, hold.name, waited, hold.token)
-            ending = run_held(
+            ending = run_command(
                 hold_options.command,
                 environment(hold.token),
                 hold.check,
@@ -205,6 +206,12 @@ def run_under(store: Store, hold: _Hold, what: str, hold_options: HoldOptions) -
             raise
         hold.release()
     return ending
+
+
+def run_command(command: list[str], environment: dict[str, str], check: Callable[[], object], **options: Any) -> Ending:
+    """Call `run_held`. The thread that checks the hold then logs without waiting for a reader of standard error."""
+    with Console() as console, redirect_stderr(console.error_text()):
+        return run_held(command, environment, check, **options)
 
 
 def holders_text(store: Store, hold: _Hold, shown: int = HOLDERS_SHOWN) -> str:

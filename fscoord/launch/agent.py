@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -227,6 +227,7 @@ class Job:
             ``error.json``. It is for this node alone.
         trace: the directory in which the workers record their traces, or ``""`` for the setting of the environment.
         role: the role of this node's workers. ``ROLE_RANK`` and ``ROLE_WORLD_SIZE`` count the workers of one role.
+        forwarded: the names of the signals that `Agent.pass_on` forwards to the workers.
     """
 
     command: Sequence[str]
@@ -238,6 +239,7 @@ class Job:
     streams: Streams = field(default_factory=Streams)
     trace: str = ""
     role: str = "default"
+    forwarded: Collection[str] = ()
 
 
 class Outcome(NamedTuple):
@@ -303,6 +305,17 @@ class Agent:
         self._kept_store = ""
         self._access = Access(store)
         self._log_fd = -1  # the directory of the files, which is made for the first round
+        self._workers: WorkerGroup | None = None  # of the present round
+
+    def pass_on(self, number: int) -> None:
+        """Forward a signal to the workers if the job wants that, and print that it came. A signal's handler calls this.
+
+        A signal that does not end the job must not end this process: Slurm sends SIGUSR1 to all processes of a job.
+        """
+        is_forwarded = signal.Signals(number).name in self._job.forwarded
+        if is_forwarded and self._workers is not None:
+            self._workers.order(number)
+        self._announcer.signal_came(number, is_forwarded, self._workers is not None)
 
     def run(self) -> Outcome:
         """Run until the job has ended.
@@ -360,6 +373,7 @@ class Agent:
             role_first = sum(crew.workers for crew in crews[: info.rank] if crew.role == self._job.role)
             role_size = sum(crew.workers for crew in crews if crew.role == self._job.role)
             number = int(signal.SIGTERM)
+            self._workers = workers
             try:
                 for local_rank in range(self._job.workers):
                     rank = first + local_rank
@@ -378,10 +392,12 @@ class Agent:
                 has_ended = self._follow(workers, info)
             except (KeyboardInterrupt, Terminated) as error:
                 number = error.number if isinstance(error, Terminated) else signal.SIGINT
+                self._console.hurry()  # a worker that waits for the reader of its output could not end in good order
                 self._announcer.stopping(number, self._job.grace)
                 raise
             finally:
                 workers.stop(self._job.grace, number)
+                self._workers = None
         return has_ended
 
     def _crews(self, info: RendezvousInfo) -> list[Crew] | None:

@@ -99,6 +99,15 @@ class Announcer:
             f"{_signal_name(number)}: the workers of this node have {grace:g} s to end; a second signal kills them"
         )
 
+    def signal_came(self, number: int, is_forwarded: bool, has_workers: bool) -> None:
+        """Report a signal that does not end this node, and whether the workers get it."""
+        name = _signal_name(number)
+        if not is_forwarded:
+            option = f"--forward-signals {name.removeprefix('SIG')}"
+            self.say(f"{name}: received; the workers do not get it without {option}")
+        else:
+            self.say(f"{name}: {'forwarded to the workers of this node' if has_workers else 'no worker runs here now'}")
+
 
 def describe_failure(failure: Failure) -> str:
     """Return one line about a `Failure`: the rank, how the worker ended, and where."""

@@ -134,6 +134,7 @@ class _HeldCommand:
     def follow(self, check: Callable[[], object], grace: float, patience: float) -> Ending:
         """Run the command until its end; see `run_held`."""
         theirs, self._orders = system.os.pipe()
+        system.os.set_blocking(self._orders, False)  # a warden that was stopped does not read its orders
         reader, report = system.os.pipe()
         self._report = system.os.fdopen(reader, "rb")
         with forward_signals(self._pass_on, warden.PASSED):
@@ -148,8 +149,8 @@ class _HeldCommand:
             finally:
                 system.close_quietly(theirs, report)
             with _HoldMonitor(check, system.os.dup(self._orders), grace, patience) as watch:
-                output = self._read()
-                facts = self._facts()
+                output = self._read(watch)
+                facts = self._facts(watch)
         if watch.lost is None and "lost" in facts:
             raise errors.LockLostError(
                 f"the hold could not be renewed for most of its lease of {patience:g} s, after which other processes"
@@ -165,22 +166,40 @@ class _HeldCommand:
         self._passed.add(number)
         _order(self._orders, number)
 
-    def _read(self) -> bytes:
+    def _read(self, watch: _HoldMonitor) -> bytes:
         """Return standard output, at most one byte more than is allowed. If that byte is read, kill everything."""
         if self._process is None or self._process.stdout is None or self.output_max is None:
             return b""
-        output = b"".join(_pieces(self._process.stdout, self.output_max + 1))
+        output = b"".join(self._pieces(self._process.stdout, watch, self.output_max + 1))
         if len(output) > self.output_max:
             _order(self._orders, warden.KILL_ALL)
+            watch.end()
         return output
 
-    def _facts(self) -> dict[str, object]:
+    def _facts(self, watch: _HoldMonitor) -> dict[str, object]:
         """Return the facts in the warden's report, which ends when the warden ends."""
         assert self._report is not None
         facts: dict[str, object] = {}
-        for line in b"".join(_pieces(self._report)).splitlines():
+        for line in b"".join(self._pieces(self._report, watch)).splitlines():
             facts.update(json.loads(line))
         return facts
+
+    def _pieces(self, file: IO[bytes], watch: _HoldMonitor, most: int = _ALL) -> Iterator[bytes]:
+        """Yield the data from the pipe `file`, up to its end or `most` bytes; signal handlers run in between."""
+        poll = system.select.poll()
+        poll.register(file, system.select.POLLIN)
+        while most > 0:
+            while not poll.poll(SIGNAL_POLL_S * 1000):
+                if watch.is_over:
+                    # A warden that was stopped has not read the order. Its guard sees the end of the orders. Only this
+                    # thread may close them: otherwise a signal's handler could write to a descriptor that is used anew.
+                    orders, self._orders = self._orders, -1
+                    system.close_quietly(orders)
+            piece = system.os.read(file.fileno(), min(most, _PIECE))
+            if not piece:
+                return
+            most -= len(piece)
+            yield piece
 
     def _status(self, facts: dict[str, object]) -> int:
         if "error" in facts:
@@ -198,20 +217,6 @@ class _HeldCommand:
         )
 
 
-def _pieces(file: IO[bytes], most: int = _ALL) -> Iterator[bytes]:
-    """Yield the data from the pipe `file`, up to its end or `most` bytes; signal handlers run in between."""
-    poll = system.select.poll()
-    poll.register(file, system.select.POLLIN)
-    while most > 0:
-        while not poll.poll(SIGNAL_POLL_S * 1000):
-            pass
-        piece = system.os.read(file.fileno(), min(most, _PIECE))
-        if not piece:
-            return
-        most -= len(piece)
-        yield piece
-
-
 def _order(descriptor: int, number: int) -> None:
     with suppress(OSError):  # the warden has ended
         system.os.write(descriptor, bytes([number]))
@@ -225,6 +230,7 @@ class _HoldMonitor:
 
     def __init__(self, check: Callable[[], object], orders: int, grace: float, patience: float) -> None:
         self.lost: errors.FscoordError | None = None
+        self.is_over = False
         self._check = check
         self._orders = orders
         self._grace = grace
@@ -268,3 +274,9 @@ class _HoldMonitor:
         _order(self._orders, warden.EVERYBODY + signal.SIGTERM)
         if not self._over.wait(self._grace):
             _order(self._orders, warden.KILL_ALL)
+            self.end()
+
+    def end(self) -> None:
+        """End the thread, because everything is killed."""
+        self.is_over = True
+        self._over.set()

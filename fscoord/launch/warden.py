@@ -12,7 +12,8 @@ A warden is two processes, because a single process may be killed: by the kernel
 that kills its parent. The *guard* is the process that was started, and the warden proper is its child. When the warden
 is killed, the kernel kills the command (PR_SET_PDEATHSIG). The descendants of the command are reparented to the guard,
 which is the next subreaper and kills them. When the guard is killed, a pipe between the two ends, and the warden kills
-everything. Only a SIGKILL of both at the same moment leaves processes behind. On platforms other than Linux there is no
+everything. When a warden has not ended `OBEY_S` after the orders, because it was stopped, the guard kills the warden.
+Only a SIGKILL or SIGSTOP of both at the same moment leaves processes behind. On platforms other than Linux there is no
 prctl(2), and the descendants of the command outlive a killed warden.
 
 The master may also be stopped, or hang. If LEASE_S, in seconds, is not 0, the master must send ``ALIVE`` regularly.
@@ -57,7 +58,13 @@ EVERYBODY = 128
 PASSED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 """The signals that are meant for the command rather than for the warden."""
 
+OBEY_S = 2.0
+"""How long after the end of the orders the guard waits for the end of the warden, in seconds."""
+
 OWN = tuple(getattr(signal, name) for name in PASSED if hasattr(signal, name))
+
+USER = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+"""The signals whose meaning the command determines. Its descendants may have no handler, and would die."""
 
 Prctl = Callable[..., int]
 
@@ -80,7 +87,8 @@ def main(mode: str, orders: int, report: int, lease_s: float, command: list[str]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, OWN)
     child = os.fork()
     if child:
-        _guard(child, (guard, orders))
+        os.close(guard)
+        _guard(child, orders)
     os.close(life)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _Warden(mode, orders, report, lease_s, guard).run(command)
@@ -100,24 +108,58 @@ def _above_standard(descriptor: int) -> int:
     return descriptor
 
 
-def _guard(child: int, not_ours: Iterable[int]) -> NoReturn:
+def _guard(child: int, orders: int) -> NoReturn:
     """Act as the guard of the warden `child`: wait for its end and, if it was killed, kill the remaining processes."""
     status = 1
     try:
-        for descriptor in not_ours:
-            os.close(descriptor)
+        orders = _above_standard(orders)
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):  # a reader of these pipes waits until the last process has closed them
             os.dup2(nowhere, descriptor)
         with suppress(PermissionError):  # the guard was started in a session of its own
             os.setsid()  # so that a SIGKILL of the warden's process group does not reach the guard
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        status = _await_warden(child, orders)
         if status:
             _kill_children()
     finally:
         if status < 0:
             _end_by(-status)
         os._exit(status if status >= 0 else 1)
+
+
+def _await_warden(child: int, orders: int) -> int:
+    """Wait for the end of the warden `child`, and return its exit code or the negative number of its signal.
+
+    A warden that was stopped does not see the end of the orders. The guard sees it, too, and reads nothing.
+    """
+    ends = _wake_up_by_children()
+    poll = select.poll()
+    poll.register(ends, select.POLLIN)
+    poll.register(orders, 0)  # only for its end, which poll(2) always reports
+    limit = None
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        ready = [descriptor for descriptor, _ in poll.poll(limit)]
+        if orders in ready:
+            poll.unregister(orders)
+            limit = OBEY_S * 1000
+        elif not ready:
+            os.kill(child, signal.SIGKILL)  # `child` has not been reaped, so its number is not reused
+            limit = None
+        with suppress(BlockingIOError):
+            os.read(ends, 4096)
+
+
+def _wake_up_by_children() -> int:
+    """Return a descriptor from which a byte can be read after a child has ended or stopped."""
+    ends, wake = os.pipe()
+    for end in (ends, wake):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, _note)
+    return ends
 
 
 def _end_by(number: int) -> None:
@@ -191,11 +233,7 @@ class _Warden:
         if self._is_worker:
             os.setsid()  # so that a SIGKILL of the guard's process group does not reach the warden
         self._prctl(PR_SET_CHILD_SUBREAPER, 1)
-        ends, wake = os.pipe()
-        for end in (ends, wake):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(wake)
-        signal.signal(signal.SIGCHLD, _note)
+        ends = _wake_up_by_children()
         for number in set(OWN) - self._kept:
             signal.signal(number, signal.SIG_IGN if self._is_worker else _note)
         # A signal that comes before the command has been executed must not run the warden's handlers in it.
@@ -309,9 +347,9 @@ class _Warden:
                 return
 
     def _signal(self, number: int) -> None:
-        """Send a signal to the command, or to the whole process group of a worker."""
+        """Send a signal to the command. A signal that ends processes goes to the whole process group of a worker."""
         try:
-            (os.killpg if self._is_worker else os.kill)(self._leader, number)
+            (os.killpg if self._is_worker and number not in USER else os.kill)(self._leader, number)
         except (ProcessLookupError, PermissionError):
             _send([self._leader], number)  # the leader is not in its own session yet
 

@@ -5,7 +5,9 @@ The output of a worker goes to the console, with the worker's rank before each l
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import queue
 import signal
 import subprocess
@@ -13,10 +15,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TextIO, cast
 
 from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
+from fscoord._waiting.timing import Backoff
 from fscoord.launch import warden
 
 __all__ = ["Console", "Failure", "Streams", "WorkerExit", "WorkerGroup", "find_accelerators", "parse_streams"]
@@ -143,10 +146,14 @@ class WorkerGroup:
         self._ended += 1
         return end
 
-    def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Send the signal `number` to all workers, and SIGKILL after `grace` seconds; return when all have ended."""
+    def order(self, number: int) -> None:
+        """Send the signal `number` to all workers."""
         for worker in self._workers:
             worker.order(number)
+
+    def stop(self, grace: float, number: int = signal.SIGTERM) -> None:
+        """Send the signal `number` to all workers, and SIGKILL after `grace` seconds; return when all have ended."""
+        self.order(number)
         deadline = system.time.monotonic() + grace
         while self.running and (left := deadline - system.time.monotonic()) > 0:
             self.next_end(left)
@@ -172,6 +179,7 @@ class _Worker:
         self._threads: list[system.threading.Thread] = []
         self._tails: dict[int, list[bytes]] = {STDOUT: [], STDERR: []}
         self._report: IO[bytes] | None = None
+        self._has_ended = system.threading.Event()  # the worker, with all its descendants
         self._unused: list[IO[bytes] | None] = []  # the pipes and files that no thread uses
         self._span: tracing.Span | None = None
 
@@ -203,7 +211,7 @@ class _Worker:
         assert self._process is not None
         pipe = self._process.stdout if stream == STDOUT else self._process.stderr
         self._unused.append(file)
-        self._spawn(console.follow, pipe, stream, prefix, file, self._tails[stream])
+        self._spawn(console.follow, pipe, stream, prefix, file, self._tails[stream], self._has_ended.is_set)
         self._unused.remove(file)
         self._unused.remove(pipe)
         if stream == STDERR:
@@ -213,9 +221,8 @@ class _Worker:
     def order(self, number: int) -> None:
         """Send a signal to the worker's process group."""
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
-            with suppress(OSError):  # it has ended
-                self._process.stdin.write(bytes([number]))
-                self._process.stdin.flush()
+            with suppress(OSError):
+                system.os.write(self._process.stdin.fileno(), bytes([number]))
 
     def kill(self) -> None:
         """Make the warden kill the worker and all its descendants."""
@@ -247,6 +254,7 @@ class _Worker:
         with self._report as report:
             for line in report:
                 facts.update(json.loads(line))
+        self._has_ended.set()
         self._end_span(facts)
         for thread in outputs:
             thread.join(OUTPUT_END_S)
@@ -348,8 +356,114 @@ def find_accelerators() -> tuple[str, int]:
     return kind, int(count)
 
 
+LINES_MAX = 1000
+"""How many lines may wait for the reader of a stream before the workers wait for it, too."""
+
+DRAIN_POLL_S = 0.05
+"""The time between two checks whether a reader takes data again, in seconds."""
+
+STUCK_S = 1.0
+"""How long a reader may take no data, in seconds, while the launcher ends."""
+
+PIECE = 4096
+"""How many bytes are written at once, at most. A pipe takes so many bytes as a whole or not at all."""
+
+
+class _Sink:
+    """A file of the console, and the thread that writes to it, because the reader of the file may pause at any time.
+
+    The main thread handles signals, so no lock is taken that its handlers could find taken: lines pass through a
+    `SimpleQueue`, whose calls are atomic.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self._write: Callable[[memoryview], int | None] = file.write
+        self.problem = ""
+        self._lines: queue.SimpleQueue[bytes | system.AutoResetEvent] = queue.SimpleQueue()
+        self._dropped = itertools.count()
+        self._since: float | None = None  # when the piece that is being written was begun
+        self._hurried: float | None = None
+        system.start_thread("fscoord-console", self._run)
+
+    def put(self, line: bytes, has_ended: Callable[[], bool]) -> None:
+        """Let the thread write `line`. If too many lines wait, and `has_ended` returns False, wait as well."""
+        if self._lines.qsize() < LINES_MAX or self._has_place(has_ended):
+            self._lines.put(line)
+        else:
+            next(self._dropped)
+
+    def _has_place(self, has_ended: Callable[[], bool]) -> bool:
+        backoff = Backoff(math.inf)
+        while self._lines.qsize() >= LINES_MAX and not has_ended():
+            if self._is_stuck():
+                return False
+            backoff.pause()
+        return True
+
+    def hurry(self) -> None:
+        """Wait no longer than `STUCK_S` for the reader from now on."""
+        self._hurried = self._hurried or system.time.monotonic()
+
+    def drain(self) -> bool:
+        """Wait until the lines so far have been written. Return False if that takes too long after `hurry`."""
+        mark = system.AutoResetEvent()
+        self._lines.put(mark)
+        while not mark.wait(DRAIN_POLL_S):
+            if self._is_stuck():
+                return False
+        return True
+
+    def close(self) -> int:
+        """End, and return how many lines were dropped."""
+        if not self.drain():
+            self.problem = "its reader takes no data"
+            nowhere = system.os.open(system.os.devnull, system.os.O_WRONLY | system.O_CLOEXEC)
+            system.os.dup2(nowhere, self.file.fileno())  # so that the rest of this process does not block
+            system.os.close(nowhere)
+            with suppress(queue.Empty):
+                while True:
+                    if isinstance(self._lines.get_nowait(), bytes):
+                        next(self._dropped)
+            next(self._dropped)  # the line that is being written
+        self._lines.put(b"")
+        return next(self._dropped)
+
+    def _is_stuck(self) -> bool:
+        since, hurried = self._since, self._hurried
+        return not (since is None or hurried is None) and system.time.monotonic() - max(since, hurried) > STUCK_S
+
+    def _run(self) -> None:
+        while entry := self._lines.get():
+            if isinstance(entry, bytes):
+                self._write_line(entry)
+            else:
+                entry.set()
+
+    def _write_line(self, line: bytes) -> None:
+        """Write `line`. After an error, such as that of a closed pipe, drop it and all further lines."""
+        rest, self._since = memoryview(line), system.time.monotonic()
+        try:
+            while rest and not self.problem:
+                written = self._write(rest[:PIECE])
+                if written is None:  # another process has made the file non-blocking, and it is full
+                    system.time.sleep(DRAIN_POLL_S)
+                else:
+                    rest, self._since = rest[written:], system.time.monotonic()
+            self.file.flush()
+        except (OSError, ValueError) as error:
+            self.problem = getattr(error, "strerror", None) or str(error)
+        self._since = None
+        if self.problem:
+            next(self._dropped)
+
+
 class Console:
-    """The output of this process, to which many threads write whole lines. A mutex keeps the lines apart.
+    """The output of this process, to which many threads write whole lines. The end of the ``with`` waits for readers.
+
+    A reader may pause for long, as a pager does. Meanwhile the workers wait for it, and the launcher does not. If the
+    ``with`` ends by an exception, or after `hurry`, the lines that a reader does not take are dropped and counted.
+    Streams that are one file share a thread, which keeps their lines in order.
 
     Args:
         out: the binary file for the workers' standard output; None: ``sys.stdout``.
@@ -357,26 +471,61 @@ class Console:
     """
 
     def __init__(self, out: IO[bytes] | None = None, err: IO[bytes] | None = None) -> None:
-        self._sinks = {STDOUT: out or _binary(sys.stdout), STDERR: err or _binary(sys.stderr)}
-        self._mutex = system.threading.Lock()
+        self._sinks: dict[int, _Sink] = {}
+        for stream, file in ((STDOUT, out or _binary(sys.stdout)), (STDERR, err or _binary(sys.stderr))):
+            same = [sink for sink in self._sinks.values() if file is not None and _are_one(sink.file, file)]
+            if file is not None:  # it is None if this process was started without the stream, as by ``>&-``
+                self._sinks[stream] = same[0] if same else _Sink(file)
 
-    def write(self, stream: int, line: bytes) -> None:
-        """Write one whole line to `stream`, 1 or 2.
+    def __enter__(self) -> Console:
+        return self
 
-        After an error, such as that of a closed pipe, all further lines of the stream are dropped.
-        """
-        with self._mutex:
-            sink = self._sinks[stream]
-            if sink is None:
-                return
-            try:
-                sink.write(line)
-                sink.flush()
-            except (OSError, ValueError):
-                self._sinks[stream] = None
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.hurry()
+            for sink in dict.fromkeys(self._sinks.values()):
+                if lost := sink.close():
+                    name = "standard output" if sink is self._sinks.get(STDOUT) else "standard error"
+                    words = f"fscoord: {name}: {sink.problem}; {lost} lines of output were dropped\n"
+                    self.write(STDERR, words.encode())
 
-    def follow(self, pipe: IO[bytes], stream: int, prefix: bytes, file: IO[bytes] | None, tail: list[bytes]) -> None:
+    def flush(self) -> None:
+        """Wait until the readers have taken the lines that were written before."""
+        for sink in self._sinks.values():
+            sink.drain()
+
+    def hurry(self) -> None:
+        """Drop lines from now on that a reader does not take within `STUCK_S` seconds, because this process ends."""
+        for sink in self._sinks.values():
+            sink.hurry()
+
+    def write(self, stream: int, line: bytes, has_ended: Callable[[], bool] = lambda: True) -> None:
+        """Write one whole line to `stream`, 1 or 2. If too many lines wait, and `has_ended` returns False, wait."""
+        sink = self._sinks.get(stream)
+        if sink is not None:
+            sink.put(line, has_ended)
+
+    def error_text(self) -> TextIO | None:
+        """Return a text file for ``sys.stderr`` that goes to stream 2. Its writers do not wait for a reader."""
+        sink = self._sinks.get(STDERR)
+        return None if sink is None else cast("TextIO", _ErrorText(sink))
+
+    def follow(
+        self,
+        pipe: IO[bytes],
+        stream: int,
+        prefix: bytes,
+        file: IO[bytes] | None,
+        tail: list[bytes],
+        has_ended: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Copy `pipe` line by line, up to its end, and keep the last lines in `tail`.
+
+        `has_ended` returns whether all writers of the pipe have ended. Then the pipe has little left, for which the
+        reader of the console is not waited for.
 
         The console gets each line with `prefix` before it, or no line if `prefix` is empty. `file` gets the unchanged
         lines, unless it is None. At the end, both the pipe and the file are closed.
@@ -388,7 +537,7 @@ class Console:
             for line in iter(lambda: pipe.readline(LINE_MAX), b""):
                 whole = line if line.endswith(b"\n") else line + b"\n"
                 if prefix:
-                    self.write(stream, prefix + whole)
+                    self.write(stream, prefix + whole, has_ended)
                 if file is not None and not self._log(file, line):
                     file = None
                 tail.append(whole)
@@ -412,8 +561,34 @@ class Console:
         return True
 
 
+class _ErrorText:
+    """A text file for ``sys.stderr``. What is written goes through the sink, so its writers never wait for a reader."""
+
+    encoding, errors = "utf-8", "backslashreplace"
+
+    def __init__(self, sink: _Sink) -> None:
+        self._sink = sink
+        self.fileno, self.isatty = sink.file.fileno, sink.file.isatty
+
+    def write(self, text: str) -> int:
+        self._sink.put(text.encode(self.encoding, self.errors), lambda: True)
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
 def _binary(text: IO[str] | None) -> IO[bytes] | None:
-    return getattr(text, "buffer", None)
+    """Return the binary file of `text` without its buffer, whose lock a thread that waits for a reader would hold."""
+    file = getattr(text, "buffer", None)
+    return getattr(file, "raw", file)
+
+
+def _are_one(file: IO[bytes], other: IO[bytes]) -> bool:
+    try:
+        return system.os.path.sameopenfile(file.fileno(), other.fileno())
+    except (OSError, ValueError):  # one of them is in memory
+        return file is other
 
 
 def _create(path: str, dir_fd: int, mode: int | None) -> IO[bytes]:

@@ -21,6 +21,7 @@ from fscoord.errors import (
     FscoordError,
     RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousError,
     RendezvousGracefulExit,
     RendezvousTimeoutError,
     StoreTimeoutError,
@@ -102,6 +103,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         store: the store that the nodes share; each round gets a view of it. It stays open, unless `owns_store`.
         local_addr: the address by which other nodes reach this node; its host name by default.
         owns_store: whether `shutdown` closes the store, too.
+        late_nodes: the number of nodes up to which a new node may join a job that has begun. A node that finds no place
+            raises `~fscoord.RendezvousError`. None: up to ``max_nodes``, and a node without a place waits as a spare.
 
     Attributes:
         on_wait: called with the progress of the round before each step of a wait in `next_rendezvous`, or None.
@@ -117,9 +120,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
         local_addr: str | None = None,
         *,
         owns_store: bool = False,
+        late_nodes: int | None = None,
     ) -> None:
         self._settings = settings
-        self._limits = Limits(settings.min_nodes, settings.max_nodes)
+        self._limits = Limits(settings.min_nodes, settings.max_nodes, late_nodes)
         self._backend = backend
         self._store = store
         self._owns_store = owns_store
@@ -202,6 +206,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             RendezvousConnectionError: the store failed.
             RendezvousStateError: the state of the rendezvous is damaged.
             RendezvousGracefulExit: this node was spare, and the rendezvous closed.
+            RendezvousError: another job has the rendezvous, and no place for this node (see `late_nodes`).
         """
         self._record("comes to the rendezvous", NodeState.INIT)
         span = tracing.begin("rendezvous", self.get_run_id(), "", None, "node", self._node)
@@ -345,7 +350,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
             alive, dead = self._keep_alive.check(state)
             if self._node in state.present:
                 self._life = state.life
-            observed = Observed(dead, alive, self._life, self._returned, *deadlines.observe(state))
+            now = int(system.time.time())
+            observed = Observed(dead, alive, self._life, self._returned, *deadlines.observe(state), now)
             decision = decide(state, self._node, self._limits, observed)
             if decision.verdict is Verdict.WAIT and self._must_know_all(decision, state, observed, waited_for):
                 alive, dead = self._keep_alive.check(state, everyone=True)
@@ -367,6 +373,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
                     f"the rendezvous {self.get_run_id()!r} has been closed; when its nodes have ended, another one"
                     " under this name can begin"
                 )
+            if decision.verdict is Verdict.REFUSED:
+                raise RendezvousError(self._held(decision.state))
             if decision.verdict is Verdict.SPARE:
                 raise RendezvousGracefulExit(f"the rendezvous {self.get_run_id()!r} closed without needing this node")
             if deadlines.is_over(state, self._node):
@@ -423,6 +431,19 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return (
             f"no round of the rendezvous {self.get_run_id()!r} within {limit:g} s: {self._needs(state)}; start the"
             f" others with the same endpoint and id{hint}{closer_look(self._store)}"
+        )
+
+    def _held(self, state: State) -> str:
+        path = getattr(self._store, "path", None)
+        place = f" at {path}" if path else ""
+        gmtime = system.time.gmtime(state.since)
+        begun = f"has run since {system.time.strftime('%Y-%m-%d %H:%M:%S UTC', gmtime)}" if state.since else "begins"
+        nodes = f"{len(state.present)} node" + "s" * (len(state.present) > 1)
+        return (
+            f"the rendezvous {self.get_run_id()!r}{place} belongs to a job that {begun} on {nodes}"
+            f" ({short_names(sorted(state.present))}) and has no place for this node: wait until that job has ended, or"
+            " start this one with another endpoint or id. A node can join a job that runs if all nodes have been given"
+            f" its id and a larger maximum of nodes (--rdzv-id, --nnodes MIN:MAX){closer_look(self._store)}"
         )
 
     def _needs_now(self) -> str:

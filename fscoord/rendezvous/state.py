@@ -11,6 +11,8 @@ is *broken*, and the next round forms:
   has left can't complete a round. The first node has seen the others join, so it knows this at once.
 - A node that comes to a complete round waits. A node that waits beyond `Limits.max_nodes` is *spare*.
 - No node joins a closed rendezvous. When all its nodes are dead, the next node begins another life.
+- A launched job has no spare nodes (`Limits.late_nodes`): a new node that finds no place is *refused*, because it may
+  belong to another job of the same name. When all nodes of a job are dead, the next node begins another life.
 
 Every node changes the state by compare-and-set, and decides again on the state that it finds. So it does not matter
 which node makes a change, or whether a node learns that its own write succeeded.
@@ -28,7 +30,7 @@ from fscoord.errors import RendezvousStateError
 
 __all__ = ["Decision", "Limits", "Observed", "State", "Verdict", "close", "decide", "evict"]
 
-FORMAT = 1
+FORMAT = 2
 """The version of the state's format. A reader refuses other versions."""
 
 Node = str
@@ -48,6 +50,7 @@ class State:
         former: nodes of the broken round before that have not joined again.
         waiting: nodes that wait for a place, in the order in which they came.
         left: participants of a complete round that left after it was closed.
+        since: when the first round of the life was complete, in seconds since the epoch, for people; 0 before that.
     """
 
     sequence: int = 0
@@ -59,6 +62,7 @@ class State:
     former: tuple[Node, ...] = ()
     waiting: tuple[Node, ...] = ()
     left: tuple[Node, ...] = ()
+    since: int = 0
 
     @property
     def present(self) -> frozenset[Node]:
@@ -79,7 +83,8 @@ class State:
         try:
             found = json.loads(data)
             version = _checked(found.pop("format"), FORMAT)
-            values: dict[str, Any] = {each.name: _checked(found.pop(each.name), each.default) for each in fields(cls)}
+            names = fields(cls) if version == FORMAT else ()
+            values: dict[str, Any] = {each.name: _checked(found.pop(each.name), each.default) for each in names}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RendezvousStateError(
                 f"the state of the rendezvous can't be read ({type(error).__name__}: {error});"
@@ -108,10 +113,18 @@ def _checked(value: object, example: object) -> object:
 
 @dataclass(frozen=True)
 class Limits:
-    """The number of nodes in a round: from `min_nodes` to `max_nodes`."""
+    """The number of nodes in a round: from `min_nodes` to `max_nodes`.
+
+    Attributes:
+        min_nodes: the least number.
+        max_nodes: the greatest number.
+        late_nodes: the number of nodes up to which a new node may join a job that has begun. A new node without a place
+            is refused. None: up to `max_nodes`, and a node without a place waits as a spare.
+    """
 
     min_nodes: int
     max_nodes: int
+    late_nodes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +138,7 @@ class Observed:
         returned: the last complete round of which this node got the outcome, if any.
         is_last_call_over: whether the time for the last call has passed since there were enough nodes.
         is_reserve_over: whether the time has passed for which places are reserved for other nodes.
+        now: the time, in seconds since the epoch.
     """
 
     dead: frozenset[Node] = frozenset()
@@ -133,6 +147,7 @@ class Observed:
     returned: int | None = None
     is_last_call_over: bool = False
     is_reserve_over: bool = False
+    now: int = 0
 
 
 class Verdict(Enum):
@@ -142,6 +157,7 @@ class Verdict(Enum):
     WAIT = "wait for a change"
     JOINED = "go to work"
     CLOSED = "leave: the rendezvous is closed"
+    REFUSED = "leave: another job has the rendezvous"
     SPARE = "leave: the rendezvous is closed, and this node was never needed"
 
 
@@ -186,6 +202,13 @@ def decide(state: State, me: Node, limits: Limits, observed: Observed) -> Decisi
         if others:
             return _write_or(Verdict.WAIT, state, now)  # until it is known whether the others are alive
         now = State(life=now.life + 1, round=now.round + 1)
+    elif life is None and limits.late_nodes is not None:
+        if now.since and not now.present:  # this node must not go on with the failures of a job that has died
+            now = State(life=now.life + 1, round=state.round + 1)
+        elif len(now.present) >= (limits.late_nodes if now.since else limits.max_nodes):
+            # A node may be dead, and leave a place, as long as it is not known to be alive.
+            is_full = now.present <= observed.alive
+            return Decision(Verdict.REFUSED, now) if is_full else _write_or(Verdict.WAIT, state, now)
     if now.complete and me in now.participants:
         now = _broken(now, frozenset())
     now = _join(now, me, limits, observed)
@@ -227,7 +250,8 @@ def _complete(state: State, me: Node, limits: Limits, observed: Observed) -> Sta
         return state
     if not observed.alive.issuperset(_minus(state.participants, {me})):
         return state
-    return replace(state, complete=True, participants=tuple(sorted(state.participants)), former=())
+    participants, since = tuple(sorted(state.participants)), state.since or observed.now
+    return replace(state, complete=True, participants=participants, former=(), since=since)
 
 
 def _broken(state: State, lost: frozenset[Node]) -> State:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 
 import pytest
+from cli.conftest import PATIENCE_S
 
 from fscoord import FileStore, LockLostError
 from fscoord.cli import locks
-from fscoord.recipes import Lock, Semaphore
+from fscoord.recipes import Lock, Semaphore, force_release
 
 ME = f"{os.uname().nodename}:{os.getpid()}"
 
@@ -92,3 +94,21 @@ def test_break_lock_reports_a_hold_released_meanwhile(fscoord, store, monkeypatc
     monkeypatch.setattr(locks.click, "confirm", lambda *_, **__: lock.release() or True)
     done = fscoord("break-lock", "a")
     assert (done.code, done.out.decode()) == (1, f"token 1 had been given back by {ME}\n")
+
+
+def test_command_whose_hold_is_lost_is_stopped_although_no_message_is_read(store, process):
+    """The thread that checks the hold logs the loss on standard error, which is full here."""
+    reader, writer = os.pipe()
+    child = process("-v", "lock", "--grace", "0.1", "a", "--", "sh", "-c", "echo ready; exec sleep 600", stderr=writer)
+    assert child.stdout.readline() == b"ready\n"
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while os.write(writer, b"." * 4096):
+            pass
+    os.set_blocking(writer, True)
+    (holder,) = Lock(store, "a").holders()
+    assert force_release(store, "a", holder.token)
+    assert child.wait(PATIENCE_S) == 69
+    assert child.stdout.read() == b""
+    os.close(reader)
+    os.close(writer)

@@ -13,13 +13,15 @@ import pytest
 import fscoord
 
 PATIENCE_S = 60
+OTHERS = ("SLURM_", "FSCOORD_", "PYTEST_XDIST_")
+"""Variables of other launchers, which give a job a name."""
 
 
 class Launch:
     """One `fscoord run`, with its output in pipes."""
 
     def __init__(self, words, directory, variables):
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "FSCOORD_"))}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(OTHERS)}
         environment["PYTHONPATH"] = str(Path(fscoord.__file__).parent.parent)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "fscoord", "run", *words],

@@ -23,7 +23,8 @@ from fscoord.rendezvous import C10dRendezvousBackend, DynamicRendezvousHandler, 
 
 def crews_of(handler, store):
     info = SimpleNamespace(store=store, rank=0, world_size=3)
-    return Agent(Job(["true"], 2, ""), handler, store, Console())._crews(info)
+    with Console(io.BytesIO(), io.BytesIO()) as console:
+        return Agent(Job(["true"], 2, ""), handler, store, console)._crews(info)
 
 
 def test_node_that_joined_and_says_nothing_is_named_after_the_stores_timeout(monkeypatch):
@@ -81,7 +82,7 @@ def test_signal_that_comes_while_workers_start_is_passed_on_to_those_that_run(mo
     text = "trap 'echo told; exit' INT; echo ready; while :; do sleep 0.02; done"
     store = HashStore()
     settings = RendezvousSettings("id", 1, 1, keep_alive_interval=timedelta(hours=1))
-    with DynamicRendezvousHandler(settings, C10dRendezvousBackend(store, "id"), store, "127.0.0.1") as handler:
+    with console, DynamicRendezvousHandler(settings, C10dRendezvousBackend(store, "id"), store, "127.0.0.1") as handler:
         job = Job(["sh", "-c", text], 2, str(tmp_path))
         with pytest.raises(KeyboardInterrupt):
             Agent(job, handler, store, console, Announcer(console)).run()
@@ -102,7 +103,7 @@ def test_worker_whose_start_fails_leaves_no_process(monkeypatch, tmp_path, direc
     monkeypatch.setattr(worker, "_create", lambda *_: (_ for _ in ()).throw(OSError("no space")))
     console = Console(io.BytesIO(), io.BytesIO())
     streams = worker.Streams({None: worker.STDERR})
-    with worker.WorkerGroup(["sleep", "600"], console, streams) as group:
+    with console, worker.WorkerGroup(["sleep", "600"], console, streams) as group:
         with pytest.raises(OSError, match="no space"):
             group.start(0, 0, {}, str(tmp_path), directory)
         assert group.running == 0
@@ -124,7 +125,7 @@ def test_worker_for_which_no_thread_is_left_leaves_no_process_or_pipe(monkeypatc
     monkeypatch.setattr(worker._Worker, "follow", lambda *given: (pipes.append(given[0]), follow(*given)))
     console = Console(io.BytesIO(), io.BytesIO())
     streams = worker.Streams({None: worker.STDOUT | worker.STDERR})
-    with worker.WorkerGroup(["sleep", "600"], console, streams) as group:
+    with console, worker.WorkerGroup(["sleep", "600"], console, streams) as group:
         with pytest.raises(StoreUnavailableError, match=r"can't start new thread.*ulimit -u"):
             group.start(0, 0, {}, str(tmp_path), directory)
         assert group.running == 0

@@ -24,13 +24,15 @@ def lines():
     err = io.BytesIO()
 
     def take():
+        console.flush()
         found = err.getvalue().decode().splitlines()
         err.truncate(0)
         err.seek(0)
         return found
 
-    take.announcer = Announcer(Console(io.BytesIO(), err))
-    return take
+    with Console(io.BytesIO(), err) as console:
+        take.announcer = Announcer(console)
+        yield take
 
 
 def progress(waited, nodes=1, least=2, most=4, left=600.0, *, is_running=False):
@@ -71,6 +73,7 @@ def test_wait_has_its_times_in_utc(lines, monkeypatch):
     """As all other messages, because the nodes of a job may have different time zones."""
     zone = SimpleNamespace(
         time=lambda: 1e9,
+        monotonic=time.monotonic,
         strftime=time.strftime,
         gmtime=time.gmtime,
         localtime=lambda seconds: time.gmtime(seconds + 7200),

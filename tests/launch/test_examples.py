@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
+import pages
+import pytest
+from launch.conftest import PATIENCE_S
+
 import fscoord
+from fscoord.testing.contract.place import until
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+HOW_TO = EXAMPLES.parent / "docs" / "how-to" / "slurm.md"
 COUNTS = ["[0] 3 the", "[0] 2 cat", "[0] 1 dog", "[0] 1 saw"]
 
 
@@ -36,33 +44,41 @@ def test_example_service_is_found_by_all_ranks(launch):
     assert sorted(out.splitlines()) == ["[1] hello, rank 1", "[2] hello, rank 2"]
 
 
-def test_batch_script_starts_an_agent_on_each_node(tmp_path):
-    """`srun` stands here for one that starts two tasks, each on a node of its own as far as its environment says.
+@pytest.fixture
+def slurm(tmp_path):
+    """Give the environment of a batch script, with stand-ins for programs of Slurm.
 
-    The script is run as Slurm does: a copy of it, in a directory where nothing else is.
+    `srun` starts two tasks, each on a node of its own as far as its environment says. `scontrol` writes its arguments
+    to a file.
     """
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "spool").mkdir()
-    script = shutil.copy(EXAMPLES / "job.sbatch", tmp_path / "spool" / "slurm_script")
-    srun = tmp_path / "bin" / "srun"
-    srun.write_text(
-        "#!/bin/bash\n"
-        "for task in 0 1; do SLURM_PROCID=$task SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=2"
+    programs = {
+        "srun": "for task in 0 1; do SLURM_PROCID=$task SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=2"
         ' "$@" & tasks="$tasks $!"; done\n'
-        "for task in $tasks; do wait $task || exit; done\n"
-    )
-    fscoord_command = tmp_path / "bin" / "fscoord"
-    fscoord_command.write_text(f'#!/bin/bash\nexec {sys.executable} -m fscoord "$@"\n')
-    for path in (srun, fscoord_command):
-        path.chmod(0o755)
+        "for task in $tasks; do wait $task || exit; done",
+        "fscoord": f'exec {sys.executable} -m fscoord "$@"',
+        "scontrol": f'echo "$@" >> {tmp_path}/scontrol',
+    }
+    (tmp_path / "bin").mkdir()
+    for name, text in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "FSCOORD_"))}
-    environment = {
+    return {
         **kept,
         "PATH": f"{tmp_path / 'bin'}:{kept['PATH']}",
         "PYTHONPATH": str(Path(fscoord.__file__).parent.parent),
         "TMPDIR": str(tmp_path),
         "USER": "someone",
         "SLURM_JOB_ID": "7",
+    }
+
+
+def test_batch_script_starts_an_agent_on_each_node(tmp_path, slurm):
+    """The script is run as Slurm does: a copy of it, in a directory where nothing else is."""
+    (tmp_path / "spool").mkdir()
+    script = shutil.copy(EXAMPLES / "job.sbatch", tmp_path / "spool" / "slurm_script")
+    environment = {
+        **slurm,
         "SLURM_SUBMIT_DIR": str(EXAMPLES),
         "JOB_DIRECTORY": str(tmp_path),
         "WORKERS": "1",
@@ -85,3 +101,57 @@ def test_batch_script_starts_an_agent_on_each_node(tmp_path):
         66,
         f"no {tmp_path}/word_count.py: call sbatch beside it, or set PROGRAM to its path\n",
     )
+
+
+def test_checkpoint_of_the_how_to_is_resumed_by_the_requeued_job(tmp_path, slurm):
+    """The test sends SIGUSR1 as Slurm does: to all processes that `srun` has started, when all workers run."""
+    texts = [block.text for block in pages.blocks(HOW_TO)]
+    (batch,) = [text for text in texts if "scontrol requeue" in text]
+    (program,) = [text for text in texts if text.startswith("# train.py") and "SIGUSR1" in text]
+    (tmp_path / "job.sbatch").write_text(batch.replace("/scratch/$USER", str(tmp_path)))
+    (tmp_path / "train.py").write_text(program)
+    kept = tmp_path / "checkpoints"
+
+    def start(**variables):
+        return subprocess.Popen(["bash", "job.sbatch"], env={**slurm, **variables}, cwd=tmp_path)
+
+    with start(STEPS="1000000000") as job, killed_at_the_end(job):
+        until(lambda: has_stepped(tmp_path))
+        for pid in descendants(job.pid):
+            if b"srun" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGUSR1)
+        assert job.wait(PATIENCE_S) == 0
+    assert (tmp_path / "scontrol").read_text() == "requeue 7\n"
+    (step,) = {int((kept / f"rank{rank}").read_text()) for rank in range(2)}
+    assert not (kept / "done").exists()
+    with start(STEPS=str(step + 3), SLURM_RESTART_COUNT="1") as job, killed_at_the_end(job):
+        assert job.wait(PATIENCE_S) == 0
+    assert {int((kept / f"rank{rank}").read_text()) for rank in range(2)} == {step + 3}
+    assert (kept / "done").exists()
+    assert (tmp_path / "scontrol").read_text() == "requeue 7\n"
+
+
+@contextmanager
+def killed_at_the_end(job):
+    """At the end of the body, kill what the job still has running."""
+    try:
+        yield
+    finally:
+        for pid in {job.pid, *descendants(job.pid)} if job.poll() is None else ():
+            os.kill(pid, signal.SIGKILL)
+
+
+def has_stepped(directory):
+    """Return whether a worker has begun a second step, so that each has its handler of SIGUSR1."""
+    for path in directory.glob("job.store.round-*/store"):
+        with fscoord.open_store(f"file:{path}", read_only=True, timeout=0) as store:
+            return bool(store.list_keys("signals/2/"))
+    return False
+
+
+def descendants(pid):
+    found = [pid]
+    for each in found:
+        for task in Path(f"/proc/{each}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    return set(found[1:])

@@ -225,6 +225,18 @@ def test_command_whose_guard_is_killed_leaves_no_process(guarded, mode):
     assert not [pid for pid in pids if is_there(pid)]
 
 
+@pytest.mark.parametrize("mode", ["held", "alone", "worker"])
+def test_command_that_stops_its_warden_leaves_no_process_when_the_orders_end(guarded, mode):
+    """The guard kills the warden, which reads no order, and then all that it leaves."""
+    child = guarded(mode, f"kill -STOP $PPID; {LEAVE} exec sleep 600")
+    pids = [number for _ in range(3) for number in numbers(child.line())]
+    child.close()
+    out, report = child.end()
+    assert (out, child.process.returncode) == (b"", -signal.SIGKILL)
+    assert "status" not in report
+    assert not [pid for pid in pids if is_there(pid)]
+
+
 def test_command_that_kills_its_whole_group_leaves_no_process(tmp_path):
     code = f"""if True:
         import os
@@ -309,6 +321,13 @@ def test_command_and_all_its_processes_get_sigterm_when_the_hold_is_lost(soon, t
 
 def test_command_that_ignores_the_loss_of_its_hold_is_killed_after_the_grace(soon, tmp_path):
     text = f"cd {tmp_path}; trap 'echo deaf > said' TERM; echo $$ > pid; touch lost; {AWAIT_SIGNAL}"
+    with pytest.raises(LockLostError):
+        run(text, when(tmp_path / "lost", LockLostError("it was taken")), grace=0.1)
+    wait_until_gone([int((tmp_path / "pid").read_text())])
+
+
+def test_command_that_stops_its_warden_is_killed_when_the_hold_is_lost(soon, tmp_path):
+    text = f"cd {tmp_path}; kill -STOP $PPID; echo $$ > pid; touch lost; exec sleep 600"
     with pytest.raises(LockLostError):
         run(text, when(tmp_path / "lost", LockLostError("it was taken")), grace=0.1)
     wait_until_gone([int((tmp_path / "pid").read_text())])

@@ -177,3 +177,13 @@ def test_program_is_run_by_python_unless_told_otherwise(parsed):
 
 def test_module_contradicts_no_python(refused):
     assert "--no-python" in refused("--no-python", "-m", "x")
+
+
+def test_signals_are_named_as_by_torchrun_or_as_by_a_shell(parsed, refused):
+    assert parsed("x")["signals_to_handle"] == ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    assert parsed("--signals-to-handle=SIGTERM,usr1", "x")["signals_to_handle"] == ("SIGTERM", "SIGUSR1")
+    assert parsed("--forward-signals", "USR1,SIGUSR2", "x")["forward_signals"] == ("SIGUSR1", "SIGUSR2")
+    for word in ("SIGNONE", "KILL", "SIGSTOP", "TERM,", "12"):
+        assert "is not the name of a signal that a process can handle" in refused(f"--forward-signals={word}", "x")
+    line = refused("--forward-signals", "USR1,TERM", "x")
+    assert "SIGTERM is in --signals-to-handle as well: leave it out of one of them" in line

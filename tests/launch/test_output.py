@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import threading
+import time
+from contextlib import suppress
 
 import pytest
+from support.places import start_thread, until
 
-from fscoord.launch import Console, Streams, parse_streams
+from fscoord.launch import Console, Streams, parse_streams, worker
 
 
 @pytest.mark.parametrize(
@@ -41,7 +45,8 @@ def test_lines_are_whole_long_ones_cut_and_the_last_kept(tmp_path):
     out = io.BytesIO()
     tail: list[bytes] = []
     text = b"".join(b"%d\n" % n for n in range(30)) + b"x" * 70_000
-    Console(out, out).follow(io.BytesIO(text), 1, b"[0] ", (tmp_path / "file").open("wb"), tail)
+    with Console(out, out) as console:
+        console.follow(io.BytesIO(text), 1, b"[0] ", (tmp_path / "file").open("wb"), tail)
     lines = out.getvalue().splitlines()
     assert lines[:2] == [b"[0] 0", b"[0] 1"]
     assert [len(line) for line in lines[-2:]] == [65536 + 4, 70_000 - 65536 + 4]
@@ -53,22 +58,116 @@ def test_file_on_a_full_disk_ends_and_the_output_is_read_on():
     """/dev/full refuses each write as a full disk does. A pipe without a reader would kill the worker."""
     out, err = io.BytesIO(), io.BytesIO()
     tail: list[bytes] = []
-    with open("/dev/full", "wb") as file:
-        Console(out, err).follow(io.BytesIO(b"one\ntwo\n"), 1, b"[0] ", file, tail)
+    with open("/dev/full", "wb") as file, Console(out, err) as console:
+        console.follow(io.BytesIO(b"one\ntwo\n"), 1, b"[0] ", file, tail)
     assert out.getvalue() == b"[0] one\n[0] two\n"
     assert tail == [b"one\n", b"two\n"]
     words = b"fscoord: /dev/full: No space left on device; the file ends here, and the worker goes on\n"
     assert err.getvalue() == words
 
 
-def test_console_that_nobody_reads_any_more_is_given_up():
+def test_console_that_nobody_can_read_any_more_is_given_up_and_counts():
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "wb", buffering=0) as sink:
-        console = Console(sink, io.BytesIO())
+    err = io.BytesIO()
+    with os.fdopen(writer, "wb", buffering=0) as sink, Console(sink, err) as console:
         console.write(1, b"x\n")
         console.write(1, b"x\n")
-    console.write(2, b"x\n")
+        console.write(2, b"y\n")
+    assert err.getvalue() == b"y\nfscoord: standard output: Broken pipe; 2 lines of output were dropped\n"
+
+
+@pytest.fixture
+def full_pipe():
+    """A pipe that takes no more data, as that of a pager that waits for a key: its reading and its writing end."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while os.write(writer, b"." * 4096):
+            pass
+    os.set_blocking(writer, True)
+    with os.fdopen(reader, "rb", buffering=0) as pager, os.fdopen(writer, "wb", buffering=0) as sink:
+        yield pager, sink
+
+
+def read_all(pager):
+    """Read up to the end in another thread, which returns the text after the filling of the pipe."""
+    return start_thread(lambda: b"".join(iter(lambda: pager.read(1 << 16), b"")).lstrip(b"."))
+
+
+def test_console_whose_reader_pauses_holds_up_nothing_else_and_loses_nothing(full_pipe):
+    pager, sink = full_pipe
+    err = io.BytesIO()
+    with Console(sink, err) as console:
+        for number in range(worker.LINES_MAX):
+            console.write(1, b"%d\n" % number)
+        console.write(2, b"said\n")
+        until(lambda: err.getvalue() == b"said\n")
+        reading = read_all(pager)
+    sink.close()
+    assert reading.join() == b"".join(b"%d\n" % number for number in range(worker.LINES_MAX))
+    assert err.getvalue() == b"said\n"
+
+
+def test_worker_waits_for_the_reader_of_its_output_but_its_end_does_not(full_pipe):
+    """After the end of a worker its pipe has little left. So its end is known although the console takes nothing."""
+    pager, sink = full_pipe
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    has_ended = threading.Event()
+    with Console(sink, io.BytesIO()) as console:
+        following = start_thread(lambda: console.follow(os.fdopen(ours, "rb"), 1, b"[0] ", None, [], has_ended.is_set))
+        with os.fdopen(theirs, "wb", buffering=0) as pipe:
+            until(lambda: is_full(pipe))
+        has_ended.set()
+        following.join()
+        reading = read_all(pager)
+    sink.close()
+    reading.join()
+
+
+def is_full(pipe):
+    """Write to `pipe`; return whether it takes nothing although it had time to be read."""
+    time.sleep(0.05)
+    return pipe.write(b"x\n" * 2000) is None
+
+
+def test_console_that_is_given_up_counts_the_lines_that_were_not_read(full_pipe, monkeypatch):
+    monkeypatch.setattr(worker, "STUCK_S", 0.05)
+    _, sink = full_pipe
+    err = io.BytesIO()
+    with suppress(KeyboardInterrupt), Console(sink, err) as console:
+        for _ in range(worker.LINES_MAX + 1):
+            console.write(1, b"x\n")
+        console.hurry()
+        console.follow(io.BytesIO(b"y\n" * 100), 1, b"[0] ", None, [])
+        raise KeyboardInterrupt
+    lost = worker.LINES_MAX + 101
+    text = f"fscoord: standard output: its reader takes no data; {lost} lines of output were dropped\n"
+    assert err.getvalue() == text.encode()
+    sink.write(b"this goes nowhere, and does not block")
+
+
+def test_streams_that_are_one_file_keep_their_lines_in_order(tmp_path):
+    with (
+        open(tmp_path / "both", "ab", buffering=0) as file,
+        open(tmp_path / "both", "ab", buffering=0) as same,
+        Console(file, same) as console,
+    ):
+        for number in range(1000):
+            console.write(1 + number % 2, b"%d\n" % number)
+    assert (tmp_path / "both").read_bytes() == b"".join(b"%d\n" % number for number in range(1000))
+
+
+def test_file_that_another_process_has_made_non_blocking_loses_nothing(full_pipe):
+    """Blocking is a property of the open file, which processes share: a shell or ssh may change it."""
+    pager, sink = full_pipe
+    os.set_blocking(sink.fileno(), False)
+    with Console(sink, io.BytesIO()) as console:
+        console.write(1, b"x\n")
+        reading = read_all(pager)
+    sink.close()
+    assert reading.join() == b"x\n"
 
 
 def test_streams_for_all_ranks_are_not_mixed_with_those_of_single_ranks():

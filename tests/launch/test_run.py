@@ -8,10 +8,11 @@ import re
 import shutil
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
-from launch.conftest import is_there, wait_until_gone
+from launch.conftest import PATIENCE_S, is_there, wait_until_gone
 
 import fscoord
 from fscoord._runtime.signals import Terminated
@@ -139,6 +140,50 @@ with fscoord.open_store() as store:
     assert (code, by_rank(out)) == (0, {0: ["[0, 1]"], 1: ["[0, 1]"]})
 
 
+def is_refused_for(run, err):
+    """Return whether `err` refuses a job because that of `run` has the endpoint."""
+    since = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} UTC"
+    begin = rf"^fscoord: the rendezvous '\w+' at \S+/job belongs to a job that has run since {since} on 1 node"
+    return re.search(rf"{begin} \({re.escape(socket.gethostname())}:{run.process.pid}\)", err)
+
+
+@pytest.mark.parametrize("words", [(), ("--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=0.1")])
+@pytest.mark.parametrize("name", [None, "given"])
+def test_second_job_on_an_endpoint_is_refused_unless_it_may_join(launch, script, tmp_path, words, name):
+    worker = script("print(os.environ['WORLD_SIZE'], flush=True)\nwhile not os.path.exists('over'): time.sleep(0.02)\n")
+    words = ("--rdzv-endpoint", tmp_path / "job", *words, *(("--rdzv-id", name) if name else ()), worker)
+    first = launch(*words)
+    assert first.line() == "[0] 1"
+    second = launch(*words)
+    if len(words) > 5 and name:
+        while first.line()[4:] != "2" or second.line()[4:] != "2":
+            pass
+    else:
+        code, out, err = second.end()
+        assert (code, out) == (69, "")
+        assert is_refused_for(first, err), err
+    (tmp_path / "over").touch()
+    assert first.end()[:2] == (0, "")
+    assert launch(*words).end()[:2] == (0, "[0] 1\n")
+
+
+def test_job_after_one_whose_launcher_was_killed_runs_and_counts_from_the_beginning(launch, script, tmp_path):
+    worker = script("""
+count = os.environ["FSCOORD_RESTART_COUNT"]
+print(count, flush=True)
+if os.path.exists("over"): sys.exit()
+if count == "0": sys.exit(1)
+time.sleep(600)
+""")
+    words = ("--rdzv-endpoint", tmp_path / "job", "--max-restarts", 1, worker)
+    first = launch(*words)
+    assert (first.line(), first.line()) == ("[0] 0", "[0] 1")
+    first.process.kill()
+    first.process.wait()
+    (tmp_path / "over").touch()
+    assert launch(*words).end()[:2] == (0, "[0] 0\n")
+
+
 def test_jobs_of_two_names_in_one_file_have_stores_of_their_own(launch, script, tmp_path):
     worker = script("""
 import fscoord
@@ -260,7 +305,9 @@ sys.exit(1)
     assert not [pid for pid in pids if is_there(pid)]
 
 
-@pytest.mark.parametrize(("order", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("order", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)]
+)
 def test_signal_ends_all_workers_in_good_order(launch, script, tmp_path, order, code):
     run = launch("--nproc-per-node", 2, script(ABANDON + SLEEP))
     pids = [number(run.line()) for _ in range(4)]
@@ -335,6 +382,66 @@ def test_agent_that_is_killed_leaves_no_process(launch, script):
     pids = [number(run.line()) for _ in range(4)]
     run.process.kill()
     wait_until_gone(pids)
+
+
+@pytest.mark.parametrize("order", [signal.SIGUSR1, signal.SIGUSR2])
+def test_signal_of_a_user_is_said_and_the_workers_go_on(launch, script, tmp_path, order):
+    run = launch("--nproc-per-node", 2, script(SAY + "while not os.path.exists('over'): time.sleep(0.02)\n"))
+    assert {run.line()[:4] for _ in range(2)} == {"[0] ", "[1] "}
+    run.process.send_signal(order)
+    words = f"fscoord: {order.name}: received; the workers do not get it without --forward-signals {order.name[3:]}\n"
+    assert run.process.stderr.readline() == words
+    (tmp_path / "over").touch()
+    assert run.end() == (0, "", "")
+
+
+def test_signal_of_a_user_is_forwarded_to_each_worker_alone_if_requested(launch, script):
+    """As by `fscoord lock`: a process that a worker has started may have no handler, and would die."""
+    worker = script("""
+child = os.fork()
+if not child:
+    signal.pause()
+signal.signal(signal.SIGUSR1, lambda *_: print("saved", flush=True))
+print("ready", flush=True)
+signal.pause()
+assert os.waitpid(child, os.WNOHANG) == (0, 0)
+""")
+    run = launch("--nproc-per-node", 2, "--forward-signals", "USR1,sigusr2", worker)
+    assert {run.line() for _ in range(2)} == {"[0] ready", "[1] ready"}
+    run.process.send_signal(signal.SIGUSR1)
+    code, out, err = run.end()
+    assert (code, sorted(out.splitlines())) == (0, ["[0] saved", "[1] saved"])
+    assert announced(err) == ["SIGUSR1: forwarded to the workers of this node"]
+
+
+def test_signal_that_is_to_be_handled_ends_the_workers_as_with_torchrun(launch, script):
+    worker = script("signal.signal(signal.SIGUSR1, lambda *_: sys.exit(print('saved', flush=True)))\n" + SLEEP)
+    run = launch("--signals-to-handle", "SIGTERM,SIGUSR1", worker)
+    run.line()
+    run.process.send_signal(signal.SIGUSR1)
+    code, out, err = run.end()
+    assert (code, out) == (138, "[0] saved\n")
+    assert announced(err) == ["SIGUSR1: the workers of this node have 30 s to end; a second signal kills them"]
+
+
+STOP_WARDEN = "os.kill(os.getppid(), signal.SIGSTOP)\n"
+
+
+def test_worker_that_stops_its_warden_is_killed_after_the_grace(launch, script):
+    run = launch("--grace", 0.1, script(STOP_WARDEN + SLEEP))
+    pid = number(run.line())
+    run.process.send_signal(signal.SIGTERM)
+    code, _, err = run.end()
+    assert code == 143
+    assert announced(err) == ["SIGTERM: the workers of this node have 0.1 s to end; a second signal kills them"]
+    assert not is_there(pid)
+
+
+def test_worker_that_stops_its_warden_ends_with_an_agent_that_is_killed(launch, script):
+    run = launch(script(STOP_WARDEN + SLEEP))
+    pid = number(run.line())
+    run.process.kill()
+    wait_until_gone([pid])
 
 
 def test_worker_whose_warden_is_killed_ends_and_counts_as_failed(launch, script):
@@ -437,7 +544,8 @@ def test_worker_that_fails_on_one_node_fails_all_nodes_with_the_same_report(laun
 def test_node_that_comes_late_is_let_in_and_one_that_dies_is_done_without(launch, script, tmp_path):
     worker = script("print(os.environ['WORLD_SIZE'], flush=True)\nwhile not os.path.exists('over'): time.sleep(0.02)\n")
     conf = "last_call_timeout=0.5,keep_alive_interval=0.2"
-    common = ("--nnodes", "1:2", "--rdzv-endpoint", tmp_path / "job", "--rdzv-conf", conf, "--grace", 1, worker)
+    common = ("--nnodes", "1:2", "--rdzv-endpoint", tmp_path / "job", "--rdzv-id", 7, "--rdzv-conf", conf, "--grace", 1)
+    common += (worker,)
     first = launch(*common)
     assert first.line() == "[0] 1"
     second = launch(*common)
@@ -501,7 +609,8 @@ def test_quiet_node_tells_only_why_the_job_failed(launch, script):
 def test_rounds_and_lost_nodes_are_told(launch, script, tmp_path):
     worker = script("print(os.environ['WORLD_SIZE'], flush=True)\nwhile not os.path.exists('over'): time.sleep(0.02)\n")
     conf = "last_call_timeout=0.2,keep_alive_interval=0.2"
-    words = ("--nnodes", "1:2", "--rdzv-endpoint", tmp_path / "job", "--rdzv-conf", conf, "--grace", 1, worker)
+    words = ("--nnodes", "1:2", "--rdzv-endpoint", tmp_path / "job", "--rdzv-id", 7, "--rdzv-conf", conf, "--grace", 1)
+    words += (worker,)
     first, second = launch(*words), launch(*words)
     while not first.line().endswith(" 2"):
         pass
@@ -528,3 +637,32 @@ def test_verbose_node_speaks_to_people_and_not_in_json(launch, script):
     assert code == 0
     assert f"fscoord: the node {socket.gethostname()}:{run.process.pid} comes to the rendezvous\n" in err
     assert "{" not in err
+
+
+@pytest.mark.parametrize(("order", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("stuck", ["1", "2", "1, 2"])
+def test_node_whose_output_is_not_read_ends_by_a_signal_with_its_workers(
+    launch, script, tmp_path, order, expected, stuck
+):
+    """Also with -v: the log is written to standard error by all threads, which must not wait for its reader either."""
+    worker = script(f"""
+with open("pid", "w") as file: print(os.getpid(), file=file)
+while True:
+    for end in [{stuck}]: os.write(end, b"x" * 4095 + b"\\n")
+""")
+    run = launch("-v", worker)
+    until(lambda: is_blocked(tmp_path / "pid"))
+    run.process.send_signal(order)
+    assert run.process.wait(PATIENCE_S) == expected
+    assert not is_there(int((tmp_path / "pid").read_text()))
+    if stuck == "1":
+        lost = r"^fscoord: standard output: its reader takes no data; \d+ lines of output were dropped$"
+        assert re.search(lost, run.process.stderr.read(), re.MULTILINE)
+
+
+def is_blocked(file):
+    """Return whether the process whose number is in `file` waits in the kernel, to write to a pipe."""
+    if not file.exists() or not file.read_text().endswith("\n"):
+        return False
+    pid = int(file.read_text())
+    return all("pipe" in (Path(f"/proc/{pid}/wchan").read_text(), time.sleep(0.02))[0] for _ in range(10))

@@ -106,12 +106,12 @@ class World:
             node.seen = replace(node.seen, dead=dead, **over)
         if node.name in state.present:
             node.seen = replace(node.seen, life=state.life)
-        decision = decide(state, node.name, self.limits, node.seen)
+        decision = decide(state, node.name, self.limits, replace(node.seen, now=1))
         node.read, node.decision = state, decision
         if decision.verdict is Verdict.JOINED:
             self._joined(node, state)
             return True
-        if decision.verdict in (Verdict.CLOSED, Verdict.SPARE):
+        if decision.verdict in (Verdict.CLOSED, Verdict.SPARE, Verdict.REFUSED):
             self.tell(f"{node.name} is told: {decision.verdict.value}")
             node.is_over = True
             self._put(evict(self.state, {node.name}), f"{node.name} goes")

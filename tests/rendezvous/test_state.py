@@ -11,7 +11,7 @@ import pytest
 from rendezvous.simulation import World
 
 from fscoord import RendezvousStateError
-from fscoord.rendezvous.state import Limits, Observed, State, Verdict, close, decide, evict
+from fscoord.rendezvous.state import Decision, Limits, Observed, State, Verdict, close, decide, evict
 
 TWO_TO_THREE = Limits(2, 3)
 FORMING = State()
@@ -241,7 +241,7 @@ def test_round_is_not_broken_any_more_after_closing():
 def test_state_survives_encoding_and_decoding():
     state = State(9, 1, 5, True, True, ("a", "bß"), ("c",), ("d",), ("a",))
     assert State.decode(state.encode()) == state
-    assert json.loads(state.encode())["format"] == 1
+    assert json.loads(state.encode())["format"] == 2
 
 
 def broken_forms():
@@ -251,7 +251,7 @@ def broken_forms():
         for wrong in (None, "x", 1.5, {}, [1], [["a"]], 0, True):
             if type(wrong) is not type(value) or isinstance(wrong, list):
                 yield {**form, name: wrong}
-    yield {**form, "format": 2}
+    yield {**form, "format": 1}
     yield {**form, "more": 1}
     yield from ([], "x", None, 5)
 
@@ -268,6 +268,55 @@ def test_state_that_is_malformed_is_refused():
 def test_state_that_is_no_json_is_refused(data):
     with pytest.raises(RendezvousStateError):
         State.decode(data)
+
+
+# Jobs of one name
+
+LAUNCHED = Limits(2, 3, 3)
+UNNAMED = Limits(2, 3, 2)
+RUNNING = replace(PAIR, since=10)
+
+
+def test_round_that_begins_first_has_its_time_and_later_rounds_keep_it():
+    state = State(participants=("b", "a"))
+    first = written(state, "a", is_last_call_over=True, now=12)
+    assert first.since == 12
+    assert written(evict(first, ["a"]), "b", now=15).since == 12
+    assert evict(first, ["a"]).since == 12
+
+
+def test_newcomer_without_a_place_is_refused_once_all_nodes_are_known_alive():
+    full = replace(FULL, since=10)
+    assert ruled(full, "d", LAUNCHED) == (Decision(Verdict.REFUSED, full))
+    assert ruled(full, "d", LAUNCHED, alive=frozenset("ab")) == Decision(Verdict.WAIT, full)
+    broken = State(round=5, former=("a", "b"), participants=("c",), since=10)
+    assert ruled(broken, "d", LAUNCHED).verdict is Verdict.REFUSED
+    assert ruled(replace(RUNNING, waiting=("c",)), "d", LAUNCHED).verdict is Verdict.REFUSED
+    assert written(full, "d").waiting == ("d",)  # where spare nodes are wanted
+
+
+def test_newcomer_takes_the_place_of_a_node_that_is_dead():
+    state = written(replace(FULL, since=10), "d", LAUNCHED, dead=frozenset("c"))
+    assert (state.participants, state.former) == (("d",), ("a", "b"))
+
+
+def test_newcomer_joins_a_job_that_runs_if_that_may_grow():
+    assert written(RUNNING, "c", LAUNCHED).waiting == ("c",)
+    assert ruled(RUNNING, "c", UNNAMED).verdict is Verdict.REFUSED
+    forming = State(participants=("a", "b"))
+    assert written(forming, "c", UNNAMED).participants == ("a", "b", "c")
+    restarting = replace(forming, since=10)
+    assert ruled(restarting, "c", UNNAMED).verdict is Verdict.REFUSED
+
+
+def test_node_of_a_job_is_not_refused_when_it_was_taken_for_dead():
+    assert written(replace(FULL, since=10), "d", LAUNCHED, life=0).waiting == ("d",)
+
+
+def test_newcomer_to_a_job_whose_nodes_have_all_died_begins_another_life():
+    state = written(RUNNING, "x", LAUNCHED, dead=frozenset("ab"))
+    assert state == State(sequence=8, life=1, round=5, participants=("x",))
+    assert written(RUNNING, "x", dead=frozenset("ab")).life == 0
 
 
 # Everything
@@ -327,7 +376,8 @@ def test_decisions_in_every_small_state_keep_the_rules():
 def test_random_schedules_end_in_agreement(size, schedules, rng, scale):
     for number in range(scale(schedules)):
         most = rng.randint(1, size)
-        world = World(random.Random(f"{rng.random()}"), Limits(rng.randint(1, most), most))
+        least = rng.randint(1, most)
+        world = World(random.Random(f"{rng.random()}"), Limits(least, most, rng.choice([None, least, most])))
         try:
             play(world, size)
             world.settle()
