@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, cast, overload
 
 from fscoord._arguments import DEFAULT_TIMEOUT, Key, Timeout, Value, check_positive, key_bytes, key_text, to_seconds
 from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.collectives.arrivals import MISSING_MAX, Decoder, check_rank
 from fscoord.collectives.timeout import TimeoutStore, store_timeout
 from fscoord.errors import StoreTimeoutError
@@ -198,5 +199,6 @@ def _is_timeout(error: Exception) -> bool:
     """
     if isinstance(error, TimeoutError) or type(error) is LookupError:
         return True
+    raise_if_foreign(error, "torch")
     names = {each.__name__ for each in type(error).__mro__}
     return "DistStoreError" in names or (isinstance(error, RuntimeError) and "timeout" in str(error).lower())

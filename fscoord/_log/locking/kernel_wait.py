@@ -97,17 +97,22 @@ def wait_for_lock(
         keeps: keep the thread and a descriptor for the next wait.
         show_life: called at least every `LIFE_S`, by this thread.
 
+    If no thread is left, or the interpreter is about to end, the caller has to try again: `can_block` is then False.
+
     Raises:
-        OSError, RuntimeError: no descriptor or thread is left, or the interpreter is about to end.
+        OSError: no descriptor is left.
     """
     waiter = _Waiter(lock, reopen, keeps=keeps)
     try:
         request = _enqueue(waiter)
-        if show_life is None:
+        if request is None:
+            lock.can_block = False
+        elif show_life is None:
             waiter.wake.wait(left)
         else:
             _wait_and_show_life(waiter, left, show_life)
-        request.remove(waiter)
+        if request is not None:
+            request.remove(waiter)
     finally:
         waiter.gone = True  # even if Ctrl-C came between any two lines above: the thread then skips this waiter
 
@@ -167,7 +172,10 @@ class _LockThread:
         self.session = 0
         self._taken = system.Descriptors()  # ``fd``, if it was the spare descriptor
         self._wake = system.AutoResetEvent()
-        system.start_thread("fscoord-lock", self._run)
+
+    def start(self) -> bool:
+        """Start the thread, and return whether the interpreter allows it. The caller holds the guard."""
+        return not isinstance(system.try_thread("fscoord-lock", self._run), RuntimeError)
 
     def _run(self) -> None:
         try:
@@ -331,15 +339,18 @@ def _file_key(fd: int, kind: int) -> tuple[int, int, int]:
     return found.st_dev, found.st_ino, kind
 
 
-def _enqueue(waiter: _Waiter) -> _LockThread:
+def _enqueue(waiter: _Waiter) -> _LockThread | None:
     lock = waiter.lock
     key = lock.file_key = lock.file_key or _file_key(lock.fd, lock.kind)
     with _guard[0]:
         request = _requests.get(key)
-        if request is None:
-            request = _requests[key] = _LockThread(key, waiter)
-        else:
+        if request is not None:
             request.add(waiter)
+            return request
+        request = _LockThread(key, waiter)
+        if not request.start():
+            return None
+        _requests[key] = request
         return request
 
 

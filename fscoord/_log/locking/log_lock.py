@@ -240,7 +240,7 @@ class LogLock:
         elif self.can_block:
             try:
                 wait_for_lock(self, left, reopen, keeps=not patient, show_life=show_life)
-            except (OSError, RuntimeError) as error:
+            except OSError as error:
                 raise_if_foreign(error)
                 self.can_block = False
         else:
