@@ -221,7 +221,7 @@ class FileObserver:
         if reading.problem is not None:
             notes.append(f"what the participants wait for is unknown: {reading.problem}")
         if reading.torn:
-            notes.append(f"the slots of these sessions can't be read: {_numbers(reading.torn)}")
+            notes.append(f"these wait slots can't be read: {_numbers(reading.torn)}")
         if not log.has_liveness:
             notes.append("this store has no liveness file, so the death of a process of another host is not known")
         seen = {
