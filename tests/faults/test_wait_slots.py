@@ -594,7 +594,7 @@ def test_slots_of_ended_sessions_are_used_again(
 
 
 @soon
-def test_sessions_that_wait_at_once_have_a_slot_each_and_a_killed_one_frees_its_slot(path: str) -> None:
+def test_sessions_that_wait_have_a_slot_each_which_a_kill_frees(path: str) -> None:
     FileStore(path).close()
     with ExitStack() as stack:
         children = [
