@@ -24,7 +24,7 @@ from support.internals import log_of, watcher_of
 from support.interrupts import At
 from support.places import until
 
-from fscoord import FileStore, StoreTimeoutError
+from fscoord import FileStore, HashStore, StoreTimeoutError
 from fscoord._log.combining import combiner
 from fscoord._log.combining.request import Author, encode_request
 from fscoord._log.format import record
@@ -361,7 +361,7 @@ def test_runtime_error_of_a_handler_is_no_time_out_of_a_foreign_store() -> None:
     with pytest.raises(RuntimeError) as caught:
         handler()
     with pytest.raises(RuntimeError):
-        c10d._is_timeout(caught.value)
+        c10d._is_timeout(caught.value, HashStore())  # type: ignore[arg-type]
 
 
 def test_end_of_an_object_that_recovers_from_forks_runs_no_function_of_python() -> None:
