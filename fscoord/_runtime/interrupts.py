@@ -74,7 +74,7 @@ def raise_if_foreign(error: BaseException, *libraries: str) -> None:
 
     Args:
         error: the exception.
-        libraries: the packages, besides this one, whose `RuntimeError` the clause expects.
+        libraries: modules of the packages, besides this one, whose `RuntimeError` the clause expects.
     """
     if isinstance(error, FscoordError):
         return
@@ -84,12 +84,13 @@ def raise_if_foreign(error: BaseException, *libraries: str) -> None:
         raise error
     if isinstance(error, RecursionError):
         raise error
-    if isinstance(error, RuntimeError) and not _passed_only(error.__traceback__, {"fscoord", *libraries}):
+    if isinstance(error, RuntimeError) and not _passed_only(error.__traceback__, __name__, *libraries):
         raise error
 
 
-def _passed_only(traceback: TracebackType | None, packages: set[str]) -> bool:
-    """Return whether all functions of `traceback` belong to `packages`. Functions of C are not in it."""
+def _passed_only(traceback: TracebackType | None, *modules: str) -> bool:
+    """Return whether all functions of `traceback` are in the packages of `modules`. Functions of C are not in it."""
+    packages = {name.partition(".")[0] for name in modules}
     while traceback is not None:
         if str(traceback.tb_frame.f_globals.get("__name__")).partition(".")[0] not in packages:
             return False

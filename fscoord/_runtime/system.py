@@ -343,7 +343,9 @@ class AutoResetEvent:
         try:
             self._lock.release()
         except RuntimeError as error:
-            raise_if_foreign(error, "gevent")  # whose lock is written in Python, if the program has patched `threading`
+            raise_if_foreign(
+                error, type(self._lock).__module__
+            )  # that of gevent, if the program has patched `threading`
             return False
         return True
 

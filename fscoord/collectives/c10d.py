@@ -201,5 +201,5 @@ def _is_timeout(error: Exception, store: BarrierStore) -> bool:
         return True
     if "DistStoreError" in {each.__name__ for each in type(error).__mro__}:
         return True
-    raise_if_foreign(error, "torch", type(store).__module__.partition(".")[0])
+    raise_if_foreign(error, "torch", type(store).__module__)
     return isinstance(error, RuntimeError) and "timeout" in str(error).lower()

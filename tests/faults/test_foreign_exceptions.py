@@ -254,7 +254,7 @@ def test_runtime_error_is_foreign_if_it_passed_through_a_function_of_the_program
         with pytest.raises(RuntimeError) as again:
             raise_if_foreign(caught.value)
         assert again.value is caught.value
-        raise_if_foreign(caught.value, __name__.partition(".")[0])
+        raise_if_foreign(caught.value, __name__)
 
 
 class AlarmError(RuntimeError):
