@@ -593,6 +593,7 @@ class Log:
         if attempt == 1:
             self._writes_in_a_row = system.time.time_ns() - self.writer.last_time < IN_A_ROW_NS
         options: dict[str, Any] = {"patient": not handle.is_shared, "in_a_row": self._writes_in_a_row}
+        options["flags"] = handle.write_flags
         if show_life is not None:
             options["show_life"] = show_life
             show_life()

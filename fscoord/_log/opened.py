@@ -31,7 +31,8 @@ def open_log_file(
         UnsupportedFilesystemError: locks are not reliable on the mount; the message says why, and what to do.
     """
     mount = find_mount(path)
-    objection = mount.objection(KIND_NAMES[options.lock_kind], options.coherence)
+    kind_of_lock = KIND_NAMES[options.lock_kind]
+    objection = mount.objection(kind_of_lock, options.coherence, trusts_locks=options.trust_locks)
     if objection is not None:
         raise UnsupportedFilesystemError(
             f"{path} is on {mount.kind} at {mount.point}: {objection.reason}; {objection.remedy}", path=path

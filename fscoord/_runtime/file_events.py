@@ -21,7 +21,7 @@ from itertools import starmap
 from typing import Any
 
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign, raise_unless_closed
+from fscoord._runtime.interrupts import BareCall, raise_if_foreign, raise_unless_closed
 
 LOG_CHANGED = 0x0002 | 0x0004 | 0x0400 | 0x0800  # IN_MODIFY, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF: inotify(7)
 BELL_RUNG = 0x0004 | 0x0400 | 0x0800
@@ -339,7 +339,13 @@ class ObserverSource:
         self._observer = system.import_uninterrupted("watchdog.observers").Observer()
         self._observer.daemon = True
         self._observer.schedule(Handler(), system.os.path.dirname(path))
-        self._observer.start()
+        start = BareCall(self._observer.start)
+        start.wait(system.threading.TIMEOUT_MAX)
+        error = start.refusal or start.error
+        if isinstance(error, RuntimeError):
+            raise system.thread_refused("watchdog", error)
+        if error is not None:
+            raise error
 
     def close(self) -> None:
         """End the observer's threads. In a forked child there are no such threads, and nothing is done."""

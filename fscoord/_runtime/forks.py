@@ -16,9 +16,9 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
-from weakref import WeakSet
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Generic, TypeVar
+from weakref import ref
 
 T = TypeVar("T")
 
@@ -57,6 +57,24 @@ _guards: dict[int, Any] = {}
 `recover_from_fork` at the same time. A child never uses its parent's mutex, which may be locked."""
 
 
+class WeakObjects(Generic[T]):
+    """A set that keeps none of its objects alive. The end of an object calls no function that is written in Python.
+
+    A `weakref.WeakSet` calls one. A signal handler may run in it, and Python drops what the handler raises there.
+    """
+
+    def __init__(self) -> None:
+        self._references: set[ref[T]] = set()
+
+    def add(self, item: T) -> None:
+        """Add `item`, which must be hashable."""
+        self._references.add(ref(item, self._references.discard))
+
+    def __iter__(self) -> Iterator[T]:
+        found = [reference() for reference in list(self._references)]
+        return (item for item in found if item is not None)
+
+
 def after_fork_in_child(step: str, call: Callable[[], None]) -> None:
     """Register `call` as the step named `step`.
 
@@ -71,15 +89,15 @@ def after_fork_in_child(step: str, call: Callable[[], None]) -> None:
     _steps[step] = call
 
 
-def reset_in_child(step: str, reset: Callable[[T], None]) -> WeakSet[T]:
+def reset_in_child(step: str, reset: Callable[[T], None]) -> WeakObjects[T]:
     """Register the step named `step`, which calls `reset` for each object of a set. Return the set, which is empty.
 
-    The set keeps no object alive. A constructor adds its object to the set.
+    A constructor adds its object to the set.
     """
-    objects: WeakSet[T] = WeakSet()
+    objects: WeakObjects[T] = WeakObjects()
 
     def reset_all() -> None:
-        for each in list(objects):
+        for each in objects:
             reset(each)
 
     after_fork_in_child(step, reset_all)

@@ -16,16 +16,17 @@ a C function, and at a jump backwards.
 2. **A mutex is a bare lock in a ``with``.** The interpreter acquires the lock and enters the block without such a point
    between the two. `threading.Condition` and `threading.Event` are written in Python: an interruption inside them can
    leave their lock locked for ever.
-3. **A ``finally`` that unlocks begins with a C function**, such as a bound method of a lock or a `functools.partial` of
+3. **A ``finally`` that unlocks begins with a C function**, such as a bound method of a lock or a `partial` of
    an `os` function. If the first call were a Python function, a handler could raise at its entry, before the lock is
    released. After a C function, the handler raises when the lock is free.
 4. **A foreign exception passes through unchanged.** A clause that catches an `OSError`, an `ImportError` or a
    `RuntimeError` calls `raise_if_foreign` first. Otherwise a handler's `TimeoutError`, which is an `OSError`, would be
    retried, reported as a failure of the file system, or lost.
-5. **A module that is rarely needed is imported in a thread of its own** (`import_uninterrupted`), because handlers run
-   in the main thread only. A `KeyboardInterrupt` inside importlib can leave the lock of an import locked for ever,
-   because ``_get_module_lock`` acquires the lock before its ``try`` begins. Then every thread that imports the same
-   module hangs.
+5. **Python code that no exception may leave in the middle runs in a bare thread** (`BareCall`), because handlers run in
+   the main thread only. A `KeyboardInterrupt` inside importlib can leave the lock of an import locked for ever, because
+   ``_get_module_lock`` acquires the lock before its ``try`` begins: then every thread that imports the same module
+   hangs. An exception inside `threading.Thread.start` can make the new thread end with a `KeyError` before its work
+   begins. So `import_uninterrupted` imports every module that is rarely needed, and `start_thread` starts every thread.
 
 A fork during an import copies the lock of the import and a half-initialized module. It does not copy the thread that
 would release the lock. So a forked child abandons the imports that this module had under way, and starts them again. It
@@ -37,24 +38,19 @@ interpreter's lock of all imports, which Python resets after `os.fork` only.
 from __future__ import annotations
 
 import _imp
-import functools
+import _thread
 import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Generic, TypeVar
 
 from fscoord._runtime.forks import after_fork_in_child, process_epoch
 from fscoord.errors import FscoordError
 
-_OF_THE_INTERPRETER: Final = (
-    "can't start new thread",
-    "can't create new thread",
-    "cannot release un-acquired lock",
-    "concurrent poll() invocation",
-    "release unlocked lock",
-)
-"""The beginnings of the messages of those RuntimeErrors that the interpreter raises and that the package expects."""
+T = TypeVar("T")
 
 _OF_A_LIST: Final = ("pop from empty list", "pop from an empty deque", "x not in list", "is not in deque")
 """The ends of the messages of the errors that lists and deques raise."""
@@ -63,17 +59,22 @@ _OF_AN_EPOLL: Final = "I/O operation on closed epoll object"
 """The message of the error that each method of a closed epoll raises."""
 
 
-def in_one_chain(*steps: functools.partial[Any]) -> list[Any]:
+def in_one_chain(*steps: partial[Any]) -> list[Any]:
     """Call `steps`, which must be C functions, with no point between them at which a signal handler could run."""
-    return list(map(functools.partial.__call__, steps))
+    return list(map(partial.__call__, steps))
 
 
-def raise_if_foreign(error: BaseException) -> None:
+def raise_if_foreign(error: BaseException, *libraries: str) -> None:
     """Raise `error` again if neither the system nor the interpreter raised it: rule 4 above.
 
     An `OSError` of the system has an error number, and an `ImportError` of `import_uninterrupted` has the name of a
-    module. The exceptions of a handler have neither. A clause must call this function first if it catches an `OSError`,
-    an `ImportError` or a `RuntimeError`, and does not always raise it again.
+    module. The exceptions of a handler have neither. A `RuntimeError` of a handler has passed through the handler, a
+    function outside of this package and of `libraries`. A clause must call this function first if it catches an
+    `OSError`, an `ImportError` or a `RuntimeError`, and does not always raise it again.
+
+    Args:
+        error: the exception.
+        libraries: modules of the packages, besides this one, whose `RuntimeError` the clause expects.
     """
     if isinstance(error, FscoordError):
         return
@@ -81,8 +82,20 @@ def raise_if_foreign(error: BaseException) -> None:
         raise error
     if isinstance(error, ImportError) and error.name is None:
         raise error
-    if isinstance(error, RuntimeError) and not str(error).startswith(_OF_THE_INTERPRETER):
+    if isinstance(error, RecursionError):
         raise error
+    if isinstance(error, RuntimeError) and not _passed_only(error.__traceback__, __name__, *libraries):
+        raise error
+
+
+def _passed_only(traceback: TracebackType | None, *modules: str) -> bool:
+    """Return whether all functions of `traceback` are in the packages of `modules`. Functions of C are not in it."""
+    packages = {name.partition(".")[0] for name in modules}
+    while traceback is not None:
+        if str(traceback.tb_frame.f_globals.get("__name__")).partition(".")[0] not in packages:
+            return False
+        traceback = traceback.tb_next
+    return True
 
 
 def raise_unless_absent(error: BaseException) -> None:
@@ -113,66 +126,102 @@ signal handler has interrupted an import of the same module."""
 CHILD_LIMIT_S: Final = 1.0
 """The longest import in a forked child, if other threads of the parent were importing modules during the fork."""
 
-_JOIN_S: Final = 1.0
-"""The longest wait for the thread of an import, in seconds, until the waiting thread checks whether it was forked."""
+_LOOK_S: Final = 0.05
+"""How often a thread that waits for a `BareCall` checks whether it was forked, in seconds."""
 
-_Thread = threading.Thread  # the real one, even if a test replaces `threading`
+_allocate_lock = threading.Lock  # the real one, even if a test replaces `threading`
+_Thread = threading.Thread
+_start_new_thread = _thread.start_new_thread
 _importlib: Any = sys.modules["_frozen_importlib"]
 
 
-class _Import:
-    """The import of module `name`, in a thread of its own where a thread can be started."""
+class BareCall(Generic[T]):
+    """A call of `work` in a bare thread, in which no signal handler runs: rule 5 above.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.error: BaseException | None = None
+    Attributes:
+        refusal: the error of the interpreter if it refuses a thread. Then `work` is not called.
+        result, error: what the call has returned or raised, after its end.
+        is_over: whether the call has ended.
+    """
+
+    result: T
+    error: BaseException | None = None
+    refusal: RuntimeError | None = None
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
         self._owner = os.getpid()
-        for daemon in (True, False):  # an isolated subinterpreter refuses daemon threads
-            try:
-                self.thread = _Thread(target=self._run, name="fscoord-import", daemon=daemon)
-                self.thread.start()
-                return
-            except RuntimeError:  # a limit, a subinterpreter that allows no threads, or the process is ending
-                continue
-        self.thread = threading.current_thread()
-        self._run()
+        self.is_over = False
+        self._end = _allocate_lock()
+        self._end.acquire()
+        try:
+            _start_new_thread(self._run, ())
+        except RuntimeError as error:  # a limit, a subinterpreter that allows no threads, or the process is ending
+            raise_if_foreign(error)
+            self.refusal = error
 
     def _run(self) -> None:
-        me = threading.get_ident()
-        _importing[me] = self.name
         try:
-            __import__(self.name)
-        except BaseException as error:  # noqa: BLE001 - `wait` raises it in the calling thread
+            self.result = self._work()
+        except BaseException as error:  # noqa: BLE001 - for the thread that waits
             self.error = error
         finally:
-            _importing.pop(me, None)
+            self.is_over = True
+            self._end.release()
 
-    def wait(self, limit: float) -> bool:
-        """Wait until the import has ended, and raise its error. After `limit` seconds, raise an `ImportError`.
+    def wait(self, seconds: float) -> bool:
+        """Wait at most `seconds` for the end of the call, and return whether it has ended."""
+        while not (self.is_over or self.is_lost) and seconds > 0:
+            if self._end.acquire(timeout=min(seconds, _LOOK_S)):
+                self._end.release()
+            seconds -= _LOOK_S
+        return self.is_over
 
-        Returns:
-            False in a child that a signal handler has forked meanwhile. The child does not have the thread.
-        """
-        if self.thread is not threading.current_thread():
-            is_alive = True
-            for _ in range(max(round(limit / _JOIN_S), 1)):  # after a fork in C, the join does not end early
-                self.thread.join(min(limit, _JOIN_S))
-                is_alive = self.thread.is_alive()
-                if os.getpid() != self._owner:  # checked last: in the child of `os.fork` the thread counts as ended
-                    process_epoch()  # after a fork in C, this call abandons the import
-                    return False
-                if not is_alive:
-                    break
-            if is_alive:
-                _late[self.name] = self.thread
-                raise _unable(self.name, f"timeout: after {limit:g} s its import still waits for another import")
-            if isinstance(self.error, ImportError):  # not foreign: no handler runs in this thread
-                self.error.name = self.error.name or self.name
-            elif self.error is not None and not isinstance(self.error, OSError):
-                raise _unable(self.name, f"its import failed ({self.error!r})") from self.error
-        if self.error is not None:
-            raise self.error
-        return True
+    @property
+    def is_lost(self) -> bool:
+        """Whether this is a child that a signal handler has forked meanwhile, which does not have the thread."""
+        return not self.is_over and os.getpid() != self._owner
+
+
+def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> threading.Thread | RuntimeError:
+    """Start a daemon thread named `name` that calls `call`. Return the thread, or the error that refuses a thread.
+
+    The error is returned and not raised, so that no caller takes an exception of a signal handler for it.
+    """
+
+    def start() -> threading.Thread:
+        thread = _Thread(target=call, args=arguments, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    while True:
+        started = BareCall(start)
+        if started.refusal is not None:
+            return started.refusal
+        if started.wait(threading.TIMEOUT_MAX):
+            if isinstance(started.error, RuntimeError):
+                return started.error
+            if started.error is not None:
+                raise started.error
+            return started.result
+
+
+def _import(name: str) -> None:
+    me = threading.get_ident()
+    _importing[me] = name
+    try:
+        __import__(name)
+    finally:
+        _importing.pop(me, None)
+
+
+def _raise_as_import_error(error: BaseException, name: str) -> None:
+    """Raise the `error` of the import of module `name`. It is not foreign, because no handler ran in its thread."""
+    if isinstance(error, ImportError):
+        error.name = error.name or name
+    elif not isinstance(error, OSError):
+        raise _unable(name, f"its import failed ({error!r})") from error
+    raise error
 
 
 def _unable(name: str, why: str) -> ImportError:
@@ -180,8 +229,8 @@ def _unable(name: str, why: str) -> ImportError:
 
 
 _importing: dict[int, str] = {}
-"""The name of the module that each thread of an `_Import` is importing, by the identity of the thread."""
-_late: dict[str, threading.Thread] = {}
+"""The name of the module that each thread of `import_uninterrupted` is importing, by the identity of the thread."""
+_late: dict[str, BareCall[None]] = {}
 _limit_s = [LIMIT_S]
 
 
@@ -196,19 +245,28 @@ def import_uninterrupted(name: str) -> Any:
     found = sys.modules.get(name)
     if found is None or getattr(found.__spec__, "_initializing", False):
         late = _late.get(name)
-        if late is not None and late.is_alive():
+        if late is not None and not late.is_over:
             raise _unable(name, "an earlier import of it has not ended; it waits for another import")
         if _owner(_locks().get(name)) == threading.get_ident():
             raise _unable(
                 name, "this thread is importing it already; a signal handler or the module itself began a second import"
             )
-        while not _Import(name).wait(_limit_s[0]):
-            pass  # in a forked child, which imports the module itself
+        call = BareCall(partial(_import, name))
+        while call.refusal is None and not call.wait(_limit_s[0]):
+            if not call.is_lost:
+                _late[name] = call
+                raise _unable(name, f"timeout: after {_limit_s[0]:g} s its import still waits for another import")
+            process_epoch()  # after a fork in C, this call abandons the import
+            call = BareCall(partial(_import, name))
+        if call.refusal is not None:
+            _import(name)
+        elif call.error is not None:
+            _raise_as_import_error(call.error, name)
     return sys.modules[name]
 
 
 def _after_fork_in_child() -> None:
-    """Abandon the imports of the `_Import` threads. If other threads were importing modules too, shorten the limit.
+    """Abandon the imports of `import_uninterrupted`. If other threads were importing modules too, shorten the limit.
 
     The limit is also shortened if a thread that no longer exists holds the lock of all imports, after a fork in C.
     """

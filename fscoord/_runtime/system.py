@@ -29,8 +29,15 @@ from types import ModuleType
 from typing import IO, Any, Final, ParamSpec, TypeVar
 
 from fscoord._runtime.escaping import escape_word
-from fscoord._runtime.forks import after_fork_in_child, fork_marker, process_epoch, recover_from_fork, reset_in_child
-from fscoord._runtime.interrupts import import_uninterrupted, in_one_chain, raise_if_foreign
+from fscoord._runtime.forks import (
+    WeakObjects,
+    after_fork_in_child,
+    fork_marker,
+    process_epoch,
+    recover_from_fork,
+    reset_in_child,
+)
+from fscoord._runtime.interrupts import import_uninterrupted, in_one_chain, raise_if_foreign, start_thread as try_thread
 from fscoord.errors import StoreUnavailableError
 
 try:
@@ -42,8 +49,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 __all__ = ["errno", "fcntl", "os", "select", "stat", "threading", "time"]
-__all__ += ["after_fork_in_child", "fork_marker", "process_epoch", "recover_from_fork", "reset_in_child"]
-__all__ += ["import_uninterrupted", "in_one_chain"]
+__all__ += ["WeakObjects", "after_fork_in_child", "fork_marker", "process_epoch", "recover_from_fork", "reset_in_child"]
+__all__ += ["import_uninterrupted", "in_one_chain", "try_thread"]
 
 O_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 O_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -165,12 +172,15 @@ class Descriptors(set[int]):
     def __init__(self) -> None:
         super().__init__()
         self.close = os.close  # the close of the `os` that opens the descriptors, which may be a fake
-        _descriptors[id(self)] = self
+        _descriptors.add(self)
+
+    def __hash__(self) -> int:  # type: ignore[override]  # each is equal to itself only
+        return id(self)
 
 
 _close = os.close
 """The real close(2), even if a test replaces `os`."""
-_descriptors: weakref.WeakValueDictionary[int, Descriptors] = weakref.WeakValueDictionary()
+_descriptors: WeakObjects[Descriptors] = WeakObjects()
 loose = Descriptors()
 """The descriptors without an owner. All threads add to this set and remove from it at any time."""
 
@@ -183,7 +193,7 @@ the child has a descriptor whose number only the opening thread would have got."
 def _close_inherited() -> None:
     """Close all descriptors in a forked child, each once. Unlock nothing, because the locks are the parent's."""
     found: dict[Callable[[int], None], set[int]] = {}
-    for kept in list(_descriptors.values()):
+    for kept in _descriptors:
         found.setdefault(kept.close, set()).update(kept)
         kept.clear()
     for close, descriptors in found.items():
@@ -446,7 +456,10 @@ class AutoResetEvent:
         """Set the event, which wakes the waiter or ends its next wait at once. Return False if it was set already."""
         try:
             self._lock.release()
-        except RuntimeError:
+        except RuntimeError as error:
+            raise_if_foreign(
+                error, type(self._lock).__module__
+            )  # that of gevent, if the program has patched `threading`
             return False
         return True
 
@@ -470,16 +483,16 @@ def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> thr
     Raises:
         StoreUnavailableError: the thread can't be started.
     """
-    try:
-        thread = threading.Thread(target=call, args=arguments, name=name, daemon=True)
-        thread.start()
-    except RuntimeError as error:  # a limit, a subinterpreter that allows no daemons, or the process is ending
-        raise StoreUnavailableError(
-            f"the thread {name!r} can't be started ({error}); end other threads, raise the limit (ulimit -u), or use"
-            " the main interpreter",
-            errno=errno.EAGAIN,
-        ) from error
+    thread = try_thread(name, call, *arguments)
+    if isinstance(thread, RuntimeError):  # a limit, a subinterpreter that allows no daemons, or the process is ending
+        raise thread_refused(name, thread)
     return thread
+
+
+def thread_refused(name: str, refusal: RuntimeError) -> StoreUnavailableError:
+    """Return the error of an operation that needs the thread `name`, which the interpreter refuses with `refusal`."""
+    text = f"the thread {name!r} can't be started ({refusal}); end other threads, raise the limit (ulimit -u), or use"
+    return StoreUnavailableError(f"{text} the main interpreter", errno=errno.EAGAIN)
 
 
 start_bare_thread = _thread.start_new_thread

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final
 
 from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._waiting.wait import WaitBackend
 
 __all__ = ["AsyncioBackend", "AsyncioWaker", "call_soon", "finish"]
@@ -84,12 +84,14 @@ class AsyncioBackend(WaitBackend):
         A forked child only closes `events`. It does not change its parent's loop, because parent and child share one
         epoll instance of the kernel.
         """
-        is_here = False
-        with suppress(RuntimeError):
-            is_here = asyncio.get_running_loop() is self.loop
+        running = None
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError as error:
+            raise_if_foreign(error)
         if self._life != system.process_epoch() or self.loop.is_closed():
             events.close()
-        elif is_here or not call_soon(self.loop, self._remove, events):
+        elif running is self.loop or not call_soon(self.loop, self._remove, events):
             self._remove(events)
 
     def _remove(self, events: Any) -> None:
@@ -107,7 +109,8 @@ def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arg
     """
     try:
         loop.call_soon_threadsafe(call, *arguments)
-    except RuntimeError:
+    except RuntimeError as error:
+        raise_if_foreign(error, "asyncio", "uvloop")
         return False
     return True
 

@@ -242,13 +242,12 @@ class CallExecutor:
             if self._threads >= self._threads_max:
                 return
             self._threads += 1
-        try:
-            system.start_thread("fscoord-aio", self._work)
-        except RuntimeError:  # no thread left
+        thread = system.try_thread("fscoord-aio", self._work)
+        if isinstance(thread, RuntimeError):  # no thread is left
             with self._mutex:
                 self._threads -= 1
                 if not self._threads:
-                    raise
+                    raise system.thread_refused("fscoord-aio", thread)
 
     def _withdraw(self, call: PendingCall[Any]) -> bool:
         """Remove `call` from the calls to make, unless a thread has begun it; return whether it was removed."""

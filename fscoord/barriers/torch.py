@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from fscoord._arguments import DEFAULT_TIMEOUT, Key, Timeout, to_seconds
 from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.barriers.base import Barrier, register_barrier
 from fscoord.barriers.store import StoreBarrier
 from fscoord.collectives.arrivals import Decoder
@@ -133,6 +134,7 @@ class DistBarrier(Barrier):
         try:
             self._finish(self._dist.barrier(async_op=True), None if limit == float("inf") else limit)
         except RuntimeError as error:
+            raise_if_foreign(error, "torch")
             waited = system.time.monotonic() - started
             if limit is not None and waited >= limit:
                 raise StoreTimeoutError(

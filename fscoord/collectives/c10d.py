@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, cast, overload
 
 from fscoord._arguments import DEFAULT_TIMEOUT, Key, Timeout, Value, check_positive, key_bytes, key_text, to_seconds
 from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.collectives.arrivals import MISSING_MAX, Decoder, check_rank
 from fscoord.collectives.timeout import TimeoutStore, store_timeout
 from fscoord.errors import StoreTimeoutError
@@ -114,7 +115,7 @@ def barrier(
         try:
             store.wait([last_member])
         except Exception as error:
-            if rank is None or not _is_timeout(error):
+            if rank is None or not _is_timeout(error, store):
                 raise
             named = rank_tracing_decoder or str
             if rank == 0:
@@ -172,7 +173,7 @@ def _find_missing(store: BarrierStore, world_size: int, prefix: str, named: Deco
         try:
             store.wait([f"{prefix}{rank}/TRACE"], patience)
         except Exception as error:
-            if not _is_timeout(error):
+            if not _is_timeout(error, store):
                 raise
             missing.append(str(named(rank)))
     store.set(f"{prefix}/TRACING_GATE", IGNORED)
@@ -185,18 +186,20 @@ def _is_rank_0_there(store: BarrierStore, prefix: str, rank: int) -> bool:
     try:
         store.wait([f"{prefix}/TRACING_GATE"])
     except Exception as error:
-        if not _is_timeout(error):
+        if not _is_timeout(error, store):
             raise
         return False
     return True
 
 
-def _is_timeout(error: Exception) -> bool:
-    """Return whether `error` is a time-out.
+def _is_timeout(error: Exception, store: BarrierStore) -> bool:
+    """Return whether `error` is a time-out of `store`.
 
     torch's stores raise ``DistStoreError`` or a plain `RuntimeError`, and its EtcdStore raises a plain `LookupError`.
     """
     if isinstance(error, TimeoutError) or type(error) is LookupError:
         return True
-    names = {each.__name__ for each in type(error).__mro__}
-    return "DistStoreError" in names or (isinstance(error, RuntimeError) and "timeout" in str(error).lower())
+    if "DistStoreError" in {each.__name__ for each in type(error).__mro__}:
+        return True
+    raise_if_foreign(error, "torch", type(store).__module__)
+    return isinstance(error, RuntimeError) and "timeout" in str(error).lower()

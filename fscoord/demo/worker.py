@@ -202,7 +202,7 @@ def _facts(rank: int) -> dict[str, Any]:
 
 def main(store: str, directory: str, world_size: str, kill: str, timeout: str) -> int:
     """Run one process of the demonstration, and return the exit code."""
-    system.threading.Thread(target=_end_with_launcher, daemon=True).start()
+    system.start_thread("fscoord-demo", _end_with_launcher)
     try:
         with FileStore(store, timeout=float(timeout)) as opened:
             Worker(opened, directory, int(world_size), float(timeout)).work(last_holds=bool(kill))

@@ -150,9 +150,8 @@ def _call_beside(store: Store, info: RendezvousInfo, call: Callable[[], None]) -
             info.store.set(own, b"1")
 
     # A daemon thread: JAX can't be interrupted, and the process must be able to end when another one has died.
-    thread = system.threading.Thread(target=run, name="fscoord-jax", daemon=True)
     waiting = {session_of(info.store, rank): rank for rank in range(info.world_size) if rank != info.rank}
-    thread.start()
+    thread = system.start_thread("fscoord-jax", run)
     while thread.is_alive():
         dead: list[int] = []
         with suppress(StoreTimeoutError):

@@ -19,6 +19,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import quote, quote_from_bytes, unquote_to_bytes
 
 from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, LockLostError, StoreError, StoreTimeoutError, missing_extra
 from fscoord.recipes import Election, Lock, Membership, Participant, ReadWriteLock, force_release
 from fscoord.store import Store
@@ -141,7 +142,8 @@ def _release(release: Callable[[], None]) -> bool:
         return False
     except FscoordError:
         raise
-    except RuntimeError:  # nothing was held
+    except RuntimeError as error:  # nothing was held
+        raise_if_foreign(error)
         return False
 
 
@@ -378,6 +380,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
         except FscoordError:
             raise
         except RuntimeError as error:  # it was removed from the group, or taken for dead
+            raise_if_foreign(error)
             raise coordination.MemberNotJoined(group_id, self._member_id) from error
 
     def _data(self, capabilities: coordination.Capabilities | None, joined: float | None = None) -> bytes:

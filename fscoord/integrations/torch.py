@@ -15,6 +15,7 @@ from fscoord import environment
 from fscoord._arguments import Key, Timeout, Value, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.escaping import printable, shell_word
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, QueueEmptyError, StoreUnavailableError, UsedBeforeError, missing_extra
 from fscoord.store import Store
 from fscoord.stores import url as urls
@@ -376,8 +377,8 @@ def _register() -> None:
     try:
         register: Any = dist.register_rendezvous_handler  # which has no types
         register(SCHEME, rendezvous)
-    except RuntimeError:  # this module was imported before, and again after it was dropped from sys.modules
-        pass
+    except RuntimeError as error:  # this module was imported before, and again after it was dropped from sys.modules
+        raise_if_foreign(error, "torch")
 
 
 _register()

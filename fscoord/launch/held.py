@@ -236,10 +236,9 @@ class _HoldMonitor:
         self._grace = grace
         self._patience = patience
         self._over = system.AutoResetEvent()
-        self._thread = system.threading.Thread(target=self._run, name="fscoord-hold", daemon=True)
 
     def __enter__(self) -> _HoldMonitor:
-        self._thread.start()
+        self._thread = system.start_thread("fscoord-hold", self._run)
         return self
 
     def __exit__(self, *_: object) -> None:

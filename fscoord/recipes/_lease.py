@@ -33,6 +33,7 @@ class LeaseRenewer:
         self._renew = renew
         self._entry = entry
         self._is_over = False
+        self._life = system.process_epoch()
         self._wakeup = system.AutoResetEvent()
 
     def start(self) -> None:
@@ -59,7 +60,7 @@ class LeaseRenewer:
             logger(__name__).warning(text, self._line, self._entry.lease_s)
 
     def _ended(self) -> bool:
-        return self._is_over
+        return self._is_over or self._life != system.process_epoch()
 
 
 class LeaseMonitor:

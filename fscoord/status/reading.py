@@ -22,7 +22,7 @@ from fscoord.status.picture import LogLock, Picture, SessionStatus
 from fscoord.store import Member, Store, observe_sessions, shows_waits
 from fscoord.stores.file.observer import FileObserver, HeldLock, SeenSession
 from fscoord.stores.prefix import PrefixStore
-from fscoord.stores.url import open_store, parse_url
+from fscoord.stores.url import convert, open_store, parse_url
 
 __all__ = ["Activity", "Observer", "Status", "observe", "status"]
 
@@ -96,12 +96,12 @@ def observe(store: Store | str | system.os.PathLike[str], timeout: float | None 
         return _observe_store(store)
     scheme, host, path, options = parse_url(store)
     if scheme == "file" and host in {"", "localhost"}:
-        return _FileStoreObserver(path, {name: value for name, value in options.items() if name in _READING})
+        return _FileStoreObserver(path, convert({name: options[name] for name in _READING if name in options}, scheme))
     limits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     return _StoreObserver(open_store(store, **limits), str(store), owns=True)
 
 
-_READING = ("lock", "coherence")
+_READING = ("lock", "coherence", "trust_locks")
 """The options of a `~fscoord.FileStore` that matter to a reader."""
 
 

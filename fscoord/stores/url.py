@@ -52,13 +52,13 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
     Args:
         url: the address. None: the address in the environment variable ``FSCOORD_STORE``.
         options: arguments of the store's constructor: for ``file:`` ``timeout``, ``world_size``, ``rank``, ``label``,
-            ``lock``, ``watch``, ``durable``, ``read_only``, ``mode``, ``coherence``, ``compact_bytes``, ``run_id``,
-            ``spill_bytes`` and ``trace``; for ``mem:`` ``timeout``; for ``tcp:`` ``timeout``, ``world_size``,
-            ``is_master``, ``wait_for_workers``, ``multi_tenant`` and ``use_libuv``; for ``etcd:`` ``timeout``,
-            ``user``, ``password``, ``tls``, ``cacert``, ``cert``, ``key``, ``session_ttl`` and ``rank``. They can also
-            be given in the URL's query, as text: times in seconds, ``mode`` in octal, booleans as ``1`` and ``0``. An
-            argument overrides the query, except ``timeout=None``. In the query ``run_id`` is an id without order, or,
-            together with a number ``restart``, a job and its restart count.
+            ``lock``, ``watch``, ``durable``, ``read_only``, ``mode``, ``coherence``, ``trust_locks``,
+            ``compact_bytes``, ``run_id``, ``spill_bytes`` and ``trace``; for ``mem:`` ``timeout``; for ``tcp:``
+            ``timeout``, ``world_size``, ``is_master``, ``wait_for_workers``, ``multi_tenant`` and ``use_libuv``; for
+            ``etcd:`` ``timeout``, ``user``, ``password``, ``tls``, ``cacert``, ``cert``, ``key``, ``session_ttl`` and
+            ``rank``. They can also be given in the URL's query, as text: times in seconds, ``mode`` in octal, booleans
+            as ``1`` and ``0``. An argument overrides the query, except ``timeout=None``. In the query ``run_id`` is an
+            id without order, or, together with a number ``restart``, a job and its restart count.
 
     Raises:
         ValueError: there is no address, or its scheme or an option is unknown or invalid. Other packages may add
@@ -75,7 +75,7 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
             f"unknown option {', '.join(map(repr, unknown))} for a {scheme}: store; known are"
             f" {', '.join(sorted(known.options)) or 'none'}"
         )
-    converted = {name: _convert(name, text, known.options[name]) for name, text in query.items()}
+    converted = convert(query, scheme)
     given = {name: value for name, value in options.items() if name != "timeout" or value is not None}
     return known.opener(host, path, **{**converted, **given})
 
@@ -197,6 +197,15 @@ def _load(name: str) -> None:
             raise ValueError(f"the entry point {entry.value} of the scheme {name}: failed: {error}") from error
 
 
+def convert(query: dict[str, str], scheme: str) -> dict[str, Any]:
+    """Return the options in `query`, all of which `scheme` knows, with values of the types that its opener takes.
+
+    Raises:
+        ValueError: a value has another type.
+    """
+    return {name: _convert(name, text, _scheme(scheme).options[name]) for name, text in query.items()}
+
+
 def _convert(name: str, text: str, convert: Converter) -> Any:
     try:
         return convert(text)
@@ -274,7 +283,7 @@ register_scheme(
         "mode": _octal,
         **dict.fromkeys(("world_size", "rank", "compact_bytes", "spill_bytes", "restart"), int),
         **dict.fromkeys(("label", "lock", "coherence", "watch", "run_id", "trace"), str),
-        **dict.fromkeys(("durable", "read_only"), _yes),
+        **dict.fromkeys(("durable", "read_only", "trust_locks"), _yes),
     },
 )
 register_scheme("mem", _open_memory, {"timeout": float})

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from threading import Lock, RLock
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -20,12 +22,16 @@ from faults.test_signals import KINDS, OPERATIONS, Pair, descriptors, pair
 from support.combining import HANG_S, Seat, share
 from support.internals import log_of, watcher_of
 from support.interrupts import At
+from support.places import until
 
-from fscoord import FileStore, StoreTimeoutError
+from fscoord import FileStore, HashStore, StoreTimeoutError
 from fscoord._log.combining import combiner
 from fscoord._log.combining.request import Author, encode_request
 from fscoord._log.format import record
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._log.locking import kernel_wait
+from fscoord._runtime import forks, interrupts, system
+from fscoord._runtime.interrupts import import_uninterrupted, raise_if_foreign
+from fscoord.collectives import c10d
 from fscoord.errors import StoreUnavailableError
 from fscoord.stores.file.operations import Operation
 
@@ -228,10 +234,148 @@ def test_exception_of_a_handler_is_raised_by_opening_and_closing(path: str, exce
 def test_error_with_a_number_is_of_the_system_and_not_foreign() -> None:
     for error in (OSError(5, "input/output error"), BlockingIOError(11, "again"), StoreUnavailableError("x")):
         raise_if_foreign(error)
-    for error in (KeyError("x"), KeyboardInterrupt(), RuntimeError("can't start new thread")):
+    for error in (KeyError("x"), KeyboardInterrupt()):
         raise_if_foreign(error)
     raise_if_foreign(ImportError("no such module", name="x"))
-    for error in (OSError("x"), TimeoutError(), PermissionError("no"), RuntimeError("mine"), ImportError("mine")):
+    for error in (OSError("x"), TimeoutError(), PermissionError("no"), RecursionError(), ImportError("mine")):
         with pytest.raises(type(error)) as caught:
             raise_if_foreign(error)
         assert caught.value is error
+
+
+def test_runtime_error_is_foreign_if_it_passed_through_a_function_of_the_program() -> None:
+    with pytest.raises(RuntimeError, match="release unlocked lock") as caught:
+        Lock().release()
+    interpreters = caught.value.with_traceback(None)
+    raise_if_foreign(interpreters)
+    for text in ("mine", "can't start new thread"):
+        with pytest.raises(RuntimeError) as caught:
+            raise RuntimeError(text)
+        with pytest.raises(RuntimeError) as again:
+            raise_if_foreign(caught.value)
+        assert again.value is caught.value
+        raise_if_foreign(caught.value, __name__)
+
+
+class AlarmError(RuntimeError):
+    """What a program's handler raises."""
+
+
+ALARMS = [AlarmError("too slow"), RuntimeError("can't start new thread"), RecursionError("too deep")]
+
+
+def came_out(number: int, alarm: Exception, call: Callable[[], object]) -> bool:
+    """Raise `alarm` at the `number`-th point of `call`, also in functions outside of the package. It must come out.
+
+    Returns:
+        Whether there are so many points.
+    """
+    left = number
+
+    def hook(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        left -= event in ("call", "c_return")
+        if not left:
+            sys.setprofile(None)
+            raise alarm
+
+    gc.disable()
+    sys.setprofile(hook)
+    try:
+        call()
+    except BaseException as error:
+        sys.setprofile(None)
+        assert error is alarm, f"{error!r} came out at point {number}"
+        return True
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+        alarm.__traceback__ = alarm.__context__ = None
+    assert left > 0, f"nothing came out at point {number}"
+    return False
+
+
+@pytest.mark.parametrize("alarm", ALARMS, ids=repr)
+def test_runtime_error_of_a_handler_is_raised_by_a_start_of_a_thread(alarm: Exception) -> None:
+    ended, threads = list[int](), list[object]()  # kept, because `threading` runs a function at the end of each
+    number = 1
+    while came_out(number, alarm, lambda: threads.append(system.start_thread("fscoord-test", ended.append, 1))):
+        number += 1
+    assert number > 10
+    until(lambda: ended)
+
+
+@pytest.mark.parametrize("alarm", ALARMS, ids=repr)
+def test_runtime_error_of_a_handler_is_raised_by_a_first_import(
+    alarm: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"fscoord_first_{abs(hash(repr(alarm)))}"
+    (tmp_path / f"{name}.py").touch()
+
+    def first() -> None:
+        sys.modules.pop(name, None)
+        import_uninterrupted(name)
+
+    number = 1
+    while came_out(number, alarm, first):
+        number += 1
+        until(lambda: name not in interrupts._importing.values())
+    assert number > 10
+
+
+@pytest.mark.parametrize("alarm", ALARMS, ids=repr)
+def test_runtime_error_of_a_handler_is_raised_by_a_wait_for_the_lock(alarm: Exception, path: str) -> None:
+    with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as holder:
+        lock, held = log_of(store).handle.lock, log_of(holder).handle.lock
+        holder.set("k", "1")
+        lock.mutex, number, is_reached = RLock(), 1, True  # as in another process
+        while is_reached:
+            with held.mutex:
+                held.try_lock()
+                try:
+                    reopen = partial(log_of(store)._reopen_for_lock)
+                    is_reached = came_out(number, alarm, lambda: lock.wait(9, 1.0, 0.0, reopen, patient=False))  # noqa: B023
+                finally:
+                    held.unlock()
+            until(lambda: not kernel_wait._requests)
+            number += 1
+        assert number > 20
+        assert lock.can_block
+
+
+def test_event_that_a_handler_interrupts_raises_its_error() -> None:
+    for alarm in ALARMS:
+        event = system.AutoResetEvent()
+        number = 1
+        while came_out(number, alarm, event.set):
+            number += 1
+        assert number > 2
+        assert not event.set()
+
+
+def test_runtime_error_of_a_handler_is_no_time_out_of_a_foreign_store() -> None:
+    def handler() -> None:
+        raise RuntimeError("timeout")
+
+    with pytest.raises(RuntimeError) as caught:
+        handler()
+    with pytest.raises(RuntimeError):
+        c10d._is_timeout(caught.value, HashStore())  # type: ignore[arg-type]
+
+
+def test_end_of_an_object_that_recovers_from_forks_runs_no_function_of_python() -> None:
+    called: list[str] = []
+
+    class Thing:
+        pass
+
+    things = forks.WeakObjects[Thing]()
+    kept, thing = Thing(), Thing()
+    things.add(kept)
+    things.add(thing)
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    del thing
+    sys.setprofile(None)
+    assert called == []
+    assert list(things) == [kept]

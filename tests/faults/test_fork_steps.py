@@ -24,6 +24,7 @@ MAKERS = {"Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore"
 MAKERS |= {
     "AutoResetEvent",
     "start_thread",
+    "try_thread",
     "start_bare_thread",
     "start_new_thread",
     "allocate_lock",

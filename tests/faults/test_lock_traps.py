@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import math
 import os
@@ -333,6 +334,34 @@ def test_wait_that_the_kernel_refuses_goes_on_by_trying(
             assert waiter.is_alive()
             release()
         assert waiter.result == 1
+
+
+@pytest.mark.parametrize("first", ["direct", "locked"])
+def test_lock_is_handed_over_only_with_a_descriptor_of_the_flags_of_its_handle(
+    memory: Path, impatient: None, first: str
+) -> None:
+    """A handle that reads under a lock can't do so on a descriptor for writing only, as one that reads directly has."""
+    path = str(memory / "store")
+    second = {"direct": "locked", "locked": "direct"}[first]
+    with (
+        FileStore(path, timeout=0.1, coherence=first) as one,
+        FileStore(path, timeout=HANG_S, coherence=second) as two,
+    ):
+        two.set("b", "1")
+        modes = [fcntl.fcntl(log_of(store).handle.lock.fd, fcntl.F_GETFL) & os.O_ACCMODE for store in (one, two)]
+        with held(path, "ofd") as release:
+            give_up_in_the_kernel(one)
+            with start_thread(two.set, "b", "2"):
+                until(lambda: sum(map(len, waiting_lists())) == 1)
+                release()
+        assert two.get("b") == one.get("b") == b"2"
+        two.set("b", "3")
+        one.set_timeout(HANG_S)
+        one.set("a", "2")
+        assert (two.get("a"), one.get("b")) == (b"2", b"3")
+        assert modes == [
+            fcntl.fcntl(log_of(store).handle.lock.fd, fcntl.F_GETFL) & os.O_ACCMODE for store in (one, two)
+        ]
 
 
 def test_wait_goes_on_by_trying_if_no_thread_can_be_started(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import logging
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +83,19 @@ def shown(path: str, rank: int = 0) -> ShownWait:
     return found
 
 
+def slots(path: str) -> list[int]:
+    """The sessions whose waits are in the slots, from the first slot on; 0 where a slot is blank."""
+    data = Path(path + ".waits").read_bytes()
+    found = [data[begin : begin + SLOT_SIZE] for begin in range(SLOT_SIZE, len(data), SLOT_SIZE)]
+    decoded = map(WaitSlot.decode, found)
+    return [slot.number if slot is not None and slot.number else 0 for slot in decoded]
+
+
 def slot_of(path: str, number: int) -> bytes:
-    return Path(path + ".waits").read_bytes()[number * SLOT_SIZE : (number + 1) * SLOT_SIZE]
+    """The slot that has the wait of session `number`; `EMPTY` if none has."""
+    data = Path(path + ".waits").read_bytes()
+    place = slots(path).index(number) + 1 if number in slots(path) else len(data)
+    return data[place * SLOT_SIZE : (place + 1) * SLOT_SIZE] or EMPTY
 
 
 def is_blank(path: str, number: int) -> bool:
@@ -326,8 +339,9 @@ def test_handle_without_a_session_shows_none(path: str) -> None:
 
 
 @soon
-def test_store_that_is_closed_clears_its_slot(path: str) -> None:
-    store = FileStore(path, timeout=HANG_S, rank=0)
+@pytest.mark.parametrize("lock", ["ofd", "soft"])
+def test_wait_of_a_store_that_is_closed_is_shown_no_more(path: str, lock: str) -> None:
+    store = FileStore(path, timeout=HANG_S, rank=0, lock=lock)
     number = store.register()
 
     def wait() -> None:
@@ -337,7 +351,8 @@ def test_store_that_is_closed_clears_its_slot(path: str) -> None:
     with start_thread(wait):
         shown(path)
         store.close()
-    assert is_blank(path, number)
+    assert is_blank(path, number) or lock == "ofd"  # a closed store has no lock on the slot, and does not write it
+    assert wait_of(path) is None
 
 
 @soon
@@ -488,14 +503,14 @@ import sys
 from fscoord import FileStore
 from fscoord._waiting import timing
 timing.SHOW_S = 0.02
-FileStore(sys.argv[1], rank=3, timeout=60).get("never")
+FileStore(sys.argv[1], rank=int(sys.argv[2]), timeout=60).get("never")
 """
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_slot_of_a_killed_process_is_ignored_and_of_a_stopped_one_shown(path: str, end: signal.Signals) -> None:
     FileStore(path).close()
-    child = subprocess.Popen([sys.executable, "-c", WAITER, path])
+    child = subprocess.Popen([sys.executable, "-c", WAITER, path, "3"])
     try:
         until(lambda: any(each.rank == 3 and each.waiting for each in status(path).picture.participants))
         child.send_signal(end)
@@ -556,3 +571,89 @@ def test_session_whose_log_was_compacted_keeps_its_slot(path: str, monkeypatch: 
             assert shown(path).words() == "key 'k'"
             other.set("k", "x")
         assert log_of(store).handle.header.generation == 1
+
+
+@soon
+def test_slots_of_ended_sessions_are_used_again(
+    path: str, written: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions come, wait and end, while the first one waits. Half of them do not clear their slots."""
+    monkeypatch.setattr(wait_slots, "BLOCK", 4)
+    with FileStore(path, timeout=HANG_S, rank=0) as first, start_thread(first.get, "k"):
+        shown(path)
+        for turn in range(10):
+            with FileStore(path, timeout=HANG_S) as store:
+                store.register()
+                wait_until_shown(partial(store.wait, ["never"]), written)
+                if turn % 2:
+                    wait_slots.write_slot(log_of(store), 0o600, store.register(), written[0])
+        assert shown(path).words() == "key 'k'"
+        assert os.stat(path + ".waits").st_size <= (1 + 4) * SLOT_SIZE
+        with FileStore(path) as other:
+            other.set("k", "x")
+
+
+@soon
+def test_sessions_that_wait_have_a_slot_each_which_a_kill_frees(path: str) -> None:
+    FileStore(path).close()
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(subprocess.Popen([sys.executable, "-c", WAITER, path, str(rank)])) for rank in range(4)
+        ]
+        try:
+            until(lambda: {each.rank for each in status(path).picture.participants if each.waiting} == set(range(4)))
+            taken = slots(path)
+            assert sorted(filter(None, taken)) == sorted({seen(path, rank).number for rank in range(4)})
+            gone = seen(path, 0).number
+            children[0].kill()
+            children[0].wait(HANG_S)
+            assert seen(path, 0).waiting is None
+            with FileStore(path, timeout=HANG_S, rank=9) as store:
+                wait_slots.write_slot(log_of(store), 0o600, store.register(), EMPTY)  # locks a slot, and clears it
+            assert [each for each in slots(path) if each not in (0, gone)] == [
+                each for each in taken if each not in (0, gone)
+            ]
+        finally:
+            for child in children:
+                child.kill()
+                child.wait(HANG_S)
+
+
+@soon
+def test_session_that_lost_the_lock_on_its_slot_takes_another(path: str) -> None:
+    """A lost connection to a file server drops locks, and then another session may have the slot."""
+    with FileStore(path, timeout=HANG_S, rank=0) as store, FileStore(path, timeout=HANG_S, rank=1) as other:
+        number = store.register(), other.register()
+        with start_thread(store.get, "k"):
+            shown(path)
+            file = log_of(store).liveness.file
+            assert file is not None
+            file._lock(fcntl.F_UNLCK, (1 << 62) + file._slots[0])
+            with start_thread(other.get, "k"):
+                shown(path, 1)
+                with start_thread(store.get, "l"):
+                    until(lambda: wait_of(path) != NO_WAIT and shown(path).more == 1)
+                    assert sorted(filter(None, slots(path)))[-2:] == sorted(number)
+                    other.multi_set(["k", "l"], ["x", "x"])
+
+
+@soon
+def test_session_without_a_lock_in_the_liveness_file_writes_no_slot(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fscoord")
+    with FileStore(path, timeout=HANG_S, rank=0) as store, FileStore(path, timeout=HANG_S) as other:
+        store.register()
+        log_of(store).liveness.lose()
+        with start_thread(store.get, "k"):
+            until(lambda: "no slot is free" in caplog.text)
+            other.set("k", "x")
+    assert not os.path.exists(path + ".waits")
+
+
+def test_slot_numbers_of_consecutive_sessions_differ_and_end() -> None:
+    first = [next(wait_slots._candidates(number)) for number in range(1000, 1000 + wait_slots.BLOCK)]
+    assert sorted(first) == list(range(1, 1 + wait_slots.BLOCK))
+    every = [list(wait_slots._candidates(number)) for number in range(200)]
+    assert max(map(max, every)) < wait_slots.SLOTS_MAX
+    assert all(len(set(numbers)) == len(numbers) for numbers in every)

@@ -47,7 +47,7 @@ def raw(data: bytes) -> None:
 def decoder(data: bytes) -> None:
     record.decode(data, 0)
     for decode in (
-        record.decode_pairs,
+        lambda value: list(record.decode_pairs(value)),
         Session.decode,
         GenerationRef.from_seal,
         GenerationRef.from_forward,

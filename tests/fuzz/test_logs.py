@@ -88,7 +88,7 @@ def test_decoder_takes_any_bytes(data: bytes, chain: int) -> None:
 @given(st.binary(max_size=200))
 def test_record_content_is_read_or_refused_with_words(data: bytes) -> None:
     for decode in (
-        record.decode_pairs,
+        lambda value: list(record.decode_pairs(value)),
         Session.decode,
         decode_death,
         GenerationRef.from_seal,

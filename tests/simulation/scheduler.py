@@ -121,6 +121,12 @@ class Scheduler:
         self._processes.append(process)
         return process
 
+    def start_thread(self, name: str, call: Callable[..., object], *arguments: Any) -> Task:
+        """Start a thread of the process that runs, as `fscoord._runtime.system.try_thread` does."""
+        if self.process.is_dead:
+            raise Killed
+        return self.spawn(self.process, functools.partial(call, *arguments), "helper")
+
     def spawn(self, process: Process, call: Callable[[], object], name: str) -> Task:
         """Let `call` be a task of `process`."""
         task = Task(self, process, call, f"{process.number}.{name}{len(process.tasks)}")
@@ -362,22 +368,6 @@ class Threading:
 
     def RLock(self) -> RLock:
         return RLock(self._scheduler)
-
-    def Thread(self, *, target: Callable[..., object], args: tuple[Any, ...], name: str, daemon: bool) -> _Starter:
-        return _Starter(self._scheduler, functools.partial(target, *args))
-
-
-class _Starter:
-    def __init__(self, scheduler: Scheduler, target: Callable[[], object]) -> None:
-        self._scheduler, self._target = scheduler, target
-        self.ident: int | None = None
-
-    def start(self) -> None:
-        scheduler = self._scheduler
-        if scheduler.process.is_dead:
-            raise Killed
-        self.ident = 1
-        scheduler.spawn(scheduler.process, self._target, "helper")
 
 
 class Time:

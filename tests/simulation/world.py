@@ -53,6 +53,9 @@ class Own:
     def __contains__(self, key: Any) -> bool:
         return key in self._mine()
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._mine())
+
 
 class World:
     """Logical processes that share one directory.
@@ -205,6 +208,7 @@ class World:
                 "nfs_recovers_lost_locks": lambda: False,
                 "has_inotify": lambda: hears,
                 "has_ofd_locks": lambda: True,
+                "try_thread": scheduler.start_thread,
             },
             network: {
                 "acquire_host_mutex": self._take_name,
@@ -217,7 +221,7 @@ class World:
             hang_watchdog.HangWatchdog: {"ensure_running": lambda watchdog: None},
             file_events: {"watch_file": lambda path, mask, wake: Events(self.files, path, mask)},
             kernel_wait: {"_requests": Own(self, "requests", dict), "_guard": guards},
-            process_mutex: {"_mutexes": Own(self, "mutexes", weakref.WeakValueDictionary), "_guard": guards},
+            process_mutex: {"_mutexes": Own(self, "mutexes", system.WeakObjects), "_guard": guards},
             watcher: {"_watchers": Own(self, "watchers", weakref.WeakValueDictionary), "_guard": guards},
             Waiter: {"__hash__": lambda waiter: self._number(waiter)},
         }

@@ -32,7 +32,7 @@ def wait(handle: Handle, monkeypatch: pytest.MonkeyPatch, *, limit: float = LIMI
     done: list[str] = []
     monkeypatch.setattr(handle.log, "read_ahead", lambda: done.append("look"))
 
-    def note(*_: object, patient: bool, in_a_row: bool) -> bool:
+    def note(*_: object, flags: int, patient: bool, in_a_row: bool) -> bool:
         done.append("nap in a row" if in_a_row else "nap" if patient else "wait")
         return in_a_row
 

@@ -273,14 +273,17 @@ def test_lock_wait_of_a_writer_that_had_the_lock_just_before_naps_longer(
     assert done == [lock.IN_A_ROW_NAP_S, lock.IN_A_ROW_NAP_S, 0.0001, ("line", 9.0), ("line", 9.0)]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "too many"), RuntimeError("can't start new thread")])
+@pytest.mark.parametrize("is_thread", [False, True])
 def test_lock_wait_no_longer_blocks_once_no_thread_can_start(
-    error: Exception, make: Make, monkeypatch: pytest.MonkeyPatch
+    is_thread: bool, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object, **__: object) -> None:
-        raise error
+        raise OSError(errno.EMFILE, "too many")
 
-    monkeypatch.setattr(lock, "wait_for_lock", fails)
+    if is_thread:
+        monkeypatch.setattr(system, "try_thread", lambda *_: RuntimeError("can't start new thread"))
+    else:
+        monkeypatch.setattr(lock, "wait_for_lock", fails)
     one = make(OFD)
     one.wait(1, 0.0, 9.0, lambda: -1, patient=False)
     assert not one.can_block

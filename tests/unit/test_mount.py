@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.faulty import faulty_os
 
-from fscoord._log.access.mount import Mount, Objection, find_mount
+from fscoord._log.access.mount import COHERENCES, Mount, find_mount
 from fscoord._runtime import system
 
 TABLE = r"""
@@ -142,11 +142,40 @@ def test_lost_lock_recovery_is_read_from_the_kernel_parameter(
     assert system.nfs_recovers_lost_locks() == recovers
 
 
-def test_explicit_coherence_is_accepted_but_glusterfs_allows_only_locked() -> None:
-    assert on("nfs", "nolock").objection("ofd", "direct") is None
-    assert on("fuse.sshfs").objection("ofd", "local") is None
-    assert on("fuse.glusterfs").objection("ofd", "locked") is None
-    assert isinstance(on("fuse.glusterfs").objection("ofd", "direct"), Objection)
+UNLOCKED = [
+    on("nfs", "nolock"),
+    on("nfs4", "vers=4.2", "local_lock=all"),
+    on("lustre", "localflock"),
+    on("lustre"),
+    on("cifs", "nobrl"),
+    on("fuse.sshfs"),
+]
+
+
+@pytest.mark.parametrize("mount", UNLOCKED)
+@pytest.mark.parametrize("coherence", [None, *COHERENCES])
+def test_way_to_read_answers_no_objection_to_the_locks(mount: Mount, coherence: str | None) -> None:
+    found = mount.objection("ofd", coherence)
+    assert found is not None
+    assert "trust_locks=True" in found.remedy
+    assert "coherence" not in found.remedy
+
+
+@pytest.mark.parametrize("mount", UNLOCKED)
+@pytest.mark.parametrize("coherence", COHERENCES)
+def test_trust_in_the_locks_answers_the_objection_to_them(mount: Mount, coherence: str) -> None:
+    assert mount.objection("ofd", coherence, trusts_locks=True) is None
+
+
+def test_trust_in_the_locks_answers_no_objection_to_the_reads() -> None:
+    """Only a way to read answers that; on GlusterFS only one."""
+    assert on("fuse.sshfs").objection("ofd", trusts_locks=True) == on("fuse.sshfs").objection("soft")
+    assert on("fuse.sshfs").objection("soft", "local") is None
+    for trusts in (False, True):
+        refused = [
+            each for each in (None, *COHERENCES) if on("fuse.glusterfs").objection("ofd", each, trusts_locks=trusts)
+        ]
+        assert refused == [None, "local", "direct"]
 
 
 def test_setting_that_cannot_be_checked_is_named_in_a_caution() -> None:

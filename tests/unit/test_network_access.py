@@ -28,6 +28,7 @@ from fscoord import (
     StoreTimeoutError,
     StoreUnavailableError,
     UnsupportedFilesystemError,
+    open_store,
 )
 from fscoord._log.access import hang_watchdog, network
 from fscoord._log.format import record
@@ -39,6 +40,7 @@ from fscoord._log.wakeup.changed_keys import ChangedKeys
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._runtime import system
 from fscoord.inspect import dump
+from fscoord.status import status
 from fscoord.stores.file.replay import KeyValueState
 
 LIMIT_S = 30
@@ -766,11 +768,28 @@ def test_mount_whose_locks_do_not_work_is_refused_before_a_file_is_created(
     kind: str, path: str, tmp_path: Path, mounted: object
 ) -> None:
     mounted(kind)  # type: ignore[operator]
-    with pytest.raises(UnsupportedFilesystemError, match=kind.split()[0]):
-        FileStore(path)
+    for options in ({}, {"coherence": "direct"}, {"coherence": "locked"}, {"coherence": "local"}):
+        with pytest.raises(UnsupportedFilesystemError, match=f"{kind.split()[0]}.*trust_locks=True"):
+            FileStore(path, **options)
+        with pytest.raises(UnsupportedFilesystemError):
+            open_store(f"file://{path}", **options)
     assert list(tmp_path.iterdir()) == []
-    with FileStore(path, coherence="locked") as store:
+
+
+def test_mount_whose_locks_do_not_work_is_used_if_they_are_trusted(path: str, mounted: object) -> None:
+    mounted("lustre s:/ rw,localflock")  # type: ignore[operator]
+    with FileStore(path, trust_locks=True, timeout=60, rank=0) as store, store.clone() as other:
         store.set("k", "1")
+        assert other.get("k") == b"1"
+        assert store.place_options == store.shared_options == {"trust_locks": True}
+        assert [each.rank for each in status(store).picture.participants] == [0]
+        with open_store(f"file://{path}?trust_locks=1") as third:
+            assert third.get("k") == b"1"
+        assert status(f"file://{path}?trust_locks=1").picture.participants
+        with pytest.raises(UnsupportedFilesystemError):
+            open_store(f"file://{path}?trust_locks=0")
+        with pytest.raises(UnsupportedFilesystemError):
+            status(f"file://{path}?trust_locks=0")
 
 
 def test_local_coherence_can_be_requested_on_a_shared_mount(path: str, mounted: object, kernel: SharedOs) -> None:

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 import types
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +191,7 @@ def test_error_without_a_system_text_keeps_its_own_text() -> None:
 
 
 def test_fork_renews_the_process_mutexes_in_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_mutex, "_mutexes", weakref.WeakValueDictionary())
+    monkeypatch.setattr(process_mutex, "_mutexes", system.WeakObjects())
     monkeypatch.setattr(process_mutex, "_guard", guard := [threading.RLock()])
     before, log = guard[0], process_mutex.process_mutex_for((b"", 1, 2))
     mutex, log.is_inside = log.mutex, True

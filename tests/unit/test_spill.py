@@ -479,3 +479,30 @@ def test_interrupted_search_for_long_values_is_closed_at_once(path: Path) -> Non
         assert looks[0].gi_frame is None
         log.machine.relocate_spilled = known
         assert len(store.get("k")) == LEAST
+
+
+@pytest.mark.parametrize("has_long", [False, True])
+def test_record_of_many_small_pairs_takes_a_few_times_its_length_of_memory(path: Path, has_long: bool) -> None:
+    """Each empty key with an empty value has 6 bytes in the file. A list of such pairs has twelve times as many."""
+    many = bytes(6 * 200_000)
+    long = record.encode_pairs([(b"k", bytes(LEAST))]) if has_long else b""
+    with FileStore(path, spill_bytes=LEAST) as store, FileStore(path, spill_bytes=LEAST) as other:
+        assert not other.check(["k"])
+        log_of(store).update(record.MULTI_SET, b"", many + long + many, None, 60)
+        tracemalloc.start()
+        try:
+            assert other.check(["k"]) == has_long
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < 8 * len(many + long + many)
+        assert other.get("") == b""
+        assert not has_long or other.get("k") == bytes(LEAST)
+
+
+def test_long_values_between_short_ones_in_one_record_are_set_in_their_order(path: Path) -> None:
+    pairs = [(b"a", b"1"), (b"b", bytes(LEAST)), (b"b", b"2"), (b"c", b"3"), (b"a", bytes(LEAST)), (b"d", bytes(LEAST))]
+    with FileStore(path, spill_bytes=LEAST) as store, FileStore(path, spill_bytes=LEAST) as other:
+        log_of(store).update(record.MULTI_SET, b"", record.encode_pairs(pairs), None, 60)
+        for handle in (store, other):
+            assert {name: handle.get(name) for name in "abcd"} == {key.decode(): value for key, value in pairs}

@@ -12,7 +12,6 @@ import weakref
 from typing import Any, Final
 
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
 
 FIRST_S = 10.0
@@ -78,10 +77,9 @@ class HangWatchdog:
     def ensure_running(self) -> None:
         """Start the thread if it is not running."""
         if self._thread is None:
-            try:
-                self._thread = system.start_thread("fscoord-stuck", self._run)
-            except RuntimeError as error:  # no thread is left; the next call tries again
-                raise_if_foreign(error)
+            thread = system.try_thread("fscoord-stuck", self._run)
+            if not isinstance(thread, RuntimeError):  # no thread is left; the next call tries again
+                self._thread = thread
 
     def _run(self) -> None:
         while True:

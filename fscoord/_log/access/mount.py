@@ -90,27 +90,48 @@ class Mount(NamedTuple):
         values = dict(option.partition("=")[::2] for option in self.options)
         return values.get(name)
 
-    def objection(self, lock: str, coherence: str | None = None) -> Objection | None:
+    def objection(self, lock: str, coherence: str | None = None, *, trusts_locks: bool = False) -> Objection | None:
         """Return the objection to a log on this mount, or None.
+
+        The locks and the reads are judged apart. A process that reads current data still damages the log if its lock
+        excludes no process of another host.
 
         Args:
             lock: the kind of lock: ``"ofd"``, ``"flock"`` or ``"soft"``.
-            coherence: the mode that the user has chosen, or None. A chosen mode is the user's responsibility, and the
-                method has no objection. GlusterFS is an exception: there only ``"locked"`` can return current data.
+            coherence: the mode that the user has chosen, or None.
+            trusts_locks: whether the user vouches for the locks.
         """
-        if coherence is not None and (self.kind != "fuse.glusterfs" or coherence == LOCKED):
-            return None
-        if self.is_nfs and lock != "soft":
+        found = None if trusts_locks or lock == "soft" else self._objection_to_locks(lock)
+        if found is None:
+            return self._objection_to_reads(coherence)
+        return found._replace(
+            remedy=f"{found.remedy}; if only processes of one host ever use the log, pass trust_locks=True in each"
+        )
+
+    def _objection_to_locks(self, lock: str) -> Objection | None:
+        if self.is_nfs:
             return self._objection_to_nfs(lock)
-        if self.kind == "lustre" and lock != "soft":
+        if self.kind == "lustre":
             return self._objection_to_lustre()
         if self.kind == "gpfs" and lock == "flock":
             return Objection("on GPFS flock may be known to one node only", 'pass lock="ofd" in every process')
-        if self.kind in SMB_KINDS and self.option("nobrl") is not None and lock != "soft":
+        if self.kind in SMB_KINDS and self.option("nobrl") is not None:
             return Objection("nobrl keeps locks from the server (mount.cifs(8))", "mount it without nobrl")
         if self.kind == "fuse.sshfs":
-            return Objection("sshfs gives every host every lock, and shows old data", "use another shared directory")
-        if self.kind == "fuse.glusterfs":
+            return Objection("sshfs gives every host every lock", "use another shared directory")
+        return None
+
+    def _objection_to_reads(self, coherence: str | None) -> Objection | None:
+        """Return the objection to reads of the chosen mode `coherence`, or of the default mode.
+
+        A chosen mode is the user's responsibility. Only on GlusterFS one mode alone can return current data.
+        """
+        if self.kind == "fuse.sshfs" and coherence is None:
+            return Objection(
+                "sshfs shows old data",
+                'use another shared directory, or, if only one host uses the log, pass coherence="local"',
+            )
+        if self.kind == "fuse.glusterfs" and coherence != LOCKED:
             return Objection(
                 "GlusterFS by default returns data that is up to a second old, even under the lock, and the options of"
                 " its volume can't be seen from here",

@@ -143,7 +143,8 @@ def decode_control(found: Record, generation: int, *, is_sealed: bool) -> Contro
             raise MalformedRecord("a forward record has no seal before it")
         return GenerationRef.from_forward(value)
     if kind == record.MULTI_SET:
-        record.decode_pairs(value)
+        for _ in record.decode_pairs(value):
+            pass
     elif kind not in record.NAMES and not ord("a") <= kind <= ord("z"):
         raise MalformedRecord(f"a record of kind {chr(kind)!r} needs a newer fscoord; upgrade it")
     return None

@@ -15,6 +15,7 @@ from zero, so zeros that are appended to a torn record can't complete it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -297,20 +298,23 @@ def encode_pairs(pairs: list[tuple[bytes, bytes]]) -> bytes:
     return data
 
 
-def decode_pairs(data: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the keys and values in `data`, the value of a MULTI_SET record.
+def decode_pairs(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the keys and values in `data`, the value of a MULTI_SET record.
+
+    They are not all in memory at once: an empty key with an empty value has 6 bytes in `data`, and 72 in a list.
 
     Raises:
         MalformedRecord: `data` is not the value of a MULTI_SET record, or a key or value in it exceeds its limit.
     """
-    pairs, position = [], 0
+    position = 0
     while position + _PAIR.size <= len(data):
         key_size, value_size = _PAIR.unpack_from(data, position)
         if key_size > KEY_MAX or value_size > VALUE_MAX:
             raise MalformedRecord(f"it sets a key of {key_size} bytes to {value_size} bytes, which is too long")
         middle = position + _PAIR.size + key_size
-        pairs.append((data[position + _PAIR.size : middle], data[middle : middle + value_size]))
+        if middle + value_size > len(data):
+            break
+        yield data[position + _PAIR.size : middle], data[middle : middle + value_size]
         position = middle + value_size
     if position != len(data):
         raise MalformedRecord("a list of keys and values is cut short")
-    return pairs

@@ -36,6 +36,7 @@ class LogOptions(NamedTuple):
         compact_bytes: the size from which the log is compacted automatically; 0: never.
         run: the run of the handle; None: the run of the log, whichever it is.
         spill_bytes: the size from which values are left in the file and not kept in memory; 0: all are kept.
+        trust_locks: use the locks of a mount on which they may exclude no other host.
         inodes_last: whether a file keeps its inode number for as long as it exists, so that the number identifies it.
     """
 
@@ -48,6 +49,7 @@ class LogOptions(NamedTuple):
     compact_bytes: int = 0
     run: Run | None = None
     spill_bytes: int = 0
+    trust_locks: bool = False
     inodes_last: bool = True
 
     @property

@@ -62,7 +62,8 @@ def leave_long(
     """Return `records`, with a `Spilled` for each value of `least` bytes or more, and the keys of the spilled values.
 
     `data` holds the bytes of the file from `offset` on: the records, and perhaps control records between them. A
-    MULTI_SET record with a long value is returned as one SET record for each of its keys.
+    MULTI_SET record with a long value is returned as a SET record for each long value, and as MULTI_SET records for the
+    pairs between them, which may be millions.
     """
     kept: list[SpilledRecord] = []
     keys: set[bytes] = set()
@@ -74,12 +75,17 @@ def leave_long(
             kept.append(entry)
         elif kind == record.MULTI_SET:
             position = offset + start + record.HEAD_SIZE + len(key)
+            done = end = 0
             for name, one in record.decode_pairs(value):
-                position += _PAIR.size + len(name)
-                kept.append((record.SET, name, _spill(one, position, least), writer, time_ns))
+                begin, end = end, end + _PAIR.size + len(name) + len(one)
                 if len(one) >= least:
+                    if done < begin:
+                        kept.append((kind, key, value[done:begin], writer, time_ns))
+                    kept.append((record.SET, name, _spill(one, position + end - len(one), least), writer, time_ns))
                     keys.add(name)
-                position += len(one)
+                    done = end
+            if done < end:
+                kept.append((kind, key, value[done:], writer, time_ns))
         else:
             place = offset + following - record.TAIL_SIZE - len(value)
             kept.append((kind, key, _spill(value, place, least), writer, time_ns))

@@ -6,10 +6,15 @@ a death: see `Log.record_death`.
 
 The file is never replaced. It holds a random id, which the session records name. A byte in a file with another id is
 not evidence about these sessions.
+
+A handle that shows a wait holds a lock on a second byte, far beyond those of the sessions, one for each wait slot. So
+two handles never write to one slot, and a slot is free again as soon as its session ends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import Final, NamedTuple
 
 from fscoord._log.format.control_records import Session
@@ -21,6 +26,8 @@ from fscoord.errors import FscoordError, InsecurePathError
 LIVENESS_SUFFIX: Final = ".alive"
 MAGIC: Final = b"fsalive\n"
 SIZE: Final = len(MAGIC) + 16
+SLOT_BYTES: Final = 1 << 62
+"""The byte of wait slot 0."""
 LOCKER_S: Final = 0.05
 """How long to search for a process that locks bytes of no session, in seconds. The log's lock is held meanwhile."""
 
@@ -116,6 +123,7 @@ class LivenessFile:
         self.path = path
         self.id = identity
         self.number = 0
+        self._slots: list[int] = []  # the wait slots that are locked; threads that lock two at once use the first
         self._fd = fd
         self._owned_fds = owned_fds
 
@@ -139,6 +147,30 @@ class LivenessFile:
 
     def _lock(self, kind: int, number: int) -> None:
         system.fcntl.fcntl(self._fd, system.fcntl.F_OFD_SETLK, system.FLOCK_STRUCT.pack(kind, 0, number, 1, 0))
+
+    def lock_slot(self, numbers: Iterable[int]) -> int:
+        """Lock the wait slot that this handle has locked before, or else the first of `numbers` that is free.
+
+        The own slot is locked again for each write, because a lost connection drops locks.
+
+        Returns:
+            The number of the slot; 0 if none is free.
+
+        Raises:
+            OSError: the call failed.
+        """
+        for number in chain(self._slots[:1], numbers):
+            try:
+                self._lock(system.fcntl.F_WRLCK, SLOT_BYTES + number)
+            except (BlockingIOError, PermissionError) as error:
+                raise_if_foreign(error)
+                if number in self._slots:
+                    self._slots.clear()
+                continue
+            if number not in self._slots:
+                self._slots.append(number)
+            return self._slots[0]
+        return 0
 
     def is_held(self, number: int) -> bool:
         """Return whether any handle, including this handle, has locked the byte of session `number`.
@@ -169,15 +201,15 @@ class LivenessFile:
             return True
 
     def release(self) -> None:
-        """Unlock the byte that this handle has locked.
+        """Unlock the bytes that this handle has locked.
 
         Closing the descriptor is not enough. A child that another thread forks at that moment may inherit it, and the
         byte would stay locked for as long as the child lives.
         """
         number, self.number = self.number, 0
-        if number:
+        for byte in (number, *(SLOT_BYTES + slot for slot in self._slots)):
             try:
-                self._lock(system.fcntl.F_UNLCK, number)
+                self._lock(system.fcntl.F_UNLCK, byte)
             except OSError:  # closing the descriptor unlocks it as well
                 pass
 

@@ -7,7 +7,7 @@ record.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from fscoord._log.format import record
@@ -95,6 +95,17 @@ class Liveness:
                 handle.path, options.mode, self._fds, create=create, read_only=options.read_only
             )
         return self.file
+
+    def lock_slot(self, number: int, candidates: Iterable[int]) -> int:
+        """Lock a wait slot for session `number` of this handle, and return the number of the slot; 0 if none is free.
+
+        The slot is the one that the handle has locked before, or else the first free one of `candidates`. If the log
+        can have no liveness file, nothing can be locked, and each session has the slot with its own number.
+        """
+        if not self.is_supported:
+            return number
+        alive = self.file
+        return 0 if alive is None else alive.lock_slot(candidates)
 
     def lose(self) -> None:
         """Close the liveness file, which unlocks the byte. In a forked child the byte stays locked for the parent."""

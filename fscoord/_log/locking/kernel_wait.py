@@ -1,7 +1,8 @@
 """Wait for a log's lock in the kernel, with a deadline.
 
 A lock call that blocks in the kernel can't be given a deadline: Python repeats it after a signal. So a thread makes
-that call. There is one such thread for each log and process, however many threads of the process wait.
+that call. A process has one such thread for each log, kind of lock and flags of open(2), however many of its threads
+wait. The flags matter, because a handle that reads under a lock can't use a descriptor for writing only.
 
 The thread blocks on a descriptor of its own. Suppose that it used the descriptor of a handle, and all waiters gave up.
 When another thread then acquired the lock on that descriptor, the kernel would grant the blocked request as well, and
@@ -53,7 +54,7 @@ class WaitableLock(Protocol):
         handover: a locked `threading.Lock` while the lock is kept for the next thread that takes the mutex, else None.
         can_block: whether the kernel can be asked to wait.
         is_closed: whether the lock will not be used any more.
-        file_key: identifies the file and the kind of lock, once a thread has waited; see `_requests`.
+        file_key: identifies the file and the kind of lock, once a thread has waited.
         unlock: releases the lock.
     """
 
@@ -85,6 +86,7 @@ def wait_for_lock(
     left: float,
     reopen: Callable[[], int],
     *,
+    flags: int = 0,
     keeps: bool = False,
     show_life: Callable[[], None] | None = None,
 ) -> None:
@@ -94,20 +96,26 @@ def wait_for_lock(
         lock: the lock.
         left: how long to wait, in seconds.
         reopen: opens the log once more, and returns the descriptor.
+        flags: the flags of open(2) with which `reopen` opens it.
         keeps: keep the thread and a descriptor for the next wait.
         show_life: called at least every `LIFE_S`, by this thread.
 
+    If no thread is left, or the interpreter is about to end, the caller has to try again: `can_block` is then False.
+
     Raises:
-        OSError, RuntimeError: no descriptor or thread is left, or the interpreter is about to end.
+        OSError: no descriptor is left.
     """
     waiter = _Waiter(lock, reopen, keeps=keeps)
     try:
-        request = _enqueue(waiter)
-        if show_life is None:
+        request = _enqueue(waiter, flags)
+        if request is None:
+            lock.can_block = False
+        elif show_life is None:
             waiter.wake.wait(left)
         else:
             _wait_and_show_life(waiter, left, show_life)
-        request.remove(waiter)
+        if request is not None:
+            request.remove(waiter)
     finally:
         waiter.gone = True  # even if Ctrl-C came between any two lines above: the thread then skips this waiter
 
@@ -151,14 +159,14 @@ class _LockThread:
     thread, because Python raises one in the main thread only.
 
     Attributes:
-        key: the file whose lock it waits for.
+        key: what it waits for; see `_requests`.
         waiters: the waiters, in the order of their arrival.
         fd: the descriptor on which it blocks, or has the lock; -1 if there is none.
         session: the session whose range is locked on `fd`, or waited for.
         spare: the descriptor for the next wait of the lock `spare_of`, if there is one.
     """
 
-    def __init__(self, key: tuple[int, int, int], first: _Waiter) -> None:
+    def __init__(self, key: tuple[int, int, int, int], first: _Waiter) -> None:
         self.key = key
         self.waiters = [first]
         self.fd = -1
@@ -167,7 +175,10 @@ class _LockThread:
         self.session = 0
         self._taken = system.Descriptors()  # ``fd``, if it was the spare descriptor
         self._wake = system.AutoResetEvent()
-        system.start_thread("fscoord-lock", self._run)
+
+    def start(self) -> bool:
+        """Start the thread, and return whether the interpreter allows it. The caller holds the guard."""
+        return not isinstance(system.try_thread("fscoord-lock", self._run), RuntimeError)
 
     def _run(self) -> None:
         try:
@@ -193,7 +204,9 @@ class _LockThread:
         is_spare = self._open_for(waiter)
         lock = waiter.lock
         # A lock is of one file, and so is its spare descriptor. On NFS fstat(2) may be a request.
-        if not is_spare and _file_key(self.fd, lock.kind) != self.key:  # the log continues in another file, or is gone
+        if (
+            not is_spare and _file_key(self.fd, lock.kind) != self.key[:3]
+        ):  # the log continues in another file, or is gone
             # Let the waiter poll, or it would return here in a loop for as long as the lock is held.
             lock.can_block = False
             waiter.gone = True
@@ -319,8 +332,8 @@ class _LockThread:
         return True
 
 
-_requests: dict[tuple[int, int, int], _LockThread] = {}
-"""The threads of this process that wait in the kernel, by device, inode number and kind of lock."""
+_requests: dict[tuple[int, int, int, int], _LockThread] = {}
+"""The threads of this process that wait in the kernel, by device, inode number, kind of lock and flags of open(2)."""
 _guard = [system.threading.RLock()]
 """Protects `_requests` and the waiters of each. It is re-entrant because a signal handler may interrupt its holder and
 take it again."""
@@ -331,15 +344,19 @@ def _file_key(fd: int, kind: int) -> tuple[int, int, int]:
     return found.st_dev, found.st_ino, kind
 
 
-def _enqueue(waiter: _Waiter) -> _LockThread:
+def _enqueue(waiter: _Waiter, flags: int) -> _LockThread | None:
     lock = waiter.lock
-    key = lock.file_key = lock.file_key or _file_key(lock.fd, lock.kind)
+    lock.file_key = lock.file_key or _file_key(lock.fd, lock.kind)
+    key = *lock.file_key, flags
     with _guard[0]:
         request = _requests.get(key)
-        if request is None:
-            request = _requests[key] = _LockThread(key, waiter)
-        else:
+        if request is not None:
             request.add(waiter)
+            return request
+        request = _LockThread(key, waiter)
+        if not request.start():
+            return None
+        _requests[key] = request
         return request
 
 

@@ -213,6 +213,7 @@ class LogLock:
         left: float,
         reopen: Callable[[], int],
         *,
+        flags: int = 0,
         patient: bool,
         in_a_row: bool = False,
         show_life: Callable[[], None] | None = None,
@@ -224,6 +225,7 @@ class LogLock:
             waited: how long the caller has waited, in seconds.
             left: how long it may still wait, in seconds.
             reopen: opens the log once more, and returns the descriptor.
+            flags: the flags of open(2) with which `reopen` opens it.
             patient: nap and try for a while before waiting in the kernel.
             in_a_row: whether the caller has just held the lock.
             show_life: called at least every `LIFE_S` while the kernel is asked to wait.
@@ -239,8 +241,8 @@ class LogLock:
                 system.time.sleep(min(NAP_FIRST_S * 2**doublings, NAP_S, left))
         elif self.can_block:
             try:
-                wait_for_lock(self, left, reopen, keeps=not patient, show_life=show_life)
-            except (OSError, RuntimeError) as error:
+                wait_for_lock(self, left, reopen, flags=flags, keeps=not patient, show_life=show_life)
+            except OSError as error:
                 raise_if_foreign(error)
                 self.can_block = False
         else:

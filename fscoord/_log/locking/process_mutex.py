@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 from fscoord._runtime import system
 
 
@@ -19,7 +17,8 @@ class ProcessMutex:
             for an answer. Other threads compare it with their own identity only.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, key: LogKey) -> None:
+        self.key = key
         self.renew()
 
     def renew(self) -> None:
@@ -29,7 +28,7 @@ class ProcessMutex:
         self.leader = 0
 
 
-_mutexes: weakref.WeakValueDictionary[tuple[bytes, int, int], ProcessMutex] = weakref.WeakValueDictionary()
+_mutexes: system.WeakObjects[ProcessMutex] = system.WeakObjects()
 _guard = [system.threading.RLock()]
 """Protects `_mutexes`: two threads that open one log at once must get the same mutex."""
 
@@ -41,12 +40,17 @@ LogKey = tuple[bytes, int, int]
 def process_mutex_for(key: LogKey) -> ProcessMutex:
     """Return the mutex that all handles of this process on the log `key` share."""
     with _guard[0]:
-        return _mutexes.setdefault(key, ProcessMutex())
+        for shared in _mutexes:
+            if shared.key == key:
+                return shared
+        made = ProcessMutex(key)
+        _mutexes.add(made)
+        return made
 
 
 def _after_fork_in_child() -> None:
     _guard[0] = system.threading.RLock()
-    for shared in list(_mutexes.values()):
+    for shared in _mutexes:
         shared.renew()
 
 

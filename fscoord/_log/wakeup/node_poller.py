@@ -374,7 +374,7 @@ class PollerElection:
 
     def _acquire(self, *, may_queue: bool) -> bool:
         """Take the poller's lock and return True. If another process has it and `may_queue` is true, queue for it."""
-        threads: list[Any] = []
+        claim = system.threading.Lock()  # the thread that acquires it owns the descriptor
         term = self._byte(TERM_BYTE)
         try:
             fd = safe_files.open_descriptor(self._bell.path, system.os.O_RDWR, owned_fds=self._requested)
@@ -386,12 +386,12 @@ class PollerElection:
             # Each waiter would try again and again if the byte were believed.
             self._refused = term
             if may_queue:
-                self._request_lock(fd, threads)
+                self._request_lock(fd, claim)
             else:
                 safe_files.close_owned(fd, self._requested)
         except BaseException:
             # An interruption. A descriptor without a thread would keep this process from all later elections.
-            if not threads or threads[0].ident is None:
+            if claim.acquire(blocking=False):
                 for fd in list(self._requested):
                     safe_files.close_owned(fd, self._requested)
             raise
@@ -409,26 +409,16 @@ class PollerElection:
             return False
         return True
 
-    def _request_lock(self, fd: int, threads: list[Any]) -> None:
-        """Start a thread that blocks for the poller's lock, and add the thread to `threads` before it starts.
+    def _request_lock(self, fd: int, claim: Any) -> None:
+        """Start a thread that blocks for the poller's lock. It first acquires `claim`, or else does nothing.
 
         The kernel grants the lock when the present poller leaves or dies.
         """
-        arguments: dict[str, Any] = {
-            "target": self._wait_for_lock,
-            "args": (fd,),
-            "name": "fscoord-poller",
-            "daemon": True,
-        }
-        threads.append(system.threading.Thread(**arguments))
-        try:
-            threads[0].start()
-        except RuntimeError as error:  # no thread is left; waiters then poll when the heartbeat stops
-            safe_files.close_owned(fd, self._requested)
-            raise_if_foreign(error)
+        if isinstance(system.try_thread("fscoord-poller", self._wait_for_lock, fd, claim), RuntimeError):
+            safe_files.close_owned(fd, self._requested)  # no thread is left; waiters poll when the heartbeat stops
 
-    def _wait_for_lock(self, fd: int) -> None:
-        if fd not in self._requested:  # the thread that has started this one was interrupted, and has closed it
+    def _wait_for_lock(self, fd: int, claim: Any) -> None:
+        if not claim.acquire(blocking=False) or fd not in self._requested:  # an interruption or a fork has closed it
             return
         try:
             self._lock(fd, system.fcntl.F_OFD_SETLKW, system.fcntl.F_WRLCK)

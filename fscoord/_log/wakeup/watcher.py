@@ -260,7 +260,7 @@ class ChangeWatcher:
                 try:
                     self._reader_mutex.release()
                 except RuntimeError as error:  # another thread holds it
-                    raise_if_foreign(error)
+                    raise_if_foreign(error, type(self._reader_mutex).__module__)
         # The thread that reads the events wakes this thread, or leaves the reading to this thread.
         waker: Any = sleeper.waker
         waker.wait(seconds)

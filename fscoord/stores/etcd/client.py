@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import (
     FscoordError,
     LimitExceededError,
@@ -457,8 +458,8 @@ class Stream:
         """Make `next` return, if any thread is calling it."""
         try:
             self._response.shutdown()
-        except (OSError, ValueError, RuntimeError):  # it is closed already
-            pass
+        except (OSError, ValueError, RuntimeError) as error:  # it is closed already
+            raise_if_foreign(error, "urllib3")
 
     def close(self) -> None:
         """Close the connection. The server then ends the watch."""

@@ -60,7 +60,7 @@ class Lease:
 
     def _renew(self) -> None:
         pause = self._ttl / RENEWALS_PER_TTL
-        while not self._over.wait(pause):
+        while not self._over.wait(pause) and self._owner == system.os.getpid():
             try:
                 reply = self._client.call("lease/keepalive", {"ID": str(self.number)}, pause)
             except FscoordError:  # the next renewal may still be in time

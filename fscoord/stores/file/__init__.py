@@ -82,8 +82,9 @@ class FileStore(Sessions):
         read_only: never write, so that no write permission is needed. Writing operations raise `~fscoord.StoreError`.
         mode: the permissions of a new file. An existing file must not let more users write.
         coherence: how to read the writes of other hosts: ``"direct"`` (not from a cache), ``"locked"`` (under a lock)
-            or ``"local"`` (from the cache). None: the default for the mount; then a mount with unreliable locks is
-            refused.
+            or ``"local"`` (from the cache). None: the default for the mount.
+        trust_locks: use the locks of a mount on which they are known to exclude no process of another host. Without it
+            such a mount is refused. It is right only if all participants are on one host: two hosts damage the log.
         compact_bytes: the size in bytes from which the log is compacted automatically, 262144 by default. ``None``
             or 0: only `compact` compacts it.
         run_id: a job id and a restart count, or an id without order. A new run begins with an empty store, and the
@@ -126,6 +127,7 @@ class FileStore(Sessions):
         read_only: bool = False,
         mode: int = 0o600,
         coherence: str | None = None,
+        trust_locks: bool = False,
         compact_bytes: int | None = COMPACT_BYTES,
         run_id: str | tuple[str, int] | None = None,
         spill_bytes: int | None = SPILL_BYTES,
@@ -137,7 +139,13 @@ class FileStore(Sessions):
         self._participants = 0 if world_size in (None, -1) else check_positive("world_size", world_size)
         check_choice("watch", watch, MODES)
         log: dict[str, Any] = {"lock": lock, "durable": durable, "read_only": read_only, "mode": mode}
-        log |= {"coherence": coherence, "compact_bytes": compact_bytes, "run_id": run_id, "spill_bytes": spill_bytes}
+        log |= {
+            "trust_locks": trust_locks,
+            "coherence": coherence,
+            "compact_bytes": compact_bytes,
+            "run_id": run_id,
+            "spill_bytes": spill_bytes,
+        }
         self._wanted = log_options(log, self._timeout)
         self._options: dict[str, Any] = {**log, "watch": watch, "rank": rank, "label": label}
         if rank is not None:
@@ -170,8 +178,8 @@ class FileStore(Sessions):
 
         Options with their default value are left out.
         """
-        given = {name: self._options[name] for name in ("lock", "coherence")}
-        return {name: value for name, value in given.items() if value not in (None, "ofd")}
+        given = {name: self._options[name] for name in ("lock", "coherence", "trust_locks")}
+        return {name: value for name, value in given.items() if value not in (None, False, "ofd")}
 
     @property
     def shared_options(self) -> dict[str, Any]:

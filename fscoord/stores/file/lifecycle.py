@@ -100,7 +100,8 @@ def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
     compact = 0 if compact in (None, 0) else check_positive("compact_bytes", compact)
     spill = 0 if spill in (None, 0) else check_positive("spill_bytes", spill)
     spill = 0 if system.is_fake_fs() else spill
-    return LogOptions(KINDS[lock], durable, read_only, mode, limit, coherence, compact, run, spill)
+    trusts = options["trust_locks"]
+    return LogOptions(KINDS[lock], durable, read_only, mode, limit, coherence, compact, run, spill, trusts)
 
 
 def register(store: FileStore, *, is_participant: bool) -> None:

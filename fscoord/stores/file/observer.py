@@ -159,8 +159,8 @@ class FileObserver:
 
     Args:
         path: the path of the log, as `FileStore` takes it.
-        options: the options of the store that matter for reading: ``lock`` and ``coherence``. Without ``lock``, the
-            kind of lock is that of the log.
+        options: the options of the store that matter for reading: ``lock``, ``coherence`` and ``trust_locks``. Without
+            ``lock``, the kind of lock is that of the log.
         wants: returns whether the value of a key belongs to `Observation.values`.
 
     Raises:
@@ -173,6 +173,7 @@ class FileObserver:
             {
                 "lock": options.get("lock") or _lock_of(self.path),
                 "coherence": options.get("coherence"),
+                "trust_locks": options.get("trust_locks", False),
                 "run_id": None,
                 "durable": False,
                 "read_only": True,
@@ -221,7 +222,7 @@ class FileObserver:
         if reading.problem is not None:
             notes.append(f"what the participants wait for is unknown: {reading.problem}")
         if reading.torn:
-            notes.append(f"the slots of these sessions can't be read: {_numbers(reading.torn)}")
+            notes.append(f"these wait slots can't be read: {_numbers(reading.torn)}")
         if not log.has_liveness:
             notes.append("this store has no liveness file, so the death of a process of another host is not known")
         seen = {

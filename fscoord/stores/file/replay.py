@@ -111,7 +111,7 @@ class KeyValueState:
                 else:
                     self._append(key, value)
             elif kind == record.MULTI_SET:
-                assert isinstance(value, bytes), "with a spilled value it comes as single records"
+                assert isinstance(value, bytes), "its long values come as single records"
                 values.update(record.decode_pairs(value))
             elif kind == record.DELETE:
                 values.pop(key, None)

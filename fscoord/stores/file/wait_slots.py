@@ -1,7 +1,8 @@
 """`WaitSlots`: writes the wait of a handle's session to a file beside the log. `read_slots` reads all shown waits.
 
-A wait that has lasted for `timing.SHOW_S` writes one slot, by one pwrite(2), and clears the slot when it ends. No lock
-guards a slot, because only its own session writes it. `ShownWaits` handles two threads that write at once.
+A wait that has lasted for `timing.SHOW_S` writes one slot, by one pwrite(2), and clears the slot when it ends. The
+session holds a lock on the slot's byte of the liveness file until it ends, so no other session writes the slot
+meanwhile, and the slots of ended sessions are used again. `ShownWaits` handles two threads that write at once.
 
 The file is opened for each write. So there is no descriptor that a fork would inherit, and on NFS the open and the
 close make the write visible to other hosts, also where direct writes are refused.
@@ -12,7 +13,7 @@ and the wait continues.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from fscoord._log.format.control_records import Session
@@ -32,6 +33,15 @@ WAITS_SUFFIX: Final = ".waits"
 
 READ_AT_ONCE: Final = 256
 """How many slots one read(2) fetches at most."""
+
+SLOTS_MAX: Final = 1 << 16
+"""The number of the first slot that is never used."""
+
+BLOCK: Final = 64
+"""How many slots the first block has. Each further block has twice as many as the one before."""
+
+TRIES: Final = 8
+"""How many slots of a block a session tries to lock. Each try is a request to a file server."""
 
 
 class WaitSlots:
@@ -109,6 +119,11 @@ def write_slot(log: Log, mode: int, number: int, data: bytes) -> None:
             write to it.
     """
     path = log.path + WAITS_SUFFIX
+    slot = log.liveness.lock_slot(number, _candidates(number))
+    if not 0 < slot < SLOTS_MAX:
+        if data == EMPTY:  # the handle was closed, or has lost the liveness file
+            return
+        raise OSError(system.errno.ENOLCK, "no slot is free, or the session has no byte in the liveness file")
     opened = system.Descriptors()
     try:
         is_direct = log.handle.is_shared
@@ -126,12 +141,20 @@ def write_slot(log: Log, mode: int, number: int, data: bytes) -> None:
             _write(fd, 0, FILE_HEADER, is_direct=is_direct)
         elif not head.startswith(MAGIC):
             raise InsecurePathError(f"{path} is not a file of wait slots; remove it", path=path)
-        _write(fd, number, data, is_direct=is_direct)
+        _write(fd, slot, data, is_direct=is_direct)
         if is_direct:
             system.sync_data(fd)  # for a mount that took no direct write
     finally:
         for fd in list(opened):
             safe_files.close_owned(fd, opened)
+
+
+def _candidates(number: int) -> Iterator[int]:
+    """Yield the slots that session `number` tries. Sessions with consecutive numbers begin with different slots."""
+    first, size = 1, BLOCK
+    while first + size <= SLOTS_MAX:
+        yield from (first + (number + place) % size for place in range(TRIES))
+        first, size = first + size, 2 * size
 
 
 def _open(path: str, flags: int, opened: set[int], *, is_direct: bool) -> int:
@@ -175,15 +198,13 @@ class SlotReading:
 
     Attributes:
         slots: the slot of each session that waits, by the number of the session.
-        torn: the sessions whose slots can't be read, because a slot is being written, or another program wrote it.
-        stale: the sessions whose slots still have the wait of an earlier session.
+        torn: the slots that can't be read, because a slot is being written, or another program wrote it.
         problem: why the file of slots can't be read; None if it was read or does not exist.
     """
 
     def __init__(self) -> None:
         self.slots: dict[int, WaitSlot] = {}
         self.torn: list[int] = []
-        self.stale: list[int] = []
         self.problem: str | None = None
 
 
@@ -199,12 +220,12 @@ def read_slots(path: str, sessions: dict[int, Session], *, is_shared: bool) -> S
         if not _read(fd, 0, 1, is_direct=is_shared).startswith(MAGIC):
             found.problem = f"{path}{WAITS_SUFFIX} is not a file of wait slots; remove it"
             return found
-        for first, count in _runs(sessions):
-            data = _read(fd, first, count, is_direct=is_shared)
-            for number in range(first, first + count):
-                begin = (number - first) * SLOT_SIZE
-                if number in sessions:
-                    _note(found, number, sessions[number], data[begin : begin + SLOT_SIZE])
+        for first in range(0, SLOTS_MAX, READ_AT_ONCE):
+            data = _read(fd, first, READ_AT_ONCE, is_direct=is_shared)
+            for place in range(1 if first == 0 else 0, len(data) // SLOT_SIZE):
+                _note(found, sessions, first + place, data[place * SLOT_SIZE : (place + 1) * SLOT_SIZE])
+            if len(data) < READ_AT_ONCE * SLOT_SIZE:
+                break
     except FileNotFoundError as error:
         raise_if_foreign(error)
     except (OSError, FscoordError) as error:
@@ -216,27 +237,12 @@ def read_slots(path: str, sessions: dict[int, Session], *, is_shared: bool) -> S
     return found
 
 
-def _note(found: SlotReading, number: int, session: Session, data: bytes) -> None:
+def _note(found: SlotReading, sessions: dict[int, Session], place: int, data: bytes) -> None:
+    """Record the slot `data`, if it is that of one of `sessions`. An ended session leaves its slot behind."""
     if is_blank(data):
         return
     slot = WaitSlot.decode(data)
     if slot is None:
-        found.torn.append(number)
-    elif slot.is_of(number, session):
-        found.slots[number] = slot
-    else:
-        found.stale.append(number)
-
-
-def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first slot and the number of slots of each read, so that few reads cover all of `numbers`."""
-    first = last = -1
-    for number in sorted(numbers):
-        if first >= 0 and number - first < READ_AT_ONCE:
-            last = number
-            continue
-        if first >= 0:
-            yield first, last - first + 1
-        first = last = number
-    if first >= 0:
-        yield first, last - first + 1
+        found.torn.append(place)
+    elif slot.number in sessions and slot.is_of(slot.number, sessions[slot.number]):
+        found.slots[slot.number] = slot

@@ -18,6 +18,7 @@ from collections.abc import Callable, MutableSet, Sequence
 from typing import Any, Final, TypeVar
 
 from fscoord._runtime import system
+from fscoord._runtime.interrupts import BareCall
 from fscoord._waiting.timing import SlowWaitLogger
 
 __all__ = ["ANSWER_MIN_S", "GRACE_S", "Channel", "Deadline", "Disconnected", "Unanswered"]
@@ -84,30 +85,19 @@ class Deadline:
         Raises:
             Unanswered: the deadline passed before `work` returned.
         """
-        outcome: list[tuple[T | None, BaseException | None]] = []
-
-        def run() -> None:
-            try:
-                outcome.append((work(), None))
-            except BaseException as error:  # noqa: BLE001 - it is raised below
-                outcome.append((None, error))
-
-        thread = system.threading.Thread(target=run, name="fscoord-tcp", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the system refuses another thread
-            run()
-        while not outcome:
-            pause = self.pause(self.ends)
-            thread.join(pause)
-            if pause <= 0 and not outcome:
-                if not self.left():
-                    raise Unanswered
+        call = BareCall(work)
+        if call.refusal is not None:
+            return work()
+        pause = self.pause(self.ends)
+        while not call.wait(pause):
+            if call.is_lost or not self.left():
+                raise Unanswered
+            if pause <= 0:
                 self.remind()
-        result, error = outcome.pop()
-        if error is not None:
-            raise error
-        return result  # type: ignore[return-value]  # it is None only where `work` returns None
+            pause = self.pause(self.ends)
+        if call.error is not None:
+            raise call.error
+        return call.result
 
 
 VALIDATE, SET, COMPARE_SET, ADD, CHECK, WAIT, NUM_KEYS, DELETE = 0, 1, 2, 4, 5, 6, 7, 8
