@@ -328,6 +328,6 @@ def compact(ctx: click.Context) -> None:
     url = store_url(ctx)
     log_path(url, ctx)  # refuses a store without a log
     open_store(url, read_only=True).close()  # so that a mistyped path makes no new store
-    with open_store(url) as store:
+    with open_store(url, world_size=None) as store:
         assert isinstance(store, FileStore), "file_path says so"
         store.compact()

@@ -388,8 +388,10 @@ def _open(ctx: click.Context, *, looks_only: bool) -> Store:
     options: dict[str, Any] = {}
     if _TIMEOUT in ctx.meta:
         options["timeout"] = ctx.meta[_TIMEOUT]
-    if looks_only and file_path(url) is not None:
-        options["read_only"] = True
+    if file_path(url) is not None:
+        options["world_size"] = None  # the address may be that of a job, but a command is not one of its participants
+        if looks_only:
+            options["read_only"] = True
     return open_store(url, **options)
 
 

@@ -315,7 +315,7 @@ EMPTY = "no writer has opened it yet; check the path (`set` makes it a store)"
 HALF = "only a part of a header, because its creator died; check the path (`set` makes it a store)"
 
 
-@pytest.mark.parametrize(("data", "why"), [(b"", EMPTY), (b"fscoord\n\x02", HALF)], ids=["empty", "half a header"])
+@pytest.mark.parametrize(("data", "why"), [(b"", EMPTY), (b"fscoord\n\x03", HALF)], ids=["empty", "half a header"])
 @pytest.mark.parametrize(
     "words",
     [words for words in (*READERS, *COPIERS, ["repair", "-o", "new", "--salvage"]) if words != ["verify"]],

@@ -225,6 +225,16 @@ def test_keys_verb_on_a_mistyped_path_makes_no_new_store(fscoord, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_command_is_no_participant_although_the_address_of_a_job_has_a_world_size(fscoord, path):
+    """The end of a verb would count as that of a rank, and a verb after the death of a rank would begin a new run."""
+    address = f"file:{path}?world_size=2"
+    with FileStore(path, 2) as store:
+        for words in (["set", "k", "v"], ["append", "k", "w"], ["compact"]):
+            assert fscoord(words[0], "--store", address, *words[1:]).code == 0
+        assert store.get("k") == b"vw"
+    assert fscoord("get", "--store", address, "k").out == b"vw"
+
+
 def test_value_with_a_token_refuses_older_ones(fscoord):
     assert fscoord("set", "--token", "2", "k", "two") == (0, b"", "")
     done = fscoord("set", "--token", "1", "k", "one")
