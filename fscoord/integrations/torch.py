@@ -5,20 +5,30 @@ The import of this module registers the URL scheme. It needs the extra ``fscoord
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar
 
 from fscoord import environment
-from fscoord._arguments import Key, Timeout, Value, to_seconds
+from fscoord._arguments import Key, Timeout, Value, key_bytes, to_seconds
 from fscoord._runtime import system
-from fscoord._runtime.escaping import printable, shell_word
+from fscoord._runtime.escaping import printable
 from fscoord._runtime.interrupts import raise_if_foreign
-from fscoord.errors import FscoordError, QueueEmptyError, StoreUnavailableError, UsedBeforeError, missing_extra
-from fscoord.store import Store
+from fscoord.collectives.arrivals import Attempt
+from fscoord.errors import (
+    FscoordError,
+    QueueEmptyError,
+    StaleRunError,
+    StoreGoneError,
+    StoreTimeoutError,
+    UsedBeforeError,
+    missing_extra,
+)
+from fscoord.store import Store, closer_look, session_states
 from fscoord.stores import url as urls
+from fscoord.stores.prefix import PrefixStore
 from fscoord.stores.tcp import TCPStore
 from fscoord.stores.url import open_store
 
@@ -33,6 +43,7 @@ SCHEME = "fscoord"
 
 P = ParamSpec("P")
 R = TypeVar("R")
+N = TypeVar("N", int, float)
 
 _NO_LIMIT = timedelta(0)
 """The timeout that means no limit to torch's file and hash stores."""
@@ -236,106 +247,144 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
     ``world_size`` belong to the process group, and may be given in the URL or as arguments of ``init_process_group``.
 
     The keys of an earlier launch would lead the ranks of the next launch to addresses without a listener. So the store
-    belongs to a run: to the ``run_id`` of the URL, or else to the run that `fscoord.environment.detect` finds. If there
-    is neither, a new run begins as soon as all processes of the earlier launch have ended. With an empty ``run_id=`` in
-    the URL a rank joins the present run. Ranks of one run meet however late they join. A new run begins with an empty
-    store. Each rank records its process under a key of the run, so that no other process takes the same rank.
+    is opened with ``world_size``: each launch is a run of the store (see `FileStore`), with the ``run_id`` of the URL
+    or of the environment if there is one. A process keeps this participant until it exits, for all its groups there.
+
+    Each group has keys of its own, and begins when all ranks have joined it. A call joins the latest group of its world
+    size, or begins the next group if this process has joined the latest one before. If ranks are missing at the end of
+    the timeout, the group is given up for all ranks, and those that still wait, or come later, join the next group. So
+    the n-th group of one rank is the n-th of all ranks, and a call that has failed can be repeated.
 
     Raises:
-        ValueError: rank, world size or an option is missing or invalid, the environment is invalid, or the URL names a
-            host.
-        StaleRunError: a later run has begun there.
-        UsedBeforeError: another process has taken this rank in the same run.
-        StoreError: the store can't be opened.
+        DistStoreError: its cause is `StoreTimeoutError` if ranks are missing, `StaleRunError` if a later run has begun,
+            `UsedBeforeError` if another process is this rank, or the `StoreError` because of which the store can't be
+            opened. Another process may take the rank of a process that has ended, if the run has no id.
+        ValueError: rank, world size or an option is missing or invalid, the URL names a host, or the other participants
+            have opened the store with another world size.
     """
+    try:
+        store, rank, world_size = _join_group(url, timeout)
+    except BaseException:
+        if not dist.is_initialized():
+            # torch names a group by the number of groups so far, and counts a call that has failed. Without this, a
+            # rank that repeats a call would wait for the others under another name than they use. torch has no public
+            # name for the number, and sets it to 0 itself when the last group is destroyed.
+            vars(dist.distributed_c10d)["_group_count"] = 0
+        raise
+    yield TorchStore(store), rank, world_size
+    raise RuntimeError(f"{url}: this store can make one process group only; call init_process_group again")
+
+
+@_raise_torch_errors
+def _join_group(url: str, timeout: Timeout | None) -> tuple[Store, int, int]:
     from urllib.parse import quote
 
     path, options = _path_and_options(url)
-    rank, world_size = (_number(url, options, name) for name in ("rank", "world_size"))
+    rank, world_size = (_number(url, options, name, int) for name in ("rank", "world_size"))
     if not 0 <= rank < world_size:
         raise ValueError(f"{url}: rank {rank} is not one of {world_size}; ranks go from 0 to world_size - 1")
-    if timeout is not None:
-        options.setdefault("timeout", repr(to_seconds(timeout)))
-    options.setdefault("rank", str(rank))
-    told = options.pop("run_id", None)
-    run_id = environment.detect().run_id if told is None else told or None
-    joins = told == "" or run_id is not None
-    query = "&".join(f"{quote(name, **_QUOTING)}={quote(value, **_QUOTING)}" for name, value in options.items())
-    address = f"file:{quote(path, **_QUOTING)}?{query}"
-    store = open_store(address, run_id=run_id if joins else _run_after_the_ended(address))
+    limit = _number(url, options, "timeout", float) if "timeout" in options else timeout
+    key = system.os.getpid(), system.os.path.realpath(path), options.get("run_id"), options.get("restart")
+    if key in _participants and _participants[key].is_over():
+        _participants.pop(key).store.close()
+    if key not in _participants:
+        query = "&".join(f"{quote(name, **_QUOTING)}={quote(value, **_QUOTING)}" for name, value in options.items())
+        address = f"file:{quote(path, **_QUOTING)}?{query}"
+        opened = open_store(address, rank=rank, world_size=world_size, timeout=limit)
+        _participants[key] = _Participant(opened, rank, has_run_id="run_id" in options)
+    if limit is not None:
+        _participants[key].store.set_timeout(limit)
+    return _participants[key].next_group(url, rank, world_size), rank, world_size
+
+
+RANKS: Final = "fscoord/rank/"
+"""The prefix of the keys that hold which process is which rank of a process group: ``{session} {host}:{pid}``."""
+
+OUTCOME: Final = "fscoord/outcome"
+"""The key of a group that all ranks have joined, or that a rank has given up. The first value that is written stays."""
+
+COMPLETE: Final = b"complete"
+GIVEN_UP: Final = b"given up"
+
+
+class _Participant:
+    """The store of this process for all process groups at one path, and in one run.
+
+    Args:
+        store: the store, which is closed when the process exits. A group has a view of it.
+        rank: the rank with which the store was opened. The process may have another rank in a later group.
+        has_run_id: whether the URL names the run.
+    """
+
+    def __init__(self, store: Store, rank: int, *, has_run_id: bool) -> None:
+        self.store = store
+        self._has_run_id = has_run_id or environment.find_job() is not None
+        self._joined: dict[int, int] = {}  # the number of the last group that was joined, by world size
+        number = store.register()
+        (own,) = (member for member in store.members([rank]) if member.number == number)
+        self._process = b"%d " % number + f"{own.host}:{own.pid}".encode("utf-8", "surrogateescape")
+
+    def is_over(self) -> bool:
+        """Return whether the run of the store is over, so that another run may have begun at the path."""
+        try:
+            self.store.num_keys()
+        except (StaleRunError, StoreGoneError):
+            return True
+        return False
+
+    def next_group(self, url: str, rank: int, world_size: int) -> Store:
+        """Wait for the other ranks in the next process group, in which this process is `rank`. Return its store."""
+        latest, start = f"fscoord/torch/{world_size}", system.time.monotonic()
+        attempt = Attempt(key_bytes(latest), rank, world_size, to_seconds(self.store.timeout), start)
+        while True:
+            # The latest number is not below that of the group that was joined last. So the operation either begins the
+            # next group or returns a later one. A process never joins a group again, because its old keys are there.
+            joined = self._joined.get(world_size, 0)
+            number = int(self.store.compare_set(latest, str(joined or ""), str(joined + 1)))
+            self._joined[world_size] = number
+            group = PrefixStore(f"{latest}/{number}", self.store)
+            process = group.compare_set(f"{RANKS}{rank}", "", self._process)
+            if process == self._process:
+                if _is_complete(group, attempt):
+                    return group
+                continue  # a rank has given up
+            session, _, place = process.partition(b" ")
+            state = session_states(group, [int(session)]).get(int(session), "no")
+            # In a run without an id, a process that has ended has left in good order, because a death ends the run.
+            # Otherwise it may have died, and the ranks of the group may use its address.
+            if state != "no" or self._has_run_id:
+                words = {"yes": "is alive", "no": "has ended", "unknown": "may be alive"}[state]
+                raise UsedBeforeError(
+                    f"{url}: rank {rank} is process {printable(place)} already, which {words}. The other ranks may have"
+                    " its address, so no other process can take its place before one of them has called"
+                    " init_process_group again. Give each launch a path or a run_id of its own (?run_id=ID, the same"
+                    f" for all its ranks), and let workers that a launcher restarts use env://{closer_look(group)}"
+                )
+
+
+def _is_complete(group: Store, attempt: Attempt) -> bool:
+    """Wait until all ranks have joined `group`, or a rank has given up. Return whether all have joined.
+
+    No rank writes an address before. One key has the outcome, so it is the same for the last rank that joins, and for a
+    rank whose time ends at that moment.
+    """
+    keys = [f"{RANKS}{rank}" for rank in range(attempt.world_size)]
     try:
-        _take_rank(url, store, rank)
+        if not group.check(keys):
+            group.wait([OUTCOME], attempt.left())
+        return group.compare_set(OUTCOME, "", COMPLETE) == COMPLETE
+    except StoreTimeoutError as error:
+        if group.compare_set(OUTCOME, "", GIVEN_UP) == COMPLETE:
+            return True
+        missing = [rank for rank, key in enumerate(keys) if not group.check([key])]
+        raise attempt.time_out("in the rendezvous", missing, error, group) from error
     except BaseException:
-        store.close()
+        with suppress(FscoordError):  # the run may be over
+            group.compare_set(OUTCOME, "", GIVEN_UP)
         raise
-    yield TorchStore(store), rank, world_size
-    raise RuntimeError(f"{url}: this store can make one process group only; use another path for another process group")
 
 
-RANKS: Final = "fscoord/torch/rank/"
-"""The prefix of the keys that hold which process is which rank of the process group: ``{session} {host}:{pid}``."""
-
-
-def _run_after_the_ended(address: str) -> str | None:
-    """Return the id of a new run if all processes that took a rank in the present run have ended, or else None.
-
-    All ranks of the next launch return the same id, because it is made from the sessions of the ended processes. A
-    process whose state is unknown counts as alive.
-    """
-    try:
-        with open_store(address, read_only=True) as store:
-            members = {member.number: member for member in store.members()}
-            processes = sorted(store.multi_get(store.list_keys(RANKS)))
-    except StoreUnavailableError:  # usually no store exists yet. The caller's own opening raises any other error again
-        return None
-    sessions = [members.get(_session(process)) for process in processes]
-    if not processes or any(member is not None and member.alive != "no" for member in sessions):
-        return None
-    begun = repr([processes, [member and member.since for member in sessions]])
-    return f"launch-{hashlib.blake2b(begun.encode(), digest_size=8).hexdigest()}"
-
-
-def _session(process: bytes) -> int:
-    return int(process.partition(b" ")[0])
-
-
-def _take_rank(url: str, store: Store, rank: int) -> None:
-    """Record that this process is `rank` in the present run of `store`.
-
-    A process may take its rank again, for example when it repeats a call of ``init_process_group`` that has failed.
-
-    Raises:
-        UsedBeforeError: another process has taken the rank.
-    """
-    number = store.register()
-    (own,) = (member for member in store.members([rank]) if member.number == number)
-    place = b" " + f"{own.host}:{own.pid}".encode("utf-8", "surrogateescape")
-    key, process = f"{RANKS}{rank}", b"%d%s" % (number, place)
-    found = store.compare_set(key, "", process)
-    while found != process:
-        if not found.endswith(place):
-            raise _rank_is_taken(url, store, rank, found)
-        found = store.compare_set(key, found, process)
-
-
-def _rank_is_taken(url: str, store: Store, rank: int, process: bytes) -> UsedBeforeError:
-    states = {member.number: member.alive for member in store.members()}
-    ranks = sorted((int(key[len(RANKS) :]), store.get(key)) for key in store.list_keys(RANKS))
-    others = ", ".join(
-        f"rank {other} ({_place(taken)})" for other, taken in ranks if states.get(_session(taken), "no") != "no"
-    )
-    state = {"yes": "is alive", "no": "has ended", "unknown": "may be alive"}[states.get(_session(process), "no")]
-    path = shell_word(getattr(store, "path", ""))
-    return UsedBeforeError(
-        f"{url}: rank {rank} is process {_place(process)} already, which {state}. No other process can take its place"
-        f" in the same run, because other ranks may have its address. Give each launch a path or a run_id of its own"
-        f" (?run_id=ID, the same for all its ranks), and let workers that a launcher restarts use env://. Or end all"
-        f" ranks (not known to have ended: {others or 'none'}), and remove the store: rm -f {path} {path}.*"
-    )
-
-
-def _place(process: bytes) -> str:
-    return printable(process.partition(b" ")[2])
+_participants: dict[tuple[int, str, str | None, str | None], _Participant] = {}
 
 
 _QUOTING: Any = {"errors": "surrogateescape"}
@@ -363,14 +412,15 @@ def _path_and_options(url: str) -> tuple[str, dict[str, str]]:
     return (f"/{path.lstrip('/')}" if path.startswith("/") else path), options
 
 
-def _number(url: str, options: dict[str, str], name: str) -> int:
+def _number(url: str, options: dict[str, str], name: str, kind: type[N]) -> N:
     text = options.pop(name, None)
     if text is None:
         raise ValueError(f"{url}: {name} is missing; pass it to init_process_group, or in the URL as ?{name}=...")
     try:
-        return int(text)
+        return kind(text)
     except ValueError:
-        raise ValueError(f"{url}: {name}={text} is not an integer") from None
+        what = "a number" if name == "timeout" else "an integer"
+        raise ValueError(f"{url}: {name}={text} is not {what}") from None
 
 
 def _register() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,19 +16,31 @@ from support.places import HANG_S, start_thread
 from torch.distributed.elastic.utils import store as store_util
 
 import fscoord
-from fscoord import FileStore, HashStore, Store
+from fscoord import FileStore, HashStore, PrefixStore, Store
 from fscoord.integrations import torch as integration
 from fscoord.integrations.torch import TorchStore
 
 pytestmark = pytest.mark.torch
 
-WORKER = Path(__file__).with_name("gloo_worker.py")
 SHORT = timedelta(milliseconds=30)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _torch_has_opened_what_it_keeps() -> None:
     fscoord.TCPStore("127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False).close()
+
+
+@pytest.fixture
+def fresh() -> Iterator[Callable[[], None]]:
+    """Give a function after which this process counts as another one, whose predecessor has left in good order."""
+
+    def leave() -> None:
+        for participant in integration._participants.values():
+            participant.store.close()
+        integration._participants.clear()
+
+    yield leave
+    leave()
 
 
 @pytest.fixture(params=["file", "hash"])
@@ -202,49 +213,34 @@ def test_clone_works_in_another_thread_while_the_store_waits(store: dist.Store) 
     (other.underlying_store if isinstance(other, dist.PrefixStore) else other).close()
 
 
-# -- process groups ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("how", ["store", "url"])
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_process_group_on_gloo_runs_on_a_torch_store(how: str, world_size: int, tmp_path: Path) -> None:
-    path = str(tmp_path / "store")
-    command = [sys.executable, "-W", "ignore", str(WORKER), how, path]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(world_size)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(world_size)
-    ]  # fmt: skip
-    try:
-        outputs = [process.communicate(timeout=150)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
-    assert [process.returncode for process in ranks] == [0] * world_size, "\n".join(outputs)
-    assert outputs == [f"rank {rank} is done\n" for rank in range(world_size)]
-
-
 # -- init_method="fscoord:///path" -------------------------------------------------------------------------------------
 
 
+def open_url(url: str) -> TorchStore:
+    store, _, _ = next(integration.rendezvous(url))
+    return store
+
+
+def path_of(store: TorchStore) -> str:
+    inner = store.underlying_store
+    assert isinstance(inner, PrefixStore)
+    assert isinstance(inner.underlying_store, FileStore)
+    return inner.underlying_store.path
+
+
+@pytest.mark.usefixtures("fresh")
 def test_url_gives_store_rank_and_world_size(tmp_path: Path) -> None:
-    url = f"fscoord://{tmp_path}/store?rank=1&world_size=2&lock=flock"
+    url = f"fscoord://{tmp_path}/store?rank=0&world_size=1&lock=flock"
     handler = dist.rendezvous(url, timeout=timedelta(seconds=7))
     store, rank, world_size = next(handler)
-    assert (rank, world_size) == (1, 2)
+    assert (rank, world_size) == (0, 1)
     assert store.timeout == timedelta(seconds=7)
-    inner = store.underlying_store
-    assert isinstance(inner, FileStore)
-    assert inner.path == str(tmp_path / "store")
+    assert path_of(store) == str(tmp_path / "store")
     with pytest.raises(RuntimeError, match="one process group only"):
         next(handler)
-    store.close()
 
 
+@pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("slashes", ["fscoord:", "fscoord://", "fscoord:///", "fscoord:////", "fscoord://localhost"])
 @pytest.mark.parametrize("by", ["URL", "arguments", "handler"])
 def test_absolute_path_has_one_slash_or_three_or_four(slashes: str, by: str, tmp_path: Path) -> None:
@@ -255,8 +251,7 @@ def test_absolute_path_has_one_slash_or_three_or_four(slashes: str, by: str, tmp
     else:
         begin = dist.rendezvous if by == "URL" else integration.rendezvous
         store, _, _ = next(begin(f"{url}?rank=0&world_size=1"))
-    assert store.underlying_store.path == str(tmp_path / "store")
-    store.close()
+    assert path_of(store) == str(tmp_path / "store")
 
 
 @pytest.mark.parametrize("by", ["URL", "arguments"])
@@ -267,6 +262,7 @@ def test_url_that_names_a_host_is_refused_and_creates_nothing(url: str, by: str)
     assert not Path("/path").exists()
 
 
+@pytest.mark.usefixtures("fresh")
 def test_url_host_named_like_a_directory_is_a_path_if_slashes_can_be_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,16 +274,14 @@ def test_url_host_named_like_a_directory_is_a_path_if_slashes_can_be_lost(
         next(integration.rendezvous(url))
     monkeypatch.setattr("urllib.parse.urlunsplit", lambda parts: f"{parts.scheme}:{parts.path}")
     store, _, _ = next(integration.rendezvous(url))
-    assert store.underlying_store.path == str(tmp_path / "store")
-    store.close()
+    assert path_of(store) == str(tmp_path / "store")
 
 
+@pytest.mark.usefixtures("fresh")
 def test_url_options_mean_the_same_as_in_open_store(tmp_path: Path) -> None:
-    url = f"fscoord://{tmp_path}/a%3F%23b+c?rank=0&world_size=1&label=x+y%20z"
-    store, _, _ = next(integration.rendezvous(url))
-    assert store.underlying_store.path == str(tmp_path / "a?#b+c")
+    store = open_url(f"fscoord://{tmp_path}/a%3F%23b+c?rank=0&world_size=1&label=x+y%20z")
+    assert path_of(store) == str(tmp_path / "a?#b+c")
     assert [member.label for member in store.underlying_store.members()] == ["x+y z"]
-    store.close()
 
 
 def test_host_and_port_are_those_of_a_tcp_store_and_missing_otherwise(tmp_path: Path) -> None:
@@ -312,6 +306,8 @@ def test_host_and_port_are_those_of_a_tcp_store_and_missing_otherwise(tmp_path: 
         ("?rank=one&world_size=2", "rank=one is not an integer"),
         ("?rank=2&world_size=2", "rank 2 is not one of 2"),
         ("?rank=0&world_size=1&bogus=1", "unknown option 'bogus'"),
+        ("?rank=0&world_size=1&timeout=soon", "timeout=soon is not a number"),
+        ("?rank=0&world_size=1&run_id=", "run_id"),
     ],
 )
 def test_bad_url_is_an_error_that_names_the_mistake(query: str, words: str, tmp_path: Path) -> None:
@@ -319,162 +315,42 @@ def test_bad_url_is_an_error_that_names_the_mistake(query: str, words: str, tmp_
         next(integration.rendezvous(f"fscoord://{tmp_path}/store{query}"))
 
 
-# -- a second launch with the same path --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith(("PYTEST_XDIST_", "SLURM_", "FLUX_", "PALS_", "TORCHELASTIC_", "FSCOORD_")):
-            monkeypatch.delenv(name)
-    assert fscoord.environment.detect().run_id is None
-
-
-def launch(how: str, path: Path, **environment: str) -> list[subprocess.Popen[str]]:
-    """Start two ranks of one launch."""
-    return [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(WORKER), how, str(path), str(rank), "2"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-
-
-@pytest.mark.timeout(180)
-def test_job_that_was_killed_and_restarted_meets_again_at_the_same_path(tmp_path: Path) -> None:
-    """Without runs the second launch finds the addresses of the first, at which no process listens any longer."""
-    job = {"SLURM_JOB_ID": "4711"}
-    ranks = launch("stay", tmp_path / "store", **job)
-    try:
-        assert [rank.stdout.readline() for rank in ranks if rank.stdout] == ["stays\n"] * 2
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-        again = launch("url", tmp_path / "store", **job, SLURM_RESTART_COUNT="1")
-        ranks += again
-        outputs = [rank.communicate(timeout=100) for rank in again]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    assert [rank.returncode for rank in again] == [0, 0], outputs
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.usefixtures("no_launcher")
-def test_launch_without_a_run_id_meets_at_the_path_of_an_ended_launch(tmp_path: Path) -> None:
-    """As with torch's ``file://``, and also after a kill."""
-    first = launch("stay", tmp_path / "store")
-    later: list[subprocess.Popen[str]] = []
-    try:
-        assert [rank.stdout.readline() for rank in first if rank.stdout] == ["stays\n"] * 2
-        for rank in first:
-            rank.kill()
-            rank.communicate()
-        for _ in range(2):
-            later = launch("url", tmp_path / "store")
-            outputs = [rank.communicate(timeout=100) for rank in later]
-            assert [rank.returncode for rank in later] == [0, 0], outputs
-    finally:
-        for rank in (*first, *later):
-            rank.kill()
-            rank.communicate()
-
-
-def open_url(path: Path, rank: int, query: str = "") -> TorchStore:
-    store, _, _ = next(integration.rendezvous(f"fscoord://{path}/store?rank={rank}&world_size=2{query}"))
-    return store
-
-
-@pytest.mark.parametrize("by", ["URL", "URL with a count", "environment"])
-def test_late_rank_joins_only_its_own_launch(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_in(launch: int, rank: int) -> TorchStore:
-        if by == "URL":
-            return open_url(tmp_path, rank, f"&run_id=launch%20{launch}")
-        if by == "URL with a count":
-            return open_url(tmp_path, rank, f"&run_id=job&restart={launch}")
-        monkeypatch.setenv("SLURM_JOB_ID", "4711")
-        monkeypatch.setenv("SLURM_RESTART_COUNT", str(launch))
-        return open_url(tmp_path, rank)
-
-    killed = open_in(0, 0)
-    killed.set("address", "old")
-    first = open_in(1, 0)
-    assert not first.check(["address"])
-    first.set("address", "new")
-    late = open_in(1, 1)
-    assert late.get("address") == b"new"
-    with pytest.raises(fscoord.StaleRunError):
-        open_in(0, 1)
-    with pytest.raises(dist.DistStoreError) as caught:
-        killed.get("address")
-    assert isinstance(caught.value.__cause__, fscoord.StaleRunError)
-    for store in (killed, first, late):
-        store.close()
-
-
-def run_elsewhere(path: Path, rank: int, query: str = "") -> subprocess.CompletedProcess[str]:
-    """Open the URL in another process, which then ends."""
-    code = f"from fscoord.integrations.torch import rendezvous as r; next(r('fscoord://{path}/store?rank={rank}"
-    command = [sys.executable, "-W", "ignore", "-c", f"{code}&world_size=2{query}'))"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
-
-
-@pytest.mark.usefixtures("no_launcher")
-def test_rank_begins_a_new_run_after_all_processes_of_a_launch_have_ended(tmp_path: Path) -> None:
-    with FileStore(tmp_path / "store") as before:
-        before.set("written before the launch", "1")
-    run_elsewhere(tmp_path, 0).check_returncode()
-    run_elsewhere(tmp_path, 1).check_returncode()
-    first = open_url(tmp_path, 0)
-    assert not first.check(["written before the launch"])
-    first.set("address", "1")
-    late = open_url(tmp_path, 1)
-    assert late.get("address") == b"1"
-    first.close()
-    late.close()
-
-
-@pytest.mark.usefixtures("no_launcher")
-def test_rank_that_opens_first_joins_a_store_without_an_earlier_launch(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("fresh")
+def test_store_without_an_earlier_launch_is_joined(tmp_path: Path) -> None:
     with FileStore(tmp_path / "store", rank=0) as before:
         before.set("written before the launch", "1")
-    store = open_url(tmp_path, 0)
-    assert store.get("written before the launch") == b"1"
-    store.close()
+    store = open_url(f"fscoord://{tmp_path}/store?rank=0&world_size=1")
+    assert store.underlying_store.underlying_store.get("written before the launch") == b"1"
 
 
-@pytest.mark.usefixtures("no_launcher")
-@pytest.mark.parametrize("query", ["", "&run_id=x", "&run_id="])
-def test_rank_of_a_launch_that_still_lives_is_refused_to_another_process(query: str, tmp_path: Path) -> None:
-    store = open_url(tmp_path, 1, query)
-    run_elsewhere(tmp_path, 0, query).check_returncode()
-    again, alive = run_elsewhere(tmp_path, 0, query).stderr, run_elsewhere(tmp_path, 1, query).stderr
-    me = next(member for member in store.underlying_store.members() if member.pid == os.getpid())
-    assert "rank 0 is process" in again
-    assert "already, which has ended" in again
-    assert f"(not known to have ended: rank 1 ({me.host}:{me.pid}))" in again
-    assert f"rank 1 is process {me.host}:{me.pid} already, which is alive" in alive
-    assert f"rm -f {tmp_path}/store {tmp_path}/store.*" in alive
-    store.close()
+def test_groups_of_one_process_have_keys_of_their_own(fresh: Callable[[], None], tmp_path: Path) -> None:
+    url = f"fscoord://{tmp_path}/store?rank=0&world_size=1"
+    for number in range(3):
+        store = open_url(url)
+        assert store.list_keys("address") == []
+        store.set(f"address{number}", "1")
+    fresh()
+    assert open_url(url).list_keys("address") == []
 
 
-@pytest.mark.usefixtures("no_launcher")
-def test_process_may_take_its_rank_again(tmp_path: Path) -> None:
-    stores = [open_url(tmp_path, 0) for _ in range(2)]
-    for store in stores:
-        store.close()
+def test_path_is_the_same_by_each_of_its_names(
+    fresh: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two participants of one process would end the run of two processes when the process exits."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for path in (f"//{tmp_path}/store", "store", f"//{tmp_path}/link/store"):
+        open_url(f"fscoord:{path}?rank=0&world_size=1")
+    assert len(integration._participants) == 1
+    fresh()
 
 
-def test_empty_run_id_joins_the_present_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with FileStore(tmp_path / "store") as before:
-        before.set("k", "v")
-    monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    store = open_url(tmp_path, 0, "&run_id=")
-    assert store.get("k") == b"v"
-    store.close()
+@pytest.mark.usefixtures("fresh")
+def test_timeout_is_that_of_each_call(tmp_path: Path) -> None:
+    url = f"fscoord://{tmp_path}/store?rank=0&world_size=1"
+    for query, argument, limit in (("", 7, 7), ("&timeout=9", 7, 9), ("", 8, 8), ("&timeout=2.5", None, 2.5)):
+        store, _, _ = next(integration.rendezvous(url + query, timeout=argument))
+        assert store.timeout == timedelta(seconds=limit)
 
 
 def test_package_import_does_not_import_torch() -> None:
