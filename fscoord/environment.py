@@ -7,7 +7,7 @@ PALS (HPE Cray), Flux, Slurm and pytest-xdist.
 
 The variables are in the launchers' manuals: torchrun's *Environment Variables*; mpirun(1) of Open MPI; Hydra's
 ``PMI_*`` and ``MPI_LOCAL*``; the PMIx standard's ``PMIX_RANK`` and ``PMIX_NAMESPACE``; flux-environment(7); srun(1) and
-sbatch(1), *OUTPUT ENVIRONMENT VARIABLES*; pytest-xdist's *How-tos*.
+sbatch(1), *OUTPUT ENVIRONMENT VARIABLES*; qsub(1B) of OpenPBS; pytest-xdist's *How-tos*.
 """
 
 from __future__ import annotations
@@ -90,6 +90,18 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
     for run_id, source in _runs(values, launcher):
         return replace(found, run_id=run_id, sources={**sources, "run_id": source})
     return found
+
+
+def find_job(variables: Mapping[str, str] | None = None) -> RunId | None:
+    """Return the run of the job that the environment `variables` name, as `detect` does, without a look at ranks.
+
+    Unlike `detect`, the function ignores the run of pytest-xdist, which has many jobs of its tests.
+
+    Raises:
+        ValueError: the restart count of the job is not a number.
+    """
+    values = system.os.environ if variables is None else variables
+    return next((run_id for run_id, _ in _runs({name: value for name, value in values.items() if value}, None)), None)
 
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
@@ -273,5 +285,7 @@ def _runs(values: Mapping[str, str], launcher: str | None) -> Iterator[tuple[Run
             yield (values[name], count), f"{name}, SLURM_RESTART_COUNT"
     if "PALS_APID" in values:
         yield values["PALS_APID"], "PALS_APID"
+    if "PBS_JOBID" in values:
+        yield values["PBS_JOBID"], "PBS_JOBID"
     if values.get("TORCHELASTIC_RUN_ID", "none") != "none":  # torchrun's name of a run without --rdzv-id
         yield values["TORCHELASTIC_RUN_ID"], "TORCHELASTIC_RUN_ID"

@@ -527,6 +527,9 @@ class Store(ABC):
         """See `closer_look`."""
         return ""
 
+    _has_participants = False
+    """Whether the participants of the store distinguish one run of a program from the next."""
+
     _records_waits = False
     """Whether the waits of the store record spans themselves, in a process that records a trace."""
 
@@ -874,7 +877,6 @@ def how_to_run_again(store: Store) -> str:
     path = getattr(store, "path", None)
     if path is None:
         return f"{advice}, and every run of a program its own keys in {store!r}"
-    return (
-        f"{advice}; to run a program again, open the store with run_id= or world_size=, or remove the old one:"
-        f" {path} and {path}.*"
-    )
+    is_bounded = store._has_participants
+    how = "give each start a run_id= of its own" if is_bounded else "open the store with run_id= or world_size="
+    return f"{advice}; to run a program again, {how}, or remove the old one: {path} and {path}.*"

@@ -36,6 +36,7 @@ PARTS = (
     "faults/test_leftover_keys.py",
     "faults/test_race.py",
     "faults/test_signals.py",
+    "faults/test_starts.py",
     "fuzz/test_decoder.py",
     "fuzz/test_logs.py",
     "histories/test_histories.py",

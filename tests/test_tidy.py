@@ -241,6 +241,7 @@ LAYERS = [
         [
             "stores.file*",
             "_log.*",
+            "environment",
             "_runtime.*",
             "_waiting.*",
             "_arguments",

@@ -20,8 +20,8 @@ from fscoord._log.access.local import PATH_CHECK_S, Access, LocalAccess
 from fscoord._log.access.mount import DIRECT, LOCAL, Mount, find_mount
 from fscoord._log.access.network import NetworkAccess, SymlinkLockAccess
 from fscoord._log.format import record
-from fscoord._log.format.control_records import Session, encode_death
-from fscoord._log.format.header import LogIdentity, classify_run
+from fscoord._log.format.control_records import Failure, Session, encode_death
+from fscoord._log.format.header import LogIdentity, classify_run, supersede
 from fscoord._log.format.record import Record
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.compaction import MOVED, Compactor
@@ -42,7 +42,15 @@ from fscoord._log.wakeup.changed_keys import ChangedKeys
 from fscoord._runtime import system, tracing
 from fscoord._runtime.escaping import closer_look
 from fscoord._runtime.interrupts import raise_if_foreign
-from fscoord.errors import FscoordError, StoreClosedError, StoreError, StoreTimeoutError, StoreUnavailableError
+from fscoord._runtime.logging import logger
+from fscoord.errors import (
+    FscoordError,
+    StoreClosedError,
+    StoreError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+    UsedBeforeError,
+)
 
 if TYPE_CHECKING:
     from fscoord._log.combining.outcomes import Outcomes
@@ -116,7 +124,6 @@ class Log:
         machine: the state machine that applies every data record once, in order.
         options: the options to open the log with. A ``coherence`` of None means ``"local"`` here.
         introduce: returns the content of the handle's session record; called before the first write.
-        participants: the life of the log ends when this many participants have left it; 0: never.
         mount: the mount of `path`; None: it is looked up.
 
     Attributes:
@@ -131,7 +138,6 @@ class Log:
         machine: StateMachine,
         options: LogOptions,
         introduce: Callable[[], Session],
-        participants: int = 0,
         mount: Mount | None = None,
     ) -> None:
         self.path = path
@@ -142,7 +148,7 @@ class Log:
         self.changed_keys = None if coherence == LOCAL else ChangedKeys(machine)
         # Other processes of the host may append the records of this handle only where reads are direct.
         shares = coherence == DIRECT and not (options.is_soft or options.read_only)
-        self.table = SessionTable(participants)
+        self.table = SessionTable()
         shared = self.changed_keys if shares else None
         self.outcomes = None if shared is None else _new_outcomes(shared, self.table)
         self.table.keeps_times = self.outcomes is not None
@@ -200,6 +206,7 @@ class Log:
         handle.lock.session = 0
         handle.mutex = handle.shared.mutex
         handle.reader_fd = handle.root_fd = -1
+        handle.options = handle.options._replace(world_size=0)  # the participant is the parent
         handle.recovery |= DESCRIPTORS
 
     def be_closed_by_fork(self) -> None:
@@ -629,6 +636,13 @@ class Log:
             waited=waited,
         )
 
+    def closer_look(self) -> str:
+        """Return the end of the message of a time-out: why the start before this one ended, and the command `ps`."""
+        before = self.table.previous
+        return ("" if before is None else f"; the start before this one ended because {before}") + closer_look(
+            self.path
+        )
+
     def read_ahead(self) -> None:
         """Read on without the lock, to learn the name of the process that holds it, or that the log is gone.
 
@@ -650,61 +664,128 @@ class Log:
             finally:
                 handle.shared.is_inside = False
 
-    # -- runs, lives and generations -------------------------------------------------------------------------------
+    # -- runs and generations --------------------------------------------------------------------------------------
 
     def join_run(self, limit: float, *, shows: bool = False) -> None:
-        """Join the run that the options name, or else the log's present run. Begin the run if it is new.
+        """Join the present run of the log, or begin the next one. A participant registers in the same transaction.
 
-        If the log is finished, a new life begins. If `shows` is true, the handle registers at once.
+        The next run begins if the present run is finished, or the id of the options is new. It also begins if the
+        handle is a participant without an id, and another participant of the present run has failed. So a handle never
+        reads what an earlier, failed start of its job has written. If `shows` is true, the handle registers at once,
+        also if it is not a participant.
 
         Raises:
             StaleRunError: a later run has superseded the run of the options.
+            UsedBeforeError: another participant, which is alive, has the rank of this handle.
+            ValueError: the other participants have another world size.
             StoreError: the run has not begun, and this handle is read-only.
             StoreUnavailableError: the log is finished, and this handle is read-only.
             StoreUnavailableError, StoreTimeoutError, StoreGoneError, CorruptLogError: as in `update`.
         """
         handle, table = self.handle, self.table
-        run, begun = handle.options.run, list[bool]()
+        wanted, begun = handle.options.run_id, list[bool]()
+        registers = not self.read_only and (shows or handle.options.world_size > 0)
 
         def decide(_: bytes, __: bytes) -> tuple[Any, int, bytes]:
-            verdict = "join" if run is None else classify_run(handle.header.runs, run)
+            run_ids, dead = handle.header.run_ids, 0
+            verdict = "join" if wanted is None else classify_run(run_ids, wanted)
             if verdict == "stale":
-                raise self.follower.superseded(handle.header.runs[0])
-            if verdict == "join" and not table.is_finished:
+                raise self.follower.superseded(handle.header)
+            if self.read_only and (verdict == "new" or table.is_ended):
+                raise self._not_begun(is_new=verdict == "new")
+            if wanted is None and registers and handle.options.world_size and not table.is_ended:
+                dead = 0 if table.failure is not None else self._dead_participant()
+                verdict = "new" if dead or table.failure is not None else verdict
+            if verdict == "new" or table.is_ended:
+                self.compactor.begin_run(supersede(run_ids, wanted) if verdict == "new" else run_ids, dead)
+                begun.append(True)
+                return MOVED, 0, b""
+            if not registers:
                 return None, 0, b""
-            if self.read_only and verdict == "join":
-                what = "is finished, and no writer has opened it since; start the job again, or check the path"
-                raise StoreUnavailableError(f"{self.path} {what}", path=self.path, errno=system.errno.ENOENT)
-            if self.read_only:
-                raise StoreError(f"{self.path}: the requested run has not begun; try again", path=self.path)
-            self.compactor.begin_empty(run)
-            begun.append(True)
-            return MOVED, 0, b""
+            if handle.options.world_size:
+                self._check_world_size(handle.options.world_size)
+                self._check_rank(self.registration.describe().rank)
+            return None, record.SESSION, b""
 
-        if table.is_finished or (run is not None and handle.header.runs[:1] != (run,)):
+        if registers or table.is_ended or (wanted is not None and handle.header.run_ids[:1] != (wanted,)):
             self._change_generation(decide, begun, limit)
         self.follower.settle()
-        if shows and not self.read_only:
-            self.register(limit)
+        if begun and table.previous is not None:
+            logger(__name__).warning(
+                "%s: the start before this one ended because %s. What it has written is discarded",
+                self.path,
+                table.previous,
+            )
 
-    def leave(self, participants: int, limit: float, clear: Callable[[str], object]) -> None:
-        """Record that this participant has left for good. The last of `participants` ends the life of the log.
+    def _not_begun(self, *, is_new: bool) -> StoreError:
+        if is_new:
+            return StoreError(f"{self.path}: the requested run has not begun; try again", path=self.path)
+        what = "is finished, and no writer has opened it since; start the job again, or check the path"
+        return StoreUnavailableError(f"{self.path} {what}", path=self.path, errno=system.errno.ENOENT)
 
-        The FINISHED record ends the life. Then ``clear(path)`` removes the files beside the log, and the files of the
+    def _dead_participant(self) -> int:
+        """Return a participant of the present run that has died without leaving; 0 if none is known to have."""
+        home = ProcessIdentity.find()
+        for number in self.table.participants():
+            alive = self.liveness.is_alive(number, home)
+            if alive is False or (alive is None and home.is_provably_dead(self.table.sessions[number])):
+                return number
+        return 0
+
+    def _check_world_size(self, world_size: int) -> None:
+        theirs = self.table.world_size
+        if theirs not in (0, world_size):
+            names = [session.name for session in self.table.sessions.values() if session.world_size == theirs]
+            raise ValueError(
+                f"{self.path}: world_size is {world_size} here, and {names[0] if names else 'another participant'} has"
+                f" opened it with world_size={theirs}; pass the same number in all processes, or use another path"
+            )
+
+    def _check_rank(self, rank: int | None) -> None:
+        """Raise an error if a participant of another process, which is alive, has `rank`. The log lock is held.
+
+        Warn if it is stopped, or it is unknown whether it is alive.
+        """
+        table, home = self.table, ProcessIdentity.find()
+        for number in sorted(set(() if rank is None else table.ranks.get(rank, ())).intersection(table.participants())):
+            session, alive = table.sessions[number], self.liveness.is_alive(number, home)
+            if alive is False or (session.pid == system.os.getpid() and home.is_same_process(session)):
+                continue
+            if alive and not home.is_stopped(session):
+                raise UsedBeforeError(
+                    f"{self.path}: rank {rank} is {session} already, which is alive. Give each process a rank of its"
+                    " own; if the job was started twice, give each start a path or a run_id of its own, or end one"
+                )
+            state = "is stopped" if alive else "may be alive"
+            logger(__name__).warning(
+                "%s: rank %d is %s already, which %s. This process takes the rank, too", self.path, rank, session, state
+            )
+
+    def leave(self, reason: str, limit: float, clear: Callable[[str], object]) -> None:
+        """Record that this participant has left for good. The last participant to leave in good order ends the run.
+
+        The FINISHED record ends the run. Then ``clear(path)`` removes the files beside the log, and the files of the
         log are removed as far as possible. Errors as in `update`.
+
+        Args:
+            reason: the name of the exception by which the participant leaves; empty if it leaves in good order.
+            limit: how long to wait for the lock, in seconds.
+            clear: see above.
         """
         handle, table = self.handle, self.table
-        table.participants = 0
 
         def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
-            if table.left + 1 < participants:
-                return None, record.LEAVE, b""
             handle.recovery = POSITION
             self.writer.void_tail()
             session = handle.lock.session or self.registration.append()
-            handle.is_settled = False
-            self._append(record.FINISHED, b"", b"", session)
-            forwarding.remove_log(handle, LogIdentity(handle.header.lineage, handle.root.inode), clear)
+            if reason:
+                self._append(record.FAILURE, b"", Failure(table.sessions[session], reason).encode(), session)
+            elif len(table.left) + 1 < handle.options.world_size:
+                self._append(record.LEAVE, b"", b"", session)
+            else:
+                handle.is_settled = False
+                self._append(record.FINISHED, b"", b"", session)
+                forwarding.remove_log(handle, LogIdentity(handle.header.lineage, handle.root.inode), clear)
             return None, 0, b""
 
         self.update(record.LEAVE, b"", b"", decide, limit)
@@ -789,6 +870,8 @@ class Log:
             return number
 
         def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
+            if rank is not None and self.handle.options.world_size:
+                self._check_rank(rank)
             known = table.sessions.get(self.handle.lock.session)
             return None, record.SESSION, b"" if known is None else known._replace(rank=rank).encode()
 

@@ -22,9 +22,7 @@ from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, UnsupportedFilesystemError
 
 
-def open_log_file(
-    path: str, machine: StateMachine, options: LogOptions, introduce: Callable[[], Session], participants: int = 0
-) -> Log:
+def open_log_file(path: str, machine: StateMachine, options: LogOptions, introduce: Callable[[], Session]) -> Log:
     """Return a handle on the log at `path`, with the coherence of `options` or else the default of the mount.
 
     Raises:
@@ -43,7 +41,7 @@ def open_log_file(
     if coherence == LOCKED and mount.is_nfs and options.is_soft:
         coherence = DIRECT  # the kernel does not see a soft lock, so a soft lock does not make its caches valid
     kind = Log if coherence == LOCAL else WatchedLog
-    return kind(path, machine, options._replace(coherence=coherence), introduce, participants, mount)
+    return kind(path, machine, options._replace(coherence=coherence), introduce, mount)
 
 
 class WatchedLog(Log):

@@ -261,6 +261,18 @@ def open_regular(path: str) -> IO[bytes]:
     return os.fdopen(fd, "rb")
 
 
+def at_end_of_child(call: Callable[[], object]) -> None:
+    """Call `call` when this process ends, if it is a child of multiprocessing; otherwise do nothing.
+
+    Such a child may end by os._exit, which calls no function of `atexit`, but runs the finalizers of multiprocessing.
+    """
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, call, exitpriority=-1)  # after the child's own children have ended
+
+
 _NEW: Final = "new"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar, cast
@@ -109,8 +110,25 @@ class StoreDriver:
             if self._sliced_waits is not None:
                 await self.run(self._sliced_waits.close)
         finally:
-            await self.run(self.store.close)
+            await self.run(partial(_close_amid, self.store, sys.exc_info()[1]))
             self._executor.dismiss()
+
+
+def _close_amid(store: Store, error: BaseException | None) -> None:
+    """Close `store` while `error`, which the task handles, is handled in this thread, too.
+
+    A participant of a `~fscoord.FileStore` that leaves by an exception has failed, and `Store.close` looks for one.
+    """
+    if error is None:
+        store.close()
+        return
+    traceback = error.__traceback__
+    try:
+        raise error
+    except type(error):
+        store.close()
+    finally:
+        error.__traceback__ = traceback
 
 
 class SlicedWaits:

@@ -1,6 +1,8 @@
 """`WorkerGroup`: starts the workers of one node in one round, each under a warden, copies their output and stops them.
 
 The output of a worker goes to the console, with the worker's rank before each line, to files, or to both (`Streams`).
+
+The module is long, but one thing: the starts and ends of a worker and of its output are one sequence.
 """
 
 from __future__ import annotations
@@ -418,7 +420,7 @@ class _Sink:
         """End, and return how many lines were dropped."""
         if not self.drain():
             self.problem = "its reader takes no data"
-            nowhere = system.os.open(system.os.devnull, system.os.O_WRONLY | system.O_CLOEXEC)
+            nowhere = system.open_file(system.os.devnull, system.os.O_WRONLY, 0, set())
             system.os.dup2(nowhere, self.file.fileno())  # so that the rest of this process does not block
             system.os.close(nowhere)
             with suppress(queue.Empty):

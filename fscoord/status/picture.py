@@ -74,7 +74,7 @@ class Picture(NamedTuple):
         lines: the locks, semaphores and elections that have a contender.
         rounds: the barriers that have begun and are not complete.
         log_lock: the holder of the log's lock, or None.
-        notes: the facts that could not be determined, one sentence each.
+        notes: what else a person should know, such as facts that could not be determined, one sentence each.
     """
 
     place: str

@@ -77,10 +77,8 @@ def make_logs(directory: Path) -> None:
 
 def make_every_kind(path: Path, world: World) -> None:
     """Every kind of record that this version writes but the void."""
-    store = FileStore(path, world_size=3, timeout=0.01)
-    other = FileStore(path, world_size=3, timeout=0.01)
-    for rank, (handle, label) in enumerate([(store, "first"), (other, "")]):  # who is opened with them speaks at once
-        log_of(handle).registration._introduce = partial(session_record, {"rank": rank, "label": label})
+    store = FileStore(path, 3, timeout=0.01, rank=0, label="first")
+    other = FileStore(path, 3, timeout=0.01, rank=1)
     try:
         store.get("never")
     except StoreTimeoutError:
@@ -109,7 +107,10 @@ def make_every_kind(path: Path, world: World) -> None:
         operation()
         world.now += 1_000_000_001
     other.close()
-    store.close()
+    try:
+        raise KeyError
+    except KeyError:
+        store.close()
 
 
 def write(path: Path, key: str, value: str | bytes, torn: int = 0, durable: bool = False) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
 import signal
 import time
@@ -228,6 +229,9 @@ def test_arrival_at_which_a_compaction_is_due_is_recorded_once(way: Way, spill: 
     with FileStore(path, timeout=HANG_S, compact_bytes=1, spill_bytes=spill) as store, store.clone() as other:
         for number in range(20):
             store.set("garbage", "x" * number)
+        log_of(store).handle.compact_at = math.inf
+        store.set("garbage", "x" * 1000)
+        store.set("garbage", "")
         threads = []
         for rank in range(3):
             handle = (store, other)[rank % 2]

@@ -172,7 +172,7 @@ def test_exception_of_a_handler_is_raised_by_a_leader_that_claims(shared: str, e
         store.set("registered", "1")
         log = log_of(store)
         session = log.handle.lock.session
-        author = Author(session, log.table.sessions[session].alive_id, log.follower.life, log.follower.run)
+        author = Author(session, log.table.sessions[session].alive_id, log.follower.run)
         follower = Seat(store)
         stack.callback(lambda: (follower.station.give_back(follower.slot), follower.station.close()))
         for number in itertools.count(1):

@@ -521,10 +521,16 @@ def test_interpreter_may_exit_while_it_waits_for_the_lock(path: str, lock: str) 
 
 def test_participant_that_exits_while_the_holder_is_stopped_prints_nothing(path: str) -> None:
     """Its leaving is lost; but no thread can be started any more, and nothing is printed."""
-    program = f"import fscoord; fscoord.FileStore({path!r}, world_size=2, timeout=0.2)\n"
-    with FileStore(path), Holder(path):
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    program = (
+        f"import fscoord; fscoord.FileStore({path!r}, world_size=2, timeout=0.2); print('open', flush=True); input()"
+    )
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with FileStore(path), subprocess.Popen([sys.executable, "-c", program], text=True, **pipes) as participant:
+        assert participant.stdout is not None
+        assert participant.stdout.readline() == "open\n"
+        with Holder(path):
+            assert participant.communicate("\n", timeout=HANG_S) == ("", "")
+        assert participant.returncode == 0
 
 
 @every_kind

@@ -318,7 +318,7 @@ FOREIGN = {
     "something like the magic": b"fscoord\r\n" + bytes(90),
     "a header that is cut at its end, and more": b"fscoord\n\2\0" + bytes(HEADER_SIZE - 10),
     "a header of version 1 and nothing more": b"fscoord\n\1\0" + bytes(72),
-    "the beginning of a header of version 3": b"fscoord\n\3\0",
+    "the beginning of a header of version 4": b"fscoord\n\4\0",
 }
 
 
@@ -384,7 +384,7 @@ def join(path: str, rank: int, gate: tuple[int, int]) -> None:
 @pytest.mark.parametrize("there", ["nothing", "an empty file", "a part of a header"])
 def test_processes_that_open_at_once_agree_on_one_log(there: str, path: Path) -> None:
     if there != "nothing":
-        path.write_bytes(b"fscoord\n\2\0" if "part" in there else b"")
+        path.write_bytes(b"fscoord\n\3\0" if "part" in there else b"")
         path.chmod(0o600)
     context = multiprocessing.get_context("fork")
     gate = os.pipe()

@@ -140,7 +140,7 @@ def make_liveness_file(shared: Path) -> None:
 
 def write_wait(shared: Path) -> None:
     with FileStore(shared / "log", mode=0o660, timeout=5) as store:
-        write_slot(log_of(store), 0o660, 1, b"x" * 512)
+        write_slot(log_of(store), 0o660, store.register(), b"x" * 512)
 
 
 def make_log_directories(shared: Path) -> None:

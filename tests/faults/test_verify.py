@@ -52,11 +52,11 @@ def reported(path: str) -> int | None:
 @pytest.mark.parametrize(
     ("name", "verdict", "records", "voids"),
     [
-        ("v2/every-kind.log", "sound", [24], 0),
-        ("v2/torn.log", "torn", [5], 0),
-        ("v2/voided.log", "sound", [13], 2),
-        ("v2/durable.log", "sound", [13], 2),
-        ("v2-generations/generations.log", "sound", [5, 4], 0),
+        ("v3/every-kind.log", "sound", [24], 0),
+        ("v3/torn.log", "torn", [5], 0),
+        ("v3/voided.log", "sound", [13], 2),
+        ("v3/durable.log", "sound", [13], 2),
+        ("v3-generations/generations.log", "sound", [5, 4], 0),
     ],
 )
 def test_verify_finds_the_golden_logs_sound(name: str, verdict: str, records: list[int], voids: int) -> None:
@@ -104,7 +104,7 @@ def test_verify_of_a_path_that_leads_to_no_log_is_an_error(path: str, tmp_path: 
         verify(path)
     with pytest.raises(InsecurePathError):
         verify(tmp_path)
-    os.symlink(DATA / "v2/torn.log", path)
+    os.symlink(DATA / "v3/torn.log", path)
     with pytest.raises(InsecurePathError):
         verify(path)
 
@@ -206,8 +206,8 @@ def test_record_that_is_malformed_is_damage_despite_its_checksum(kind: int, path
     ("data", "says"),
     [
         (b"hello, world", "not a log of fscoord"),
-        (b"fscoord\n\1\0" + bytes(120), "version 1 and was written by a pre-release: remove it"),
-        (b"fscoord\n\3\0" + bytes(120), "version 3"),
+        (b"fscoord\n\2\0" + bytes(120), "version 2 and was written by a pre-release: remove it"),
+        (b"fscoord\n\4\0" + bytes(120), "version 4"),
     ],
 )
 def test_file_of_another_kind_is_damage_at_0(data: bytes, says: str, path: str) -> None:

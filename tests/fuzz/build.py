@@ -70,8 +70,8 @@ def _header(source: Source, number: int) -> Header:
         root_inode=source.choice((0, 0, 0, 0, 5)),  # of a copy, if it is not 0
         inode=source.choice((0, 0, 0, 0, 6)),
         generation=number if not source.chance(16) else source.below(4),
-        runs=runs,
-        life=0 if not source.chance(16) else source.choice(INTERESTING),
+        run_ids=runs,
+        run=0 if not source.chance(16) else source.choice(INTERESTING),
     )
 
 

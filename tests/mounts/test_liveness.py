@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
 from mounts.agents import Agent, Pending
 from mounts.conftest import Sides
 
+from fscoord import StaleRunError
 from fscoord.store import Member
 
 
@@ -47,6 +49,20 @@ def test_process_that_is_stopped_is_not_dead(sides: Sides) -> None:
         assert by_number(other.members())[number] == "yes"
         sleeper.resume()
         sleeper.set("k", "1")
+
+
+def test_start_after_a_failed_one_is_another_run_on_both_hosts(sides: Sides) -> None:
+    doomed, survivor = sides.opened(2, world_size=2)
+    doomed.set("address", "old")
+    assert survivor.get("address") == b"old"
+    doomed.kill()
+    first, second = (agent.open(sides.path(), world_size=2) for agent in sides.agents(2))
+    for agent in (first, second):
+        assert agent.list_keys() == []
+    second.set("address", "new")
+    assert first.get("address") == b"new"
+    with pytest.raises(StaleRunError, match="was found dead"):
+        survivor.get("address")
 
 
 def test_waiter_for_a_rank_of_the_other_host_learns_of_its_death(sides: Sides) -> None:

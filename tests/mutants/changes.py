@@ -382,7 +382,7 @@ MUTANTS = (
             return []
 """,
         "",
-        (f"{COMBINER}::test_request_of_another_life_run_or_session_is_left_to_its_author",),
+        (f"{COMBINER}::test_request_of_another_run_or_session_is_left_to_its_author",),
     ),
     Mutant(
         "a batch is longer than one request to the server",

@@ -40,7 +40,7 @@ EXPLAINED: dict[str, str] = {
     "Compactor._commit: is_sealing, fd, lock = False, -1, None | 1 -> 2": NEGATIVE,
     "Compactor._commit: lock.unlock() -> pass": "closing gives the lock back",
     "Compactor._next_header: log_id = * | 16 -> 17": IN_THE_ID,
-    "Compactor.begin_empty: handle.recovery = POSITION -> pass": "until its record is there, all can be read as before",
+    "Compactor.begin_run: handle.recovery = POSITION -> pass": "until its record is there, all can be read as before",
     "Log.lock_timeout: if isinstance(number, int) and number not in sessions: |*-> Or": SPARES,
     "_dump: fd = -1* | 1 -> 2": NEGATIVE,
     '_records: *data, position = *b"", 0* | 0 -> 1': "of no bytes none are left, so that they are read",
@@ -51,9 +51,6 @@ EXPLAINED: dict[str, str] = {
     "Log.update: attempt += 1 | 1 -> 2": PAUSE,
     "Log.join_run.decide: begun.append(True) | True -> False": "whether it is empty is all that is asked",
     "Log.compact.decide: done.append(True) | True -> False": "whether it is empty is all that is asked",
-    "Log.join_run: if table.is_finished or * handle.header.runs[:1] != (run,)): | 1 -> 2": SPARES,
-    "Log.join_run: if table.is_finished or (run is not None and handle.header.runs[:1] != (run,)):"
-    " | run is not None and handle.header.runs[:1] != (run,) -> Or": SPARES,
     "Header.encode: agreed = * | 3 -> 4": "of reserved bytes 3 are written",
     "Header.encode: limits = * | 16 -> 17": "of reserved bytes 16 are written",
     "Header.decode: if len(data) < HEADER_SIZE: |*": "of that length it is incomplete, too",

@@ -11,7 +11,7 @@ from typing import Any
 
 SECTOR = 512
 LONGEST = 29 + 1024 + 2 * 67_108_864
-KNOWN = "SICAMDPOVXZEsblft"
+KNOWN = "SICAMDPOVXZEFsblft"
 
 
 def crc(data: bytes, seed: int = 0) -> int:
@@ -37,7 +37,8 @@ class Log:
     successor: tuple[int, bytes, str] | None = None
     snapshot: tuple[int, int] | None = None
     bells: int = 0
-    left: int = 0
+    left: set[int] = field(default_factory=set)
+    failures: list[dict[str, Any]] = field(default_factory=list)
     finished: bool = False
 
 
@@ -86,7 +87,7 @@ def read_newest(path: Path, read: Callable[[Path], bytes] = lambda file: file.re
 def read_header(data: bytes) -> dict[str, Any]:
     if data[:8] != b"fscoord\n":
         raise Refused("no log")
-    if data[8:10] != b"\2\0":
+    if data[8:10] != b"\3\0":
         raise Refused("another version")
     if len(data) < 114:
         raise Refused("no whole header")
@@ -98,23 +99,23 @@ def read_header(data: bytes) -> dict[str, Any]:
     root_inode, inode, created, longest_key, longest_value = struct.unpack_from("<QQQII", data, 60)
     if flags > 1 or (longest_key, longest_value) != (1024, 67_108_864) or any(data[17:20] + data[92:108]):
         raise Refused("unknown flags, limits or fields")
-    runs, position = [], 110
+    run_ids, position = [], 110
     for _ in range(int.from_bytes(data[108:110], "little")):
         length, count = struct.unpack_from("<Hq", data, position)
-        runs.append((data[position + 10 : position + 10 + length], count))
+        run_ids.append((data[position + 10 : position + 10 + length], count))
         position += 10 + length
     return {
         "durable": bool(flags & 1),
         "size": size,
         "lock": data[16],
         "generation": int.from_bytes(data[20:24], "little"),
-        "life": int.from_bytes(data[24:28], "little"),
+        "run": int.from_bytes(data[24:28], "little"),
         "id": data[28:44],
         "lineage": data[44:60],
         "root inode": root_inode,
         "inode": inode,
         "created": created,
-        "runs": runs,
+        "run ids": run_ids,
         "checksum": int.from_bytes(data[size - 4 : size], "little"),
     }
 
@@ -258,9 +259,13 @@ def apply(log: Log, kind: str, key: bytes, value: bytes, writer: int) -> bool:
     elif kind == "b":
         log.bells += 1
     elif kind == "l":
-        log.left += 1
+        log.left.add(writer)
     elif kind == "E":
         log.finished = True
+    elif kind == "F":
+        previous, length = struct.unpack_from("<BH", value)
+        reason = value[3 : 3 + length]
+        log.failures.append(read_session(value[3 + length :]) | {"previous": bool(previous), "reason": reason})
     elif kind == "Z":
         if len(value) < 34:
             return False
@@ -286,7 +291,7 @@ def read_pairs(value: bytes) -> dict[bytes, bytes]:
 
 def read_session(value: bytes) -> dict[str, Any]:
     pid, start = struct.unpack_from("<IQ", value)
-    rank, pid_space, time_space, host, label = struct.unpack_from("<qQQHH", value, 44)
+    rank, pid_space, time_space, world_size, replaces, host, label = struct.unpack_from("<qQQIIHH", value, 44)
     return {
         "pid": pid,
         "start": start,
@@ -294,6 +299,8 @@ def read_session(value: bytes) -> dict[str, Any]:
         "rank": rank,
         "pid space": pid_space,
         "time space": time_space,
-        "host": value[72 : 72 + host],
-        "label": value[72 + host : 72 + host + label],
+        "world size": world_size,
+        "replaces": replaces,
+        "host": value[80 : 80 + host],
+        "label": value[80 + host : 80 + host + label],
     }

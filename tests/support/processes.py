@@ -23,14 +23,14 @@ class Processes:
         self._environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, str(TESTS)])}
         self._started: list[subprocess.Popen[str]] = []
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, self._module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=self._environment,
+            env=self._environment | environment,
         )
         self._started.append(process)
         return process
@@ -43,8 +43,8 @@ class Processes:
 
     def __exit__(self, *_: object) -> None:
         for process in self._started:
-            process.kill()
-            process.communicate()
+            with process:
+                process.kill()
 
 
 def wait_until_ready(process: subprocess.Popen[str]) -> None:

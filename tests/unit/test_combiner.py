@@ -841,7 +841,7 @@ def foreign_request(path: str, store: FileStore, change: Callable[[Author], Auth
     """Publish a request of `store` with another author; return what its author is told."""
     log, station = log_of(store), station_of(store)
     session = log.handle.lock.session
-    author = Author(session, log.table.sessions[session].alive_id, log.follower.life, log.follower.run)
+    author = Author(session, log.table.sessions[session].alive_id, log.follower.run)
     with ExitStack() as stack:
         waiting = Seat(store)
         stack.callback(lambda: (waiting.station.give_back(waiting.slot), waiting.station.close()))
@@ -858,14 +858,11 @@ def foreign_request(path: str, store: FileStore, change: Callable[[Author], Auth
     [
         lambda author: author._replace(session=author.session + 77),
         lambda author: author._replace(alive_id=bytes(16)),
-        lambda author: author._replace(life=author.life + 1),
-        lambda author: author._replace(run=((b"job", 1),)),
+        lambda author: author._replace(run=author.run + 1),
     ],
-    ids=["session", "liveness", "life", "run"],
+    ids=["session", "liveness", "run"],
 )
-def test_request_of_another_life_run_or_session_is_left_to_its_author(
-    change: Callable[[Author], Author], path: str
-) -> None:
+def test_request_of_another_run_or_session_is_left_to_its_author(change: Callable[[Author], Author], path: str) -> None:
     with ExitStack() as stack:
         (store,) = opened(path, stack, 1)
         told = foreign_request(path, store, change)
@@ -895,7 +892,7 @@ def test_request_whose_author_is_gone_is_dropped(path: str) -> None:
         (store,) = opened(path, stack, 1)
         log, station = log_of(store), station_of(store)
         session = log.handle.lock.session
-        author = Author(session, log.table.sessions[session].alive_id, log.follower.life, log.follower.run)
+        author = Author(session, log.table.sessions[session].alive_id, log.follower.run)
         gone = Seat(store)
         data = encode_request(author, 5, gone.slot.name, Operation(record.SET, b"foreign", b"1").encode())
         gone.station.publish(gone.slot, data, gone.station.request_path(0.0, "x"))

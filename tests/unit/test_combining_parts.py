@@ -32,7 +32,7 @@ from fscoord.inspect import dump
 from fscoord.stores.file.replay import KeyValueState
 
 SESSION = Session("host", 1, 1, b"b" * 16)
-AUTHOR = Author(7, b"x" * 16, 3, ((b"job", 2),))
+AUTHOR = Author(7, b"x" * 16, 3)
 
 
 def test_request_is_the_same_when_it_is_decoded() -> None:
@@ -43,9 +43,7 @@ def test_request_is_the_same_when_it_is_decoded() -> None:
     for other in (
         AUTHOR._replace(session=8),
         AUTHOR._replace(alive_id=bytes(16)),
-        AUTHOR._replace(life=4),
-        AUTHOR._replace(run=((b"job", 3),)),
-        AUTHOR._replace(run=()),
+        AUTHOR._replace(run=4),
     ):
         assert not request.is_of(other)
 
@@ -72,7 +70,7 @@ def test_answer_and_seat_are_the_same_when_they_are_decoded() -> None:
 
 def test_record_with_an_open_token_is_noted_right_before_it_is_applied() -> None:
     state = KeyValueState()
-    outcomes = Outcomes(state, SessionTable(0))
+    outcomes = Outcomes(state, SessionTable())
     records: list[Any] = [(record.SET, b"k", b"%d" % number, 1, number) for number in range(5)]
     watches = [outcomes.open((1, number), lambda _: state.values.get(b"k"), 0) for number in (1, 4)]
     other = outcomes.open((2, 2), lambda _: None, 0)
@@ -83,7 +81,7 @@ def test_record_with_an_open_token_is_noted_right_before_it_is_applied() -> None
 
 
 def test_missing_record_is_certain_unless_the_state_began_with_a_later_snapshot() -> None:
-    outcomes = Outcomes(KeyValueState(), SessionTable(0))
+    outcomes = Outcomes(KeyValueState(), SessionTable())
     watch = outcomes.open((1, 1), lambda _: None, 3)
     assert outcomes.settle(watch, 3)
     assert outcomes.settle(watch, 4), "the handle has read on without a gap"
@@ -102,7 +100,7 @@ def test_missing_record_is_certain_unless_the_state_began_with_a_later_snapshot(
 def test_record_before_a_snapshot_is_found_by_the_last_time_of_its_session(
     last: int, is_certain: bool, is_found: bool
 ) -> None:
-    table = SessionTable(0)
+    table = SessionTable()
     outcomes = Outcomes(KeyValueState(), table)
     watch = outcomes.open((1, 10), lambda _: None, 3)
     outcomes.reset()
@@ -116,7 +114,7 @@ def test_record_before_a_snapshot_is_found_by_the_last_time_of_its_session(
 
 
 def test_snapshot_keeps_the_last_times_of_its_sessions_if_all_are_known() -> None:
-    table = SessionTable(0)
+    table = SessionTable()
     outcomes = Outcomes(KeyValueState(), table)
     for number in (1, 2, 3):
         table.add(number, SESSION)

@@ -234,16 +234,16 @@ def test_new_run_voids_the_torn_tail_of_the_one_before(path: Path) -> None:
     assert log.successor is not None
 
 
-def test_log_removed_before_its_next_life_begins_is_left_and_another_made(
+def test_log_removed_before_its_next_run_begins_is_left_and_another_made(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = Compactor.begin_empty
+    begin = Compactor.begin_run
 
-    def begin_late(compactor: Any, run: Any) -> None:
+    def begin_late(compactor: Any, *arguments: Any) -> None:
         path.unlink()  # as the process that ended it does
-        begin(compactor, run)
+        begin(compactor, *arguments)
 
-    monkeypatch.setattr(Compactor, "begin_empty", begin_late)
+    monkeypatch.setattr(Compactor, "begin_run", begin_late)
     with FileStore(path, run_id=("job", 0)) as store:
         store.set("k", "1")
         with FileStore(path, run_id=("job", 1)) as late:

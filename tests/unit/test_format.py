@@ -1,4 +1,4 @@
-"""docs/format.md, and the logs of its version 2: readable, by fscoord and by a reader written from that page alone."""
+"""docs/format.md, and the logs of its version 3: readable, by fscoord and by a reader written from that page alone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fscoord import CorruptLogError, FileStore, StaleRunError, StoreError
 from fscoord.inspect import dump, verify
 
 DATA = Path(__file__).parent.parent / "data"
-GOLDEN = DATA / "v2"
-GENERATIONS = DATA / "v2-generations"
-PRE_RELEASE = DATA / "v1" / "torn.log"
+GOLDEN = DATA / "v3"
+GENERATIONS = DATA / "v3-generations"
+PRE_RELEASES = [DATA / version / "torn.log" for version in ("v1", "v2")]
 NEWEST = {b"a": b"1", b"behind": b"the snapshot"}
 
 EVERY_KIND = {
@@ -39,14 +39,14 @@ VALUES = {
     "durable": {b"writers": b"5", b"one": b"1", b"two": b"two", b"three": b"three"},
 }
 KINDS = {
-    "every-kind": "sbSSSsIICCAAMSPDPPPOPOll",
+    "every-kind": "ssbSSSIICCAAMSPDPPPOPOlF",
     "torn": "sISsI",
     "voided": "sISsIVsISsIVsIS",
     "durable": "sISsIVsISsIVsIS",
 }
 NAMES = {
     "S": "set", "I": "add", "C": "compare_set", "A": "append", "M": "multi_set", "D": "delete", "P": "queue_push",
-    "O": "queue_pop", "V": "void", "s": "session", "b": "bell", "l": "leave", "E": "finished",
+    "O": "queue_pop", "V": "void", "s": "session", "b": "bell", "l": "leave", "E": "finished", "F": "failure",
 }  # fmt: skip
 
 golden = pytest.mark.parametrize("name", VALUES)
@@ -64,7 +64,7 @@ def test_plain_reader_finds_the_golden_contents(name: str) -> None:
     assert log.values == VALUES[name]
     assert log.queues == ({b"queue": [b"second", b"\0"]} if name == "every-kind" else {})
     assert log.header["durable"] == (name == "durable")
-    assert (log.header["lock"], log.header["generation"], log.header["runs"]) == (1, 0, [])
+    assert (log.header["lock"], log.header["generation"], log.header["run ids"]) == (1, 0, [])
     assert log.header["lineage"] == log.header["id"]
     assert log.header["inode"] == log.header["root inode"] == 0, "or a checkout would be a copy"
 
@@ -72,8 +72,10 @@ def test_plain_reader_finds_the_golden_contents(name: str) -> None:
 def test_plain_reader_finds_the_writer_of_each_record() -> None:
     log = plain("every-kind")
     process = {"pid": 4242, "start": 123456, "boot": bytes(range(16)), "host": b"node1"}
-    process |= {"pid space": 4026531836, "time space": 4026531834}
+    process |= {"pid space": 4026531836, "time space": 4026531834, "world size": 3, "replaces": 0}
     assert log.sessions == {1: process | {"rank": 0, "label": b"first"}, 2: process | {"rank": 1, "label": b""}}
+    assert log.left == {2}
+    assert log.failures == [log.sessions[1] | {"previous": False, "reason": b"KeyError"}]
     times = [time for *_, time in log.records]
     assert times == sorted(times)
     signed = [(writer, time) for *_, writer, time in log.records]
@@ -130,8 +132,8 @@ def test_plain_reader_follows_a_golden_log_to_its_newest_generation() -> None:
     )
     assert "".join(kind for _, kind, *_ in first.records) == "sSZff"
     assert "".join(kind for _, kind, *_ in newest.records) == "sMPS"
-    assert (first.header["generation"], first.header["runs"]) == (0, [(b"job", 3)])
-    assert (newest.header["generation"], newest.header["runs"]) == (3, [(b"job", 4)])
+    assert (first.header["generation"], first.header["run ids"]) == (0, [(b"job", 3)])
+    assert (newest.header["generation"], newest.header["run ids"]) == (3, [(b"job", 4)])
     assert newest.header["lineage"] == first.header["lineage"] == first.header["id"]
     assert (newest.ends, newest.values, newest.queues) == ("whole", NEWEST, {b"queue": [b"first"]})
     assert {number: session["rank"] for number, session in newest.sessions.items()} == {1: 2}
@@ -163,11 +165,11 @@ def test_generations_still_have_the_golden_bytes(tmp_path: Path) -> None:
     }
 
 
-# -- what a reader of version 2 does with what it does not know --------------------------------------------------------
+# -- what a reader of version 3 does with what it does not know --------------------------------------------------------
 
 
 def header_bytes(
-    version: int = 2,
+    version: int = 3,
     flags: int = 0,
     limits: tuple[int, int] = (1024, 1 << 26),
     reserved: tuple[bytes, bytes] = (b"", b""),
@@ -207,8 +209,8 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
-        (header_bytes(version=1), "version 1 and was written by a pre-release: remove it"),
-        (header_bytes(version=3), "version 3, .*upgrade"),
+        (header_bytes(version=2), "version 2 and was written by a pre-release: remove it"),
+        (header_bytes(version=4), "version 4, .*upgrade"),
         (header_bytes(flags=2), "upgrade"),
         (header_bytes(flags=1 << 15), "upgrade"),
         (header_bytes(limits=(2048, 1 << 26)), "upgrade"),
@@ -234,10 +236,11 @@ def test_header_with_another_meaning_is_refused_by_both_readers(header: bytes, r
         assert path.read_bytes() == header
 
 
-def test_log_of_version_1_is_refused_with_the_remedy_and_not_changed(path: Path) -> None:
-    data = PRE_RELEASE.read_bytes()
+@pytest.mark.parametrize("version", [1, 2])
+def test_log_of_a_pre_release_is_refused_with_the_remedy_and_not_changed(version: int, path: Path) -> None:
+    data = PRE_RELEASES[version - 1].read_bytes()
     path.write_bytes(data)
-    remedy = "it has format version 1 and was written by a pre-release: remove it"
+    remedy = f"it has format version {version} and was written by a pre-release: remove it"
     for use in (FileStore, partial(FileStore, read_only=True), lambda path: list(dump(path))):
         with pytest.raises(CorruptLogError, match=remedy):
             use(path)
@@ -250,14 +253,14 @@ def test_log_of_version_1_is_refused_with_the_remedy_and_not_changed(path: Path)
 
 
 def test_unknown_small_letter_kinds_and_extra_bytes_are_ignored(path: Path) -> None:
-    fixed = struct.pack("<IQ16s16sqQQHH", 1, 2, b"b" * 16, b"a" * 16, -1, 0, 0, 4, 2)
+    fixed = struct.pack("<IQ16s16sqQQIIHH", 1, 2, b"b" * 16, b"a" * 16, -1, 0, 0, 0, 0, 4, 2)
     session = fixed + b"hostlb" + b"what comes later"
     records = [("s", b"", session), ("S", b"k", b"v"), ("z", b"x", b"unknown"), ("S", b"l", b"w")]
     data = log_bytes(header_bytes(more=b"what comes later"), *records)
     path.write_bytes(data)
     log = read_log(data)
     assert log.values == {b"k": b"v", b"l": b"w"}
-    assert log.header["runs"] == [(b"job", 2)]
+    assert log.header["run ids"] == [(b"job", 2)]
     assert log.sessions[1]["label"] == b"lb"
     with FileStore(path, timeout=0) as store:
         assert store.multi_get(["k", "l"]) == [b"v", b"w"]
@@ -286,6 +289,8 @@ def test_unknown_capital_letter_kind_ends_the_readable_part(kind: str, path: Pat
         ("M", struct.pack("<HI", 9, 0) + b"k"),
         ("s", b"short"),
         ("X", b"short"),
+        ("F", b"\0"),
+        ("F", b"\0\3\0abc"),
     ],
 )
 def test_value_that_breaks_the_rules_of_its_kind_is_damage(kind: str, value: bytes, path: Path) -> None:
@@ -294,7 +299,7 @@ def test_value_that_breaks_the_rules_of_its_kind_is_damage(kind: str, value: byt
         FileStore(path)
 
 
-SESSION = struct.pack("<IQ16s16sqQQHH", 1, 2, b"b" * 16, b"a" * 16, -1, 0, 0, 0, 0)
+SESSION = struct.pack("<IQ16s16sqQQIIHH", 1, 2, b"b" * 16, b"a" * 16, -1, 0, 0, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(

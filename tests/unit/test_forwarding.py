@@ -50,7 +50,7 @@ class Log:
         _, (size, chain) = Header.decode(data)
         path.write_bytes(data)
         self.place = self.start = LogPosition(size, chain)
-        self.handle = HandleState(str(path), LogOptions(kind), Collector(), SessionTable(0))
+        self.handle = HandleState(str(path), LogOptions(kind), Collector(), SessionTable())
         self.handle.root = Root(self.header, self.start, (found.st_dev, found.st_ino), found.st_ino)
         self.owner = LogIdentity(LINEAGE, found.st_ino)
         self.keep = self.handle.owned_fds
@@ -433,7 +433,7 @@ def test_file_that_is_no_generation_of_a_log_stays(kind: int, content: bytes, pa
     assert beside(path) == {before, left}
 
 
-@pytest.mark.parametrize("content", [b"", b"fscoord\n", b"fscoord\n\2\0" + bytes(100), bytes(5000)])
+@pytest.mark.parametrize("content", [b"", b"fscoord\n", b"fscoord\n\3\0" + bytes(100), bytes(5000)])
 @pytest.mark.parametrize("kind", [OFD, FLOCK, SOFT])
 def test_unsynced_file_of_a_dead_maker_is_removed_unless_it_is_locked(kind: int, content: bytes, path: Path) -> None:
     """It holds nothing, so that it can't say to which log it belongs."""

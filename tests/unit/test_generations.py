@@ -246,9 +246,10 @@ def test_compaction_keeps_the_count_of_participants_that_left_and_the_bell(path:
         with FileStore(path) as waiter:
             wait_in_vain(waiter)
         store.compact()
-        assert (log_of(store).table.left, log_of(store).handle.bell) == (1, 1)
+        assert (log_of(store).table.left, log_of(store).handle.bell) == ({2}, 1)
         with FileStore(path) as late:
-            assert (log_of(late).table.left, log_of(late).handle.bell) == (1, 1)
+            assert (log_of(late).table.left, log_of(late).handle.bell) == ({2}, 1)
+            assert log_of(late).table.failure is None
     FileStore(path, 3).close()
     assert path.exists()
     FileStore(path, 3).close()

@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> str:
 
 def make(path: str, *, lock: int = OFD, participants: int = 0, mount: Mount | None = None) -> Log:
     wanted = LogOptions(lock, limit=LIMIT_S)
-    return Log(path, Collector(), wanted, lambda: Session("host", 1), participants, mount)
+    return Log(path, Collector(), wanted._replace(world_size=participants), lambda: Session("host", 1), mount)
 
 
 @pytest.fixture
@@ -169,9 +169,9 @@ def test_participant_with_a_smaller_world_size_than_have_left_can_leave(path: st
     many, few = make(path, participants=3), make(path, participants=1)
     few.update(record.SET, b"k", b"v", None, LIMIT_S)
     few.follower.settle()
-    many.leave(3, LIMIT_S, lambda _: None)
+    many.leave("", LIMIT_S, lambda _: None)
     with open(path, "rb") as file:
-        few.leave(1, LIMIT_S, lambda _: None)
+        few.leave("", LIMIT_S, lambda _: None)
         assert read_log(file.read()).finished
     assert not os.path.exists(path)
     many.close()
@@ -192,7 +192,7 @@ def test_handle_that_is_closed_closes_its_lock(log: Log) -> None:
 def test_compaction_that_cannot_open_its_new_generation_may_be_applied(what: str, path: str) -> None:
     with opened(path) as writer:
         writer.write(b"k", b"v")
-    log = Log(path, Snapshot(), LogOptions(OFD, limit=LIMIT_S, run=(b"job", 1)), lambda: Session("host", 1))
+    log = Log(path, Snapshot(), LogOptions(OFD, limit=LIMIT_S, run_id=(b"job", 1)), lambda: Session("host", 1))
     succeed = log.compactor._commit
     with faulty_os() as faulty:
 

@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "log")
 
 
-LONG = Header(b"i" * 16, 1, runs=tuple((b"job %d" % number * 20, number) for number in range(100)))
+LONG = Header(b"i" * 16, 1, run_ids=tuple((b"job %d" % number * 20, number) for number in range(100)))
 
 
 def test_header_longer_than_one_read_is_read_whole(path: str) -> None:

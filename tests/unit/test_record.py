@@ -302,7 +302,15 @@ def test_session_that_is_cut_short_is_an_error() -> None:
 HEADERS = [
     Header(b"i" * 16, 1),
     Header(
-        b"i" * 16, 3, True, 7, b"a" * 16, 2**64 - 1, 3, 2**64 - 2, runs=((b"job", 3), (b"", -1), (b"x" * 300, -(2**63)))
+        b"i" * 16,
+        3,
+        True,
+        7,
+        b"a" * 16,
+        2**64 - 1,
+        3,
+        2**64 - 2,
+        run_ids=((b"job", 3), (b"", -1), (b"x" * 300, -(2**63))),
     ),
 ]
 
@@ -351,9 +359,10 @@ def with_checksum(data: bytes) -> bytes:
     [
         (0, "written by a pre-release: remove it"),
         (1, "written by a pre-release: remove it"),
-        (3, "upgrade it"),
-        (0x102, "upgrade it"),
-        (0x200, "upgrade it"),
+        (2, "written by a pre-release: remove it"),
+        (4, "upgrade it"),
+        (0x103, "upgrade it"),
+        (0x300, "upgrade it"),
     ],
 )
 def test_header_of_another_version_is_refused_with_the_remedy(version: int, says: str) -> None:
@@ -407,7 +416,7 @@ def test_runs_that_are_cut_short_are_an_error() -> None:
         data = bytearray(HEADERS[0].encode()[:-4] + runs)
         data[12:16] = struct.pack("<I", len(data) + 4)
         data[108:110] = struct.pack("<H", count)
-        with pytest.raises(MalformedRecord, match="list of runs is cut short"):
+        with pytest.raises(MalformedRecord, match="list of run ids is cut short"):
             Header.decode(bytes(data) + struct.pack("<I", crc32(data)))
 
 
@@ -422,16 +431,16 @@ def test_header_has_zeros_in_its_reserved_bytes() -> None:
 
 
 def test_header_size_is_known_from_its_first_part() -> None:
-    data = Header(b"i" * 16, 1, runs=((b"job", 3),)).encode()
+    data = Header(b"i" * 16, 1, run_ids=((b"job", 3),)).encode()
     assert Header.missing(data[:HEADER_SIZE]) == len(data) - HEADER_SIZE
     assert Header.missing(data) == 0
 
 
 def test_header_version_is_checked_before_other_fields() -> None:
-    with pytest.raises(MalformedRecord, match="format version 3"):
-        Header.decode(MAGIC + b"\3\0")
+    with pytest.raises(MalformedRecord, match="format version 4"):
+        Header.decode(MAGIC + b"\4\0")
 
 
 def test_header_keeps_a_last_run_without_a_name() -> None:
-    header = Header(b"i" * 16, 1, runs=((b"job", 3), (b"", 5)))
+    header = Header(b"i" * 16, 1, run_ids=((b"job", 3), (b"", 5)))
     assert Header.decode(header.encode())[0] == header

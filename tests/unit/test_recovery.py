@@ -118,11 +118,11 @@ def test_record_after_a_seal_is_ignored_by_all_handles(
         with open(path, "r+b") as file:
             data = file.read()
             file.write(record.encode(*late, 9, 1, record.chain_at_end(data))[0])
-        assert (other.get("k"), log_of(other).table.left) == (b"v", 0)
-        assert (store.get("k"), log_of(store).table.left) == (b"v", 0)
+        assert (other.get("k"), log_of(other).table.left) == (b"v", set())
+        assert (store.get("k"), log_of(store).table.left) == (b"v", set())
         assert log_of(other).handle.header.generation == 1
     with FileStore(path, read_only=read_only) as fresh:
-        assert (fresh.get("k"), log_of(fresh).table.left, log_of(fresh).handle.header.generation) == (b"v", 0, 1)
+        assert (fresh.get("k"), log_of(fresh).table.left, log_of(fresh).handle.header.generation) == (b"v", set(), 1)
 
 
 def test_durable_log_is_synced_before_a_reader_follows_to_the_next_generation(path: str) -> None:
@@ -313,17 +313,17 @@ def test_compaction_is_tried_when_it_pays_off_and_not_again_too_soon(
         assert log.handle.compact_at == next_at
 
 
-def test_life_number_wraps_around_to_zero(path: str) -> None:
+def test_run_number_wraps_around_to_zero(path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "v")
         log = log_of(store)
-        log.handle.header = log.handle.header._replace(life=(1 << 32) - 1)
+        log.handle.header = log.handle.header._replace(run=(1 << 32) - 1)
         log.handle.lock.try_lock()
         log.handle.is_settled, log.table.is_ended = False, True  # as for who opens a finished log
-        log.compactor.begin_empty(None)
+        log.compactor.begin_run((), 0)
         log.handle.lock.unlock()
         with FileStore(path) as other:
-            assert (log_of(other).handle.header.life, log_of(other).handle.header.generation) == (0, 1)
+            assert (log_of(other).handle.header.run, log_of(other).handle.header.generation) == (0, 1)
 
 
 # -- dump --------------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def test_run_that_exists_is_joined(path: Path) -> None:
         assert other.get("k") == any_run.get("k") == b"v"
         with store.clone() as clone, open_run(path, ("job", 0), read_only=True) as reader:
             assert clone.get("k") == reader.get("k") == b"v"
-    assert read_log(path.read_bytes()).header["runs"] == [(b"job", 0)]
+    assert read_log(path.read_bytes()).header["run ids"] == [(b"job", 0)]
     assert generations(path) == []
 
 
@@ -63,7 +63,7 @@ def test_run_begins_with_an_empty_store_and_ends_the_one_before(before: Any, rea
             assert new.get("k") == b"new"
             new.compact()
             assert second.get("k") == b"new"
-    assert read_newest(path).header["runs"][0] == (b"job", 1)
+    assert read_newest(path).header["run ids"][0] == (b"job", 1)
 
 
 def test_restart_count_below_the_newest_is_stale_even_if_never_seen(path: Path) -> None:
@@ -153,10 +153,10 @@ def test_process_killed_while_it_begins_a_run_leaves_one_run_or_the_other(part: 
             error = outcome(lambda: old.set("l", "old"))
             log = read_newest(path)
             if error is None:
-                assert (log.header["runs"][0], log.values[b"k"]) == ((b"job", 0), b"old")
+                assert (log.header["run ids"][0], log.values[b"k"]) == ((b"job", 0), b"old")
             else:
                 assert isinstance(error, StaleRunError)
-                assert log.header["runs"][0] == (b"job", 1)
+                assert log.header["run ids"][0] == (b"job", 1)
                 assert log.values in ({}, {b"k": b"new"})
         with open_run(path, ("job", 1)) as new:
             new.set("k", "new")
@@ -220,13 +220,13 @@ def test_run_begun_by_several_processes_at_once_is_begun_once_and_joined(path: P
 def test_run_id_can_be_given_in_a_url(path: Path) -> None:
     with open_store(f"file:{path}?run_id=4711") as store:
         store.set("k", "v")
-    assert read_log(path.read_bytes()).header["runs"] == [(b"4711", -1)]
+    assert read_log(path.read_bytes()).header["run ids"] == [(b"4711", -1)]
 
 
 def test_job_and_restart_count_can_be_given_in_a_url(path: Path) -> None:
     with open_store(f"file:{path}?run_id=12:30:05&restart=0") as old:  # what looks like a count is none
         old.set("k", "v")
-        assert read_log(path.read_bytes()).header["runs"] == [(b"12:30:05", 0)]
+        assert read_log(path.read_bytes()).header["run ids"] == [(b"12:30:05", 0)]
         with open_store(f"file:{path}?restart=2", run_id="12:30:05") as new:
             assert new.list_keys() == []
             with pytest.raises(StaleRunError):

@@ -290,4 +290,4 @@ class Batch:
         if session is None or request.session in log.table.deaths:
             return False
         follower = log.follower
-        return request.is_of(Author(request.session, session.alive_id, follower.life, follower.run))
+        return request.is_of(Author(request.session, session.alive_id, follower.run))

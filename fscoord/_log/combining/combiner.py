@@ -270,7 +270,7 @@ class Combiner:
         known = log.table.sessions.get(session)
         if known is None or log.handle.recovery & CLOSED:
             return None
-        author = Author(session, known.alive_id, log.follower.life, log.follower.run)
+        author = Author(session, known.alive_id, log.follower.run)
         data = encode_request(author, write.time, slot.name, write.operation.encode())
         return data if len(data) <= requests.REQUEST_MAX else None
 

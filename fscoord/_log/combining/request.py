@@ -18,7 +18,7 @@ REQUEST_MAX: Final = 16 * 1024
 """The longest request, in bytes. The author of a longer operation writes alone."""
 
 _CRC = Struct("<I")
-_REQUEST = Struct("<IIqIQ16sH")  # life, checksum and count of the run; session, time, liveness id; size of the address
+_REQUEST = Struct("<IIQ16sH")  # run, session, time, liveness id, size of the address
 _ANSWER = Struct("<QB")
 _SEAT = Struct("<BQ")
 
@@ -36,19 +36,12 @@ class Author(NamedTuple):
     Attributes:
         session: its number.
         alive_id: the id of the liveness file in which it holds a byte.
-        life: the life of the log that it has joined.
-        run: the run that it has joined: empty, or one run.
+        run: the number of the run that it has joined.
     """
 
     session: int
     alive_id: bytes
-    life: int
-    run: tuple[tuple[bytes, int], ...]
-
-    @property
-    def run_mark(self) -> tuple[int, int]:
-        """Two numbers that distinguish the run of the author from other runs."""
-        return (crc32(self.run[0][0]), self.run[0][1]) if self.run else (0, 0)
+    run: int
 
 
 class Request(NamedTuple):
@@ -57,7 +50,7 @@ class Request(NamedTuple):
     Attributes:
         session: the session that makes the request, and in whose name the record is appended.
         time: the time of the record, which the author has chosen.
-        alive_id, life, run_mark: see `Author`.
+        alive_id, run: see `Author`.
         address: the name of the socket at which the author waits.
         operation: the encoded operation.
     """
@@ -65,21 +58,19 @@ class Request(NamedTuple):
     session: int
     time: int
     alive_id: bytes
-    life: int
-    run_mark: tuple[int, int]
+    run: int
     address: str
     operation: bytes
 
     def is_of(self, author: Author) -> bool:
         """Return whether `author` may have made the request."""
-        theirs = (author.session, author.alive_id, author.life, author.run_mark)
-        return theirs == (self.session, self.alive_id, self.life, self.run_mark)
+        return author == (self.session, self.alive_id, self.run)
 
 
 def encode_request(author: Author, time: int, address: str, operation: bytes) -> bytes:
     """Return the bytes of a request."""
     name = address.encode()
-    head = _REQUEST.pack(author.life, *author.run_mark, author.session, time, author.alive_id, len(name))
+    head = _REQUEST.pack(author.run, author.session, time, author.alive_id, len(name))
     body = head + name + operation
     return _CRC.pack(crc32(body)) + body
 
@@ -89,9 +80,9 @@ def decode_request(data: bytes) -> Request | None:
     start = _CRC.size + _REQUEST.size
     if len(data) < start or _CRC.unpack_from(data)[0] != crc32(data[_CRC.size :]):
         return None
-    life, run, count, session, time, alive_id, size = _REQUEST.unpack_from(data, _CRC.size)
+    run, session, time, alive_id, size = _REQUEST.unpack_from(data, _CRC.size)
     name, operation = data[start : start + size], data[start + size :]
-    return Request(session, time, alive_id, life, (run, count), name.decode("ascii", "replace"), operation)
+    return Request(session, time, alive_id, run, name.decode("ascii", "replace"), operation)
 
 
 class Answer(NamedTuple):

@@ -31,7 +31,7 @@ from fscoord._log.wakeup.node_poller import node_path
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign, raise_unless_absent
 
-VERSION: Final = ".2"
+VERSION: Final = ".3"
 """The end of the name of the directory. Processes that understand each other's files have the same."""
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the subdirectory that is made in it is checked

@@ -1,4 +1,4 @@
-"""Control records, which carry no data of users: sessions, deaths, and references to later generations.
+"""Control records, which carry no data of users: sessions, deaths, failures, and references to later generations.
 
 This module does no I/O.
 
@@ -16,8 +16,10 @@ from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.record import MalformedRecord, Record
 from fscoord._runtime.escaping import escape_word
 
-# The fields: pid, start time, boot id, liveness id, rank, pid and time namespaces, sizes of host and label.
-_SESSION = Struct("<IQ16s16sqQQHH")
+# The fields: pid, start time, boot id, liveness id, rank, pid and time namespaces, world size, replaced session, sizes
+# of host and label.
+_SESSION = Struct("<IQ16s16sqQQIIHH")
+_FAILURE = Struct("<BH")  # whether it ended the run before, size of the reason
 _DEATH = Struct("<I16s")
 
 
@@ -33,6 +35,8 @@ class Session(NamedTuple):
         rank: the rank of the session, or None.
         label: a text for people.
         pid_space, time_space: the numbers of the namespaces in which ``pid`` and ``start_time`` count; 0 if not known.
+        world_size: the number of participants of the run, if the session is a participant; otherwise 0.
+        replaces: the earlier session of the same handle, which is not a participant any more; 0 if there is none.
         since_ns: the time of the record. It is not part of the value.
     """
 
@@ -45,6 +49,8 @@ class Session(NamedTuple):
     label: str = ""
     pid_space: int = 0
     time_space: int = 0
+    world_size: int = 0
+    replaces: int = 0
     since_ns: int = 0
 
     def encode(self) -> bytes:
@@ -52,8 +58,8 @@ class Session(NamedTuple):
         host, label = (text.encode("utf-8", "surrogateescape")[:255] for text in (self.host, self.label))
         rank = -1 if self.rank is None else self.rank
         spaces = (self.pid_space, self.time_space)
-        fixed = (self.pid, self.start_time, self.boot_id, self.alive_id, rank, *spaces, len(host), len(label))
-        return _SESSION.pack(*fixed) + host + label
+        fixed = (self.pid, self.start_time, self.boot_id, self.alive_id, rank, *spaces, self.world_size, self.replaces)
+        return _SESSION.pack(*fixed, len(host), len(label)) + host + label
 
     @classmethod
     def decode(cls, data: bytes, since_ns: int = 0) -> Session:
@@ -65,7 +71,8 @@ class Session(NamedTuple):
         if len(data) < _SESSION.size:
             raise MalformedRecord("the description of a session is cut short")
         fields = _SESSION.unpack_from(data)
-        pid, start_time, boot_id, alive_id, rank, pid_space, time_space, host_size, label_size = fields
+        pid, start_time, boot_id, alive_id, rank, pid_space, time_space, world_size, replaces, *sizes = fields
+        host_size, label_size = sizes
         end = _SESSION.size + host_size
         if end + label_size > len(data):
             raise MalformedRecord("the name of a session's host, or its label, is cut short")
@@ -80,11 +87,58 @@ class Session(NamedTuple):
             label=label.decode("utf-8", "surrogateescape"),
             pid_space=pid_space,
             time_space=time_space,
+            world_size=world_size,
+            replaces=replaces,
             since_ns=since_ns,
         )
 
     def __str__(self) -> str:
         return f"{escape_word(self.host)}:{self.pid}"
+
+    @property
+    def name(self) -> str:
+        """Its rank, if it has one, and its process."""
+        return str(self) if self.rank is None else f"rank {self.rank} ({self})"
+
+
+class Failure(NamedTuple):
+    """The failure of a participant: the value of a FAILURE record.
+
+    Attributes:
+        session: the participant.
+        reason: the name of the exception by which it left; empty if it died.
+        is_previous: whether it failed in the run before, which therefore ended.
+        time_ns: the time of the record. It is not part of the value.
+    """
+
+    session: Session
+    reason: str = ""
+    is_previous: bool = False
+    time_ns: int = 0
+
+    def encode(self) -> bytes:
+        """Return the value of a FAILURE record."""
+        reason = self.reason.encode("utf-8", "replace")[:255]
+        return _FAILURE.pack(self.is_previous, len(reason)) + reason + self.session.encode()
+
+    @classmethod
+    def decode(cls, data: bytes, time_ns: int = 0) -> Failure:
+        """Return the failure in `data`, the value of a FAILURE record.
+
+        Raises:
+            MalformedRecord: `data` does not describe a failure.
+        """
+        if len(data) < _FAILURE.size:
+            raise MalformedRecord("the record of a failure is cut short")
+        is_previous, size = _FAILURE.unpack_from(data)
+        end = _FAILURE.size + size
+        reason = data[_FAILURE.size : end].decode("utf-8", "replace")
+        return cls(Session.decode(data[end:]), reason, bool(is_previous), time_ns)
+
+    def __str__(self) -> str:
+        seconds = self.time_ns // 10**9 % 86400
+        how = f"left by {escape_word(self.reason)}" if self.reason else "was found dead"
+        return f"{self.session.name} {how} at {seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02} UTC"
 
 
 def encode_death(number: int, alive_id: bytes) -> bytes:
@@ -106,9 +160,9 @@ def decode_death(data: bytes) -> int:
     return number
 
 
-ControlRecord = Session | int | GenerationRef | None
-"""The content of a control record: a session that registers, the number of a dead session, or the generation in which
-the log continues. None for a record of any other kind."""
+ControlRecord = Session | int | GenerationRef | Failure | None
+"""The content of a control record: a session that registers, the number of a dead session, the generation in which the
+log continues, or the failure of a participant. None for a record of any other kind."""
 
 
 def decode_control(found: Record, generation: int, *, is_sealed: bool) -> ControlRecord:
@@ -134,6 +188,8 @@ def decode_control(found: Record, generation: int, *, is_sealed: bool) -> Contro
         return Session.decode(value, time_ns)
     if kind == record.DEATH:
         return decode_death(value)
+    if kind == record.FAILURE:
+        return Failure.decode(value, time_ns)
     if kind == record.SEAL:
         return GenerationRef.from_seal(value, generation)
     if kind == record.FORWARD:

@@ -4,8 +4,8 @@ Users rename, copy, archive and restore logs, so the name of a file does not pro
 number alone does not prove it either, because file systems reuse inode numbers. The header therefore holds the lineage
 of the log, and the inode numbers of the file and of generation 0. See docs/format.md, "Identity".
 
-The header also holds the runs of the log: the present run, and the runs that it superseded. They determine whether a
-handle joins the present run, begins a new run, or belongs to a superseded run.
+The header also holds the number of the run that the file belongs to, and the ids of this run and of earlier runs. They
+determine whether a handle joins the present run, begins a new run, or belongs to a superseded run.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from zlib import crc32
 
 from fscoord._log.format.record import KEY_MAX, VALUE_MAX, LogPosition, MalformedRecord
 
-Run = tuple[bytes, int]
+RunId = tuple[bytes, int]
 """The id of a job and its restart count. A count of -1 marks an id without an order."""
 
 OPAQUE: Final = -1
+UNNAMED: Final[RunId] = (b"", OPAQUE)
+"""The id of a run that has none, and that superseded runs with an id."""
+
 JOB_MAX: Final = 255
 KEPT: Final = 100
-"""How many superseded runs a header names. A handle of an older run is not refused, but begins a new run."""
+"""How many superseded run ids a header names. A handle with an older id is not refused, but begins a new run."""
 
 
-def parse_run_id(run_id: object) -> Run | None:
+def parse_run_id(run_id: object) -> RunId | None:
     """Return the run that `run_id` names: an id without an order, or a pair of a job and its restart count, or None.
 
     Raises:
@@ -46,39 +49,40 @@ def parse_run_id(run_id: object) -> Run | None:
     return name, count
 
 
-def classify_run(runs: tuple[Run, ...], wanted: Run) -> Literal["join", "stale", "new"]:
-    """Return whether a handle of run `wanted` joins the log, is stale, or begins a new run.
+def classify_run(run_ids: tuple[RunId, ...], wanted: RunId) -> Literal["join", "stale", "new"]:
+    """Return whether a handle with the run id `wanted` joins the log, is stale, or begins a new run.
 
-    `runs` come from the header: the present run, then the runs that it superseded.
+    `run_ids` come from the header: the id of the present run, then the ids that it superseded.
     """
-    if runs[:1] == (wanted,):
+    if run_ids[:1] == (wanted,):
         return "join"
     job, count = wanted
-    for known, number in runs:
+    for known, number in run_ids:
         if known == job and (number == count or (number > count >= 0)):
             return "stale"
     return "new"
 
 
-def supersede(runs: tuple[Run, ...], run: Run) -> tuple[Run, ...]:
-    """Return the runs of the next header, in which `run` supersedes all of `runs`."""
-    older = [(job, count) for job, count in runs if job != run[0] or (count < 0) != (run[1] < 0)]
-    return run, *older[:KEPT]
+def supersede(run_ids: tuple[RunId, ...], run_id: RunId | None) -> tuple[RunId, ...]:
+    """Return the ids of the next header, in which a run with `run_id`, or without an id, supersedes all `run_ids`."""
+    new = run_id or UNNAMED
+    older = [known for known in run_ids if known != UNNAMED and (known[0], known[1] < 0) != (new[0], new[1] < 0)]
+    return (new, *older[:KEPT]) if run_id or older else ()
 
 
 MAGIC: Final = b"fscoord\n"
-VERSION: Final = 2
+VERSION: Final = 3
 HEADER_MAX: Final = 64 * 1024
 
-# magic, version, flags, size, lock kind, reserved, generation, life, id, lineage, inode numbers of generation 0 and of
-# the file, time, limits, reserved, number of runs
+# magic, version, flags, size, lock kind, reserved, generation, run, id, lineage, inode numbers of generation 0 and of
+# the file, time, limits, reserved, number of run ids
 _HEADER = Struct("<8sHHIB3sII16s16sQQQII16sH")
-_RUN = Struct("<Hq")
+_RUN_ID = Struct("<Hq")
 _U32 = Struct("<I")
 _DURABLE: Final = 1
 _START: Final = MAGIC + VERSION.to_bytes(2, "little")
 HEADER_SIZE: Final = _HEADER.size
-"""The size of a header in bytes, without runs and checksum."""
+"""The size of a header in bytes, without run ids and checksum."""
 
 
 class Header(NamedTuple):
@@ -94,9 +98,9 @@ class Header(NamedTuple):
         inode: the inode number of this file; 0 where inode numbers do not last.
         created_ns: the time of its creation, by the wall clock of its maker.
         key_max, value_max: the limits, in bytes.
-        runs: ``(job, count)`` pairs: first the run that the log belongs to, then the runs that it superseded. A count
-            of -1 marks an id without an order. Empty for a log without runs.
-        life: how many lives of the log came before this one.
+        run_ids: first the id of the run, or `UNNAMED`, then the ids that were superseded. Empty if no run of the log
+            had an id.
+        run: the number of the run: how many runs of the log came before it.
     """
 
     log_id: bytes
@@ -109,18 +113,18 @@ class Header(NamedTuple):
     created_ns: int = 0
     key_max: int = KEY_MAX
     value_max: int = VALUE_MAX
-    runs: tuple[tuple[bytes, int], ...] = ()
-    life: int = 0
+    run_ids: tuple[RunId, ...] = ()
+    run: int = 0
 
     def encode(self) -> bytes:
         """Return the header as bytes, with its checksum."""
-        runs = b"".join(_RUN.pack(len(job), count) + job for job, count in self.runs)
-        size = HEADER_SIZE + len(runs) + 4
-        agreed = (self.lock_kind, bytes(3), self.generation, self.life, self.log_id, self.lineage)
+        run_ids = b"".join(_RUN_ID.pack(len(job), count) + job for job, count in self.run_ids)
+        size = HEADER_SIZE + len(run_ids) + 4
+        agreed = (self.lock_kind, bytes(3), self.generation, self.run, self.log_id, self.lineage)
         made = (self.root_inode, self.inode, self.created_ns)
-        limits = (self.key_max, self.value_max, bytes(16), len(self.runs))
+        limits = (self.key_max, self.value_max, bytes(16), len(self.run_ids))
         fixed = _HEADER.pack(MAGIC, VERSION, _DURABLE if self.durable else 0, size, *agreed, *made, *limits)
-        return fixed + runs + _U32.pack(crc32(fixed + runs))
+        return fixed + run_ids + _U32.pack(crc32(fixed + run_ids))
 
     @staticmethod
     def is_partial(data: bytes) -> bool:
@@ -147,7 +151,7 @@ class Header(NamedTuple):
         _check_version(data)
         if len(data) < HEADER_SIZE:
             raise MalformedRecord("the header is incomplete")
-        _, _, flags, size, lock_kind, unused, generation, life, *fields = _HEADER.unpack_from(data)
+        _, _, flags, size, lock_kind, unused, generation, run, *fields = _HEADER.unpack_from(data)
         if not HEADER_SIZE + 4 <= size <= min(HEADER_MAX, len(data)):
             raise MalformedRecord("the header is incomplete or its size is damaged")
         checksum = crc32(data[: size - 4])
@@ -158,10 +162,10 @@ class Header(NamedTuple):
             raise MalformedRecord(
                 f"its flags {flags:#x}, limits {tuple(limits)} or new fields need a newer fscoord: upgrade it"
             )
-        runs = _decode_runs(data[HEADER_SIZE : size - 4], count)
+        run_ids = _decode_run_ids(data[HEADER_SIZE : size - 4], count)
         durable = bool(flags & _DURABLE)
         header = cls(
-            log_id, lock_kind, durable, generation, lineage, root_inode, inode, created_ns, runs=runs, life=life
+            log_id, lock_kind, durable, generation, lineage, root_inode, inode, created_ns, run_ids=run_ids, run=run
         )
         return header, LogPosition(size, checksum)
 
@@ -182,16 +186,16 @@ def _check_version(data: bytes) -> None:
         raise MalformedRecord(f"it has format version {version}, and this fscoord reads version {VERSION}: upgrade it")
 
 
-def _decode_runs(data: bytes, count: int) -> tuple[tuple[bytes, int], ...]:
-    runs: list[tuple[bytes, int]] = []
+def _decode_run_ids(data: bytes, count: int) -> tuple[RunId, ...]:
+    run_ids: list[RunId] = []
     position = 0
-    while len(runs) < count and position + _RUN.size <= len(data):
-        size, number = _RUN.unpack_from(data, position)
-        position += _RUN.size + size
-        runs.append((data[position - size : position], number))
-    if len(runs) < count or position > len(data):
-        raise MalformedRecord("the header's list of runs is cut short")
-    return tuple(runs)
+    while len(run_ids) < count and position + _RUN_ID.size <= len(data):
+        size, number = _RUN_ID.unpack_from(data, position)
+        position += _RUN_ID.size + size
+        run_ids.append((data[position - size : position], number))
+    if len(run_ids) < count or position > len(data):
+        raise MalformedRecord("the header's list of run ids is cut short")
+    return tuple(run_ids)
 
 
 class Provenance(Enum):

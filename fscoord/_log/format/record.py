@@ -39,11 +39,12 @@ POP: Final = ord("O")
 VOID: Final = ord("V")
 SEAL: Final = ord("Z")  # ends a generation and names the next
 FORWARD: Final = ord("f")  # names the newest generation, as a hint
-FINISHED: Final = ord("E")  # ends a life
+FINISHED: Final = ord("E")  # ends a run, because all participants have left it
+FAILURE: Final = ord("F")  # a participant has failed, in this run or in the run before
 DEATH: Final = ord("X")  # a session is dead
 SESSION: Final = ord("s")
 BELL: Final = ord("b")
-LEAVE: Final = ord("l")
+LEAVE: Final = ord("l")  # a participant has left in good order
 LAST_TIME: Final = ord("t")  # in a snapshot: the time of the last data record of its writer
 
 NAMES: Final = {
@@ -59,6 +60,7 @@ NAMES: Final = {
     SEAL: "seal",
     FORWARD: "forward",
     FINISHED: "finished",
+    FAILURE: "failure",
     DEATH: "death",
     SESSION: "session",
     BELL: "bell",

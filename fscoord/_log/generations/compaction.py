@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from fscoord._log.format import record
-from fscoord._log.format.control_records import encode_death
+from fscoord._log.format.control_records import Failure, encode_death
 from fscoord._log.format.generation_ref import RANDOM_BYTES, GenerationRef, generation_name
-from fscoord._log.format.header import Header, LogIdentity, Run, supersede
+from fscoord._log.format.header import Header, LogIdentity, RunId
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.follower import GenerationFollower
@@ -110,8 +110,14 @@ class Compactor:
         if recorder is not None and span is not None:  # other processes wait for the log's lock, which this one holds
             recorder.end_later(span, "done")
 
-    def begin_empty(self, run: Run | None) -> None:
-        """Seal the generation in use and create an empty one. `run` begins in it if given, otherwise a new life.
+    def begin_run(self, run_ids: tuple[RunId, ...], dead: int) -> None:
+        """Seal the generation in use, and begin the next run of the log in an empty generation.
+
+        The new generation keeps the failure that ended the run before, if there was one.
+
+        Args:
+            run_ids: the ids of the next header.
+            dead: a participant whose death is to be recorded in the run that ends; 0: none.
 
         Raises:
             StoreGoneError: the log was removed.
@@ -123,13 +129,17 @@ class Compactor:
         # added to a removed log could never be found, so `open_root` raises if the log has lost its name.
         handle.close_fd(open_root(handle))
         self._writer.void_tail()
-        header = self._next_header()._replace(
-            runs=handle.header.runs if run is None else supersede(handle.header.runs, run),
-            life=(handle.header.life + handle.table.is_finished) % (1 << 32),
-        )
-        session = handle.lock.session or self._registration.append()
+        header = self._next_header()._replace(run_ids=run_ids, run=(handle.header.run + 1) % (1 << 32))
+        table = handle.table
+        session = handle.lock.session or self._registration.append(is_guest=True)
+        if dead:
+            self._writer.append(record.DEATH, b"", encode_death(dead, table.sessions[dead].alive_id), session)
+        entries: list[Entry] = []
+        if table.failure is not None:
+            entries.append(_entry_of(table.failure._replace(is_previous=True), session))
         # No session of the log so far goes on, so for the next reader no session has written yet.
-        entries = [(record.LAST_TIME, b"", b"", session, 0)] if handle.table.keeps_times else []
+        if table.keeps_times:
+            entries.append((record.LAST_TIME, b"", b"", session, 0))
         self._commit(header, entries, session)
 
     def _next_header(self) -> Header:
@@ -147,13 +157,16 @@ class Compactor:
     def _snapshot(self, session: int) -> Iterator[Entry]:
         """Yield records from which a reader rebuilds the present state.
 
-        The order is: the sessions and deaths that the table keeps, a BELL record for each BELL record so far, a LEAVE
-        record for each participant that has left, the data, and the time of each session's last record. The writer of a
+        The order is: a LEAVE record for each participant that has left, the sessions and deaths that the table keeps,
+        the failures, a BELL record for each BELL record so far, the data, and the time of each session's last record.
+        (A reader that met a death before the LEAVE of the same session would take it for a failure.) The writer of a
         record of a session, and of its last time, is that session. The writer of every other record is `session`.
         """
         table = self._handle.table
         # If times are kept, no other record of this session has this one; see `SessionTable.times`.
         now = self._writer.next_time() if table.keeps_times else system.time.time_ns()
+        for number in sorted(table.left):
+            yield record.LEAVE, b"", b"", number, now
         for number, known in table.remembered():
             for rank, numbers in table.ranks.items():
                 if number in numbers and rank != known.rank and (number not in table.deaths or number == max(numbers)):
@@ -161,8 +174,9 @@ class Compactor:
             yield record.SESSION, b"", known.encode(), number, known.since_ns
             if number in table.deaths:
                 yield record.DEATH, b"", encode_death(number, known.alive_id), session, table.deaths[number]
-        for kind in [record.BELL] * self._handle.bell + [record.LEAVE] * table.left:
-            yield kind, b"", b"", session, now
+        yield from (_entry_of(failure, session) for failure in table.failures())
+        for _ in range(self._handle.bell):
+            yield record.BELL, b"", b"", session, now
         for kind, key, value in self._handle.machine.snapshot(self._large_values.read_locked):
             yield kind, key, value, session, now
         for number, time_ns in table.last_times():
@@ -277,6 +291,10 @@ class Compactor:
         except (OSError, MalformedRecord, FscoordError) as error:
             raise_if_foreign(error)
             logger(__name__).debug("%s: after the seal of generation %d: %s", handle.path, successor.generation, error)
+
+
+def _entry_of(failure: Failure, session: int) -> Entry:
+    return record.FAILURE, b"", failure.encode(), session, failure.time_ns
 
 
 def _write(fd: int, header: Header, entries: Iterable[Entry]) -> LogPosition:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fscoord._log.format.generation_ref import GenerationRef
-from fscoord._log.format.header import Header, Provenance, Run, provenance_of
+from fscoord._log.format.header import UNNAMED, Header, Provenance, provenance_of
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
 from fscoord._log.handle import GenerationUnlinked, HandleState, Root, open_root, reopen
@@ -34,8 +34,7 @@ class GenerationFollower:
     """The part of a handle that goes from one generation to the next. Callers hold the process mutex.
 
     Attributes:
-        run: the run that the handle has joined: empty, or one run. Set by `settle`.
-        life: the life of the log that the handle has joined. Set by `settle`.
+        run: the number of the run that the handle has joined. Set by `settle`.
         forwarded: the position in generation 0 up to which this handle has read or appended forward records; None
             before the handle has read the seal.
     """
@@ -46,8 +45,7 @@ class GenerationFollower:
         self._large_values = large_values
         self._missing: GenerationRef | None = None  # the last generation that a seal named and whose file was missing
         self.forwarded: LogPosition | None = None
-        self.run: tuple[Run, ...] = ()
-        self.life = 0
+        self.run = 0
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -189,18 +187,16 @@ class GenerationFollower:
             if error.errno in safe_files.GONE and not isinstance(error, FscoordError):
                 return False
             raise
-        is_new = (header.life, header.runs[:1]) != (handle.header.life, handle.header.runs[:1])
-        if handle.is_settled and header.runs[:1] != self.run:
-            raise self.superseded(header.runs[0] if header.runs else None)
-        if handle.is_settled and header.life != self.life:
-            raise self._cursor.finished()
+        if handle.is_settled and header.run != self.run:
+            raise self.superseded(header)
+        is_new = header.run != handle.header.run
         # From here until the flag is restored, the attributes are partly of the old generation and partly of the new.
         # An exception leaves the flag set, and recovery starts from generation 0.
         recovery, handle.recovery = handle.recovery, handle.recovery | GENERATION
         handle.root_fd = root_fd
         self._switch(file, reader, writer, header, start)
         handle.is_copy = is_copy
-        if is_new:  # another run or life: the state begins empty, and this handle has no session in it
+        if is_new:  # another run: the state begins empty, and this handle has no session in it
             handle.lock.bind(writer, 0)
             self._cursor.reset()
         else:
@@ -239,20 +235,22 @@ class GenerationFollower:
         handle.close_fd(before.fd)
         handle.close_fd(old)
 
-    # -- runs and lives --------------------------------------------------------------------------------------------
+    # -- runs ------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Bind the handle to the present run and life of the log. When another run or life begins, the handle ends."""
-        handle = self._handle
-        self.run, self.life, handle.is_settled = handle.header.runs[:1], handle.header.life, True
+        """Bind the handle to the present run of the log. When another run begins, the handle ends."""
+        self.run, self._handle.is_settled = self._handle.header.run, True
 
-    def superseded(self, by: Run | None) -> StaleRunError:
-        """End the handle because the log belongs to the run `by`, and return the error."""
-        name = "another run" if by is None else f"run {by[0].decode('utf-8', 'replace')!r}"
-        if by is not None and by[1] >= 0:
-            name += f", restart {by[1]},"
-        message = f"belongs to {name} by now, which took the store over; end this process"
-        return self._handle.over(StaleRunError, message)
+    def superseded(self, by: Header) -> StaleRunError:
+        """End the handle because a later run, whose header is `by`, has begun, and return the error."""
+        table = self._handle.table
+        job, count = by.run_ids[0] if by.run_ids else UNNAMED
+        name = f"run {job.decode('utf-8', 'replace')!r}" if job else "a new start of the job"
+        name += f", restart {count}," if count >= 0 else ""
+        starter = table.sessions.get(table.sealed_by)
+        place = "" if starter is None else f" (begun by {starter})"
+        why = "" if job or table.failure is None else f", because {table.failure}"
+        return self._handle.over(StaleRunError, f"belongs to {name} by now{place}{why}; end this process")
 
     def _checked_header(self, file: str, fd: int, successor: GenerationRef) -> tuple[Header, LogPosition, bool]:
         """Return the header of the generation that `successor` names, its end, and whether the file is a copy.

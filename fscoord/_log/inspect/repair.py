@@ -94,8 +94,10 @@ class LogCopy:
         self._parts, self._waiting = [], 0
 
 
-_OF_THIS_FILE: Final = frozenset((record.BELL, record.SEAL, record.FORWARD, record.LAST_TIME))
-"""Kinds that describe the files of a log, and have no meaning in another log."""
+_OF_THIS_FILE: Final = frozenset(
+    (record.BELL, record.SEAL, record.FORWARD, record.LAST_TIME, record.LEAVE, record.FAILURE)
+)
+"""Kinds that describe the files and the participants of a log, and have no meaning in another log."""
 
 NEVER_FINISHED: Final = "it was never finished, and no success was reported for it"
 
@@ -433,7 +435,7 @@ class _RecordCopier:
             known = Header(b"", OFD)
             notes.append('no header could be read: the copy has "ofd" locks, is not durable, and belongs to no run')
         now = system.time.time_ns()
-        self.header = known._replace(log_id=system.random_bytes(16), generation=0, life=0, created_ns=now)
+        self.header = known._replace(log_id=system.random_bytes(16), generation=0, run=0, created_ns=now)
 
     def run(self, write: Callable[[Record], object]) -> None:
         """Call `write` with each record of the copy, in order."""
@@ -466,6 +468,9 @@ class _RecordCopier:
             return
         if kind == record.SESSION:
             self._registered.add(writer)
+            # The copy is a log of its own. Without participants, none of them can fail, and the data are kept.
+            known = Session.decode(value)._replace(world_size=0, replaces=0)
+            found = kind, key, known.encode(), writer, time_ns
         elif writer and writer not in self._registered:
             self._registered.add(writer)
             self._notes.append(f"the description of session {writer} is lost")

@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Final
 
 from fscoord._log.format import record
-from fscoord._log.format.control_records import Session, decode_control
+from fscoord._log.format.control_records import Failure, Session, decode_control
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.record import LogPosition, MalformedRecord, Record
 from fscoord._log.handle import HandleState, NeedsLock, reopen
@@ -167,23 +167,26 @@ class Cursor:
                 if meaning == handle.lock.session:
                     raise handle.session_is_dead(meaning)
             elif isinstance(meaning, GenerationRef):
-                handle.seal = meaning
+                handle.seal, table.sealed_by = meaning, writer
+            elif isinstance(meaning, Failure):
+                table.add_failure(meaning)
             elif kind == record.BELL:
                 handle.bell += 1
             elif kind == record.LEAVE:
-                table.left += 1
+                table.left.add(writer)
             elif kind == record.LAST_TIME:
                 table.set_last_time(writer, time_ns)
             elif kind == record.FINISHED:
                 table.is_ended = True
-            if handle.is_settled and table.is_finished:
+            if handle.is_settled and table.is_ended:
                 raise self.finished()
 
     def finished(self) -> StoreGoneError:
-        """End the handle because the life of the log that it has joined is over, and return the error."""
-        participants = self._handle.table.participants
-        count = f"{participants} participants" if participants else "its participants"
-        return self._handle.gone(f"is finished: all {count} have closed it")
+        """End the handle because all participants have left the run that it has joined, and return the error."""
+        count = self._handle.table.world_size
+        return self._handle.gone(
+            f"is finished: all {f'{count} participants' if count else 'participants'} have closed it"
+        )
 
     def _file_has(self, missing: int) -> bool:
         """Return whether the file has `missing` bytes more than were read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from fscoord._log.format.header import ForeignFile, Header, Run
+from fscoord._log.format.header import ForeignFile, Header, RunId
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.io import safe_files
 from fscoord._log.locking.log_lock import KIND_NAMES, OFD, SOFT, LogLock
@@ -34,10 +34,11 @@ class LogOptions(NamedTuple):
         limit: how long to wait for the lock of an empty file, in seconds.
         coherence: how the writes of other hosts are read, one of `mount.COHERENCES`; None: the default of the mount.
         compact_bytes: the size from which the log is compacted automatically; 0: never.
-        run: the run of the handle; None: the run of the log, whichever it is.
+        run_id: the id of the run of the handle; None: the run of the log, whichever it is.
         spill_bytes: the size from which values are left in the file and not kept in memory; 0: all are kept.
         trust_locks: use the locks of a mount on which they may exclude no other host.
         inodes_last: whether a file keeps its inode number for as long as it exists, so that the number identifies it.
+        world_size: how many participants the run is to have, if the handle is one; otherwise 0.
     """
 
     lock_kind: int
@@ -47,10 +48,11 @@ class LogOptions(NamedTuple):
     limit: float = 300.0
     coherence: str | None = None
     compact_bytes: int = 0
-    run: Run | None = None
+    run_id: RunId | None = None
     spill_bytes: int = 0
     trust_locks: bool = False
     inodes_last: bool = True
+    world_size: int = 0
 
     @property
     def is_soft(self) -> bool:
@@ -72,7 +74,7 @@ class LogOptions(NamedTuple):
             root_inode=inode,
             inode=inode,
             created_ns=system.time.time_ns(),
-            runs=() if self.run is None else (self.run,),
+            run_ids=() if self.run_id is None else (self.run_id,),
         ).encode()
 
 

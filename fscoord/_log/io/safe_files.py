@@ -214,7 +214,11 @@ def inherit_permissions(source: str, target: int) -> None:
     except (OSError, InsecurePathError) as error:
         raise_if_foreign(error)
     finally:
-        system.close_all(system.os.close, opened)
+        try:
+            if opened:  # by C functions only, as in `create`: Ctrl-C would leave the descriptor open
+                list(map(system.os.close, starmap(opened.pop, _ONCE)))
+        except OSError as error:
+            raise_if_foreign(error)
 
 
 def copy_permissions(source: int, target: int) -> None:

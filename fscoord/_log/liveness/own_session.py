@@ -185,18 +185,30 @@ class Registration:
         self.liveness = liveness
         self.writer = writer
         self._introduce = introduce
+        self._participant = (0, 0)  # the run, and the number in it, under which this handle is a participant
         self.rank: int | None = None
 
-    def append(self) -> int:
+    def describe(self) -> Session:
+        """Return the session that the next session record describes."""
+        session = self._introduce()._replace(world_size=self._handle.options.world_size)
+        return session if self.rank is None else session._replace(rank=self.rank)
+
+    def append(self, *, is_guest: bool = False) -> int:
         """Register this handle and return its session number. The caller holds the log's lock.
 
         From then on the lock's range shows the number. The lock is bound last, because a reader can resolve the number
         only after the record was appended.
+
+        Args:
+            is_guest: register without a rank and not as a participant, because the handle only ends this run.
         """
-        handle, liveness = self._handle, self.liveness
-        session = self._introduce()
-        if self.rank is not None:
-            session = session._replace(rank=self.rank)
+        handle, liveness, run = self._handle, self.liveness, self._handle.header.run
+        session = self.describe()
+        if is_guest:
+            session = session._replace(rank=None, world_size=0)
+        elif session.world_size and self._participant[0] == run:
+            # The handle has lost its byte, so its earlier session looks dead. It must not count as a failure.
+            session = session._replace(replaces=self._participant[1])
         number = liveness.take_byte()
         if number > record.WRITER_MAX:
             raise LimitExceededError(
@@ -205,5 +217,7 @@ class Registration:
             )
         alive_id = bytes(16) if liveness.file is None else liveness.file.id
         self.writer.append(record.SESSION, b"", session._replace(alive_id=alive_id).encode(), number)
+        if session.world_size:
+            self._participant = run, number
         handle.lock.bind(handle.lock.fd, number)
         return number

@@ -1,4 +1,4 @@
-"""`SessionTable`: the sessions that a log has recorded, their ranks and deaths, and how many participants have left.
+"""`SessionTable`: the sessions that a log has recorded, their ranks and deaths, and which participants left or failed.
 
 The table applies records, and does no I/O. The process mutex of the log guards it.
 """
@@ -7,44 +7,45 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fscoord._log.format.control_records import Session
+from fscoord._log.format.control_records import Failure, Session
 
 
 class SessionTable:
-    """The sessions of one log, as one handle has read them.
+    """The sessions of one run of a log, as one handle has read them.
 
-    Args:
-        participants: the life of the log ends when this many participants have left it; 0: never.
+    A *participant* is a session whose handle was opened with ``world_size``. It fails if it leaves by an exception, or
+    dies before it has left.
 
     Attributes:
         sessions: the sessions, by number.
         ranks: the numbers of the sessions that were registered with a rank, by rank.
         deaths: the time of the death record of a session (wall time in ns), by number.
-        left: the number of participants that have left for good.
+        world_size: the number of participants that the run is to have; 0 if no participant has registered.
+        left: the participants that have left in good order.
+        failure: the first failure of a participant, or None.
+        previous: the failure that ended the run before, or None.
+        sealed_by: the session that has sealed the generation that was read; 0 if it is not sealed.
         last: the highest number of a session so far.
-        is_ended: whether the record of the end of the life was read.
+        is_ended: whether the record was read by which the last participant ended the run.
         keeps_times: whether `times` is kept. Set by the log, if other processes may append the records of its handles.
         times: the latest time of a data record of each session, by number; 0 if a snapshot says that the session has
             none. The session that makes a snapshot is the writer of its data records, whose times are its own.
         has_all_times: whether no session has a later record than `times` says; false after a snapshot without times.
     """
 
-    def __init__(self, participants: int) -> None:
+    def __init__(self) -> None:
         self.sessions: dict[int, Session] = {}
         self.ranks: dict[int, set[int]] = {}
         self.deaths: dict[int, int] = {}
-        self.left = 0
+        self.world_size = self.sealed_by = 0
+        self.left: set[int] = set()
+        self.failure: Failure | None = None
+        self.previous: Failure | None = None
         self.last = 0
         self.is_ended = False
         self.keeps_times = False
         self.times: dict[int, int] = {}
         self.has_all_times = True
-        self.participants = participants
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all participants have left, so that this life of the log is over."""
-        return self.is_ended or 0 < self.participants <= self.left
 
     def reset(self, *, is_first: bool = True) -> None:
         """Discard the state. All records will be applied again, from the first one of a generation.
@@ -57,7 +58,9 @@ class SessionTable:
         self.sessions.clear()
         self.ranks.clear()
         self.deaths.clear()
-        self.last = self.left = 0
+        self.left.clear()
+        self.failure = self.previous = None
+        self.last = self.world_size = self.sealed_by = 0
         self.is_ended = False
 
     # -- records ---------------------------------------------------------------------------------------------------
@@ -69,12 +72,25 @@ class SessionTable:
             session = session._replace(since_ns=known.since_ns)
         self.sessions[number] = session
         self.last = max(self.last, number)
+        self.world_size = self.world_size or session.world_size
+        if session.replaces in self.sessions:
+            self.sessions[session.replaces] = self.sessions[session.replaces]._replace(world_size=0)
         if session.rank is not None:
             self.ranks.setdefault(session.rank, set()).add(number)
 
     def add_death(self, number: int, time_ns: int) -> None:
         """Apply a death record. The first one counts, so all handles have the same time of death."""
         self.deaths.setdefault(number, time_ns)
+        session = self.sessions.get(number)
+        if session is not None and session.world_size and number not in self.left:
+            self.add_failure(Failure(session, time_ns=time_ns))
+
+    def add_failure(self, failure: Failure) -> None:
+        """Apply the record of a failure. The first failure of a run counts."""
+        if failure.is_previous:
+            self.previous = failure
+        else:
+            self.failure = self.failure or failure
 
     def set_last_time(self, number: int, time_ns: int) -> None:
         """Apply a snapshot's record of the time at which session `number` has written last.
@@ -117,7 +133,15 @@ class SessionTable:
             return []
         return [(number, self.times.get(number, 0)) for number, _ in self.remembered()]
 
+    def failures(self) -> list[Failure]:
+        """Return the failures that a snapshot keeps."""
+        return [failure for failure in (self.previous, self.failure) if failure is not None]
+
     # -- questions -------------------------------------------------------------------------------------------------
+
+    def participants(self) -> list[int]:
+        """Return the participants that have not left in good order, the dead among them."""
+        return [number for number, session in self.sessions.items() if session.world_size and number not in self.left]
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         """Return each of `ranks` that has sessions and whose sessions are all recorded as dead."""

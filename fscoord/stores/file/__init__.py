@@ -15,7 +15,6 @@ from fscoord._arguments import (
     Value,
     check_choice,
     check_int64,
-    check_positive,
     counter_sum,
     key_bytes,
     key_text,
@@ -63,14 +62,16 @@ class FileStore(Sessions):
         path: the path of the file: `str`, `bytes` or an `os.PathLike`. A missing file is created, in a directory that
             must exist. A path with a slash at its end names a directory, and is refused. None: a private temporary
             file, which is removed when this handle is closed or its process exits.
-        world_size: the number of participants. The last participant to close the store removes the file. ``None`` (or
-            -1, as in c10d): the file remains. A call of `close`, the end of a ``with`` and the exit of the process
-            count as closing, but ``del`` and the death of the process by a signal do not.
+        world_size: the number of participants, of which this handle is one. The last participant to close the store
+            removes the file. If a participant has failed, the next one begins a new run, with an empty store, and the
+            handles of the run before raise `~fscoord.StaleRunError`. A participant fails if it is closed because of an
+            exception, or if its process dies. A call of `close`, the end of a ``with`` and the exit of the process
+            count as closing, but ``del`` does not. ``None`` (or -1, as in c10d): this handle is not a participant.
         file_name: another name for `path`, as in c10d.
         timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
-        rank: the rank of this participant, which appears in messages and in `members`. A handle with a rank or a label
-            registers its session when it is opened. Any other handle registers with its first write.
-        label: a name for this participant, which appears in messages and in `members`.
+        rank: the rank of this process, which appears in messages and in `members`. A handle with a world size, a rank
+            or a label registers its session when it is opened. Any other handle registers with its first write.
+        label: a name for this process, which appears in messages and in `members`.
         lock: ``"ofd"`` (open-file-description locks, on Linux), ``"flock"`` or ``"soft"`` (a marker file, for mounts
             without advisory locks; the marker of a process that died on another host must be removed by hand). All
             participants must give the same kind.
@@ -88,7 +89,8 @@ class FileStore(Sessions):
         compact_bytes: the size in bytes from which the log is compacted automatically, 262144 by default. ``None``
             or 0: only `compact` compacts it.
         run_id: a job id and a restart count, or an id without order. A new run begins with an empty store, and the
-            handles of an older run raise `~fscoord.StaleRunError`. ``None``: the present run of the log.
+            handles of an older run raise `~fscoord.StaleRunError`; a failure does not end such a run. ``None``: for a
+            participant the id of the job in the environment, such as Slurm's, if there is one; else the present run.
         spill_bytes: the size in bytes from which a value is not kept in memory, but read from the file when it is
             requested, 131072 by default. ``None`` or 0: all values are kept in memory.
         trace: a directory, in which this process records the spans of all its stores from now on. ``fscoord trace``
@@ -101,10 +103,12 @@ class FileStore(Sessions):
         CorruptLogError: the file is not a log of fscoord.
         StoreTimeoutError: another process held the log's lock for the whole timeout.
         StaleRunError: a later run than `run_id` has begun.
+        UsedBeforeError: another participant, whose process is alive, has this rank.
         UnsupportedFilesystemError: the platform or file system has no locks of this kind, or its mount options make
             them unreliable.
         TypeError: an argument has a wrong type, or both `path` and `file_name` are given.
-        ValueError: an argument has a wrong value, or `read_only` is given without a path.
+        ValueError: an argument has a wrong value, `read_only` is given without a path, or the other participants have
+            another world size.
     """
 
     capabilities: Capabilities = Capabilities(
@@ -136,7 +140,7 @@ class FileStore(Sessions):
         self._timeout = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
         path = path_argument(path, file_name, read_only=read_only)
         check_platform(lock, path)
-        self._participants = 0 if world_size in (None, -1) else check_positive("world_size", world_size)
+        world_size, rank, run_id = lifecycle.check_participant(world_size, rank, run_id)
         check_choice("watch", watch, MODES)
         log: dict[str, Any] = {"lock": lock, "durable": durable, "read_only": read_only, "mode": mode}
         log |= {
@@ -146,10 +150,8 @@ class FileStore(Sessions):
             "run_id": run_id,
             "spill_bytes": spill_bytes,
         }
-        self._wanted = log_options(log, self._timeout)
+        self._wanted = log_options({**log, "world_size": world_size}, self._timeout)
         self._options: dict[str, Any] = {**log, "watch": watch, "rank": rank, "label": label}
-        if rank is not None:
-            check_int64("rank", rank)
         if trace is not None:
             tracing.start(trace)
         self._state = (KeyValueState if tracing.recorder is None else WitnessedState)(self._wanted.spill_bytes)
@@ -158,14 +160,15 @@ class FileStore(Sessions):
             path, self._remove_temporary = lifecycle.temporary_file(self)
         self.path = safe_files.resolve(path)
         session = partial(lifecycle.session_record, self._options)
-        make = partial(open_log_file, self.path, self._state, self._wanted, session, self._participants)
+        make = partial(open_log_file, self.path, self._state, self._wanted, session)
+        self._exceptions = lifecycle.Exceptions()
         self._log: Log = lifecycle.open_and_join_run(make, self._timeout, shows=rank is not None or bool(label))
         self._notifier = ChangeNotifier(self._log, self._wanted, watch)
         self._notifiers: weakref.WeakSet[ChangeNotifier] = weakref.WeakSet()
         self._combiner = lifecycle.new_combiner(self._log, self._state, self._notifier.notify)
         self._notifier.slots = WaitSlots(self._log, mode)
         self._typical_call_s = TYPICAL_CALL_S if self._log.mount.is_local else math.inf
-        lifecycle.register(self, is_participant=self._participants > 0)
+        lifecycle.register(self, is_participant=self._wanted.world_size > 0)
         if tracing.recorder is not None:
             tracing.event("open", self.path, trace_place(self._log), rank, "label", label or "")
 
@@ -358,6 +361,11 @@ class FileStore(Sessions):
         self._log.refresh(self._timeout)  # raises if this handle has ended
         twin = FileStore(self.path, timeout=self._timeout, **self._options | {"rank": None, "label": None})
         twin._options.update(self._options)  # the clone registers with its first write
+        try:
+            self._log.refresh(self._timeout)  # raises if the clone may be of a later run
+        except BaseException:
+            twin.close()
+            raise
         return twin
 
     def compact(self) -> None:
@@ -379,11 +387,10 @@ class FileStore(Sessions):
         self._log.refuse_reentry()
         if not lifecycle.unregister(self, self._log):
             return
-        session = self._log.session
+        session, reason = self._log.session, self._exceptions.reason()
         try:
-            counts = self._participants and not self._wanted.read_only
-            if counts:
-                self._log.leave(self._participants, self._timeout, lifecycle.remove_side_cars)
+            if self._log.handle.options.world_size:  # not in a forked child
+                self._log.leave(reason, self._timeout, lifecycle.remove_side_cars)
         except FscoordError as error:
             logger(__name__).debug("closing %s: %s", self.path, error)  # if the file is left, the next run removes it
         finally:

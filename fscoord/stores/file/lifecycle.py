@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from fscoord._arguments import check_choice, check_positive
+from fscoord import environment
+from fscoord._arguments import check_choice, check_int64, check_positive
 from fscoord._log.access.mount import COHERENCES
 from fscoord._log.format.control_records import Session
 from fscoord._log.format.header import parse_run_id
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COMPACT_BYTES",
     "SPILL_BYTES",
+    "Exceptions",
     "check_platform",
     "log_options",
     "mark_closed",
@@ -51,6 +54,8 @@ ATTEMPTS: Final = 20
 """The most attempts to open a log. An attempt fails if the log is removed meanwhile, or has lost a generation."""
 
 _open_stores: weakref.WeakKeyDictionary[FileStore, int] = weakref.WeakKeyDictionary()
+_is_exiting = False
+_ending: set[int] = set()  # the number of this process, once `at_end_of_child` was called in it
 _participants: set[FileStore] = set()
 _closing: weakref.WeakSet[Log] = weakref.WeakSet()
 
@@ -84,6 +89,21 @@ def path_argument(path: FilePath | None, file_name: FilePath | None, *, read_onl
     return file_name if path is None else path
 
 
+def check_participant(world_size: int | None, rank: int | None, run_id: Any) -> tuple[int, int | None, Any]:
+    """Return the number of participants, 0 for a handle that is none, with the rank and the run id of the handle.
+
+    A participant without a `run_id` has that of its job, if the environment names the job.
+
+    Raises:
+        ValueError: the rank is negative, or not below `world_size`.
+    """
+    size = 0 if world_size in (None, -1) else check_positive("world_size", world_size)
+    if rank is not None and (check_int64("rank", rank) < 0 or 0 < size <= rank):
+        among = f"0 to {size - 1}, because world_size is {size}" if size else "not negative"
+        raise ValueError(f"rank is {rank}, but ranks are {among}; pass the rank of this process, counted from 0")
+    return size, rank, environment.find_job() if size and run_id is None else run_id
+
+
 def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
     """Return the options of the log for these `options` of a `~fscoord.FileStore`. Under pyfakefs no value is spilled.
 
@@ -93,6 +113,7 @@ def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
     """
     lock, coherence, run = options["lock"], options["coherence"], parse_run_id(options["run_id"])
     durable, read_only, mode = options["durable"], options["read_only"], options["mode"]
+    world_size = 0 if read_only else options["world_size"]
     compact, spill = options["compact_bytes"], options["spill_bytes"]
     check_choice("lock", lock, KINDS)
     if coherence is not None:
@@ -100,8 +121,8 @@ def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
     compact = 0 if compact in (None, 0) else check_positive("compact_bytes", compact)
     spill = 0 if spill in (None, 0) else check_positive("spill_bytes", spill)
     spill = 0 if system.is_fake_fs() else spill
-    trusts = options["trust_locks"]
-    return LogOptions(KINDS[lock], durable, read_only, mode, limit, coherence, compact, run, spill, trusts)
+    log = LogOptions(KINDS[lock], durable, read_only, mode, limit, coherence, compact, run, spill)
+    return log._replace(trust_locks=options["trust_locks"], world_size=world_size)
 
 
 def register(store: FileStore, *, is_participant: bool) -> None:
@@ -112,6 +133,9 @@ def register(store: FileStore, *, is_participant: bool) -> None:
     _open_stores[store] = system.os.getpid()
     if is_participant:
         _participants.add(store)
+    if _open_stores[store] not in _ending:
+        _ending.add(_open_stores[store])
+        system.at_end_of_child(_close_at_exit)
 
 
 def unregister(store: FileStore, log: Log) -> bool:
@@ -140,12 +164,37 @@ system.after_fork_in_child("stores", _after_fork_in_child)
 
 
 def _close_at_exit() -> None:
+    global _is_exiting
+    _is_exiting = True
     for store, owner in list(_open_stores.items()):
         if owner == system.os.getpid():  # not in a forked child: its parent continues
             store.close()
 
 
 atexit.register(_close_at_exit)
+
+
+class Exceptions:
+    """The exceptions that this thread handled, and that Python has printed, when a participant was opened.
+
+    They are compared by identity alone, because a reference would keep the frames of their tracebacks.
+    """
+
+    def __init__(self) -> None:
+        self._known = {id(sys.exc_info()[1]), id(getattr(sys, "last_value", None))}
+
+    def reason(self) -> str:
+        """Return the name of a later exception, by which the participant leaves; empty if it leaves in good order.
+
+        It is the exception that passes through, or is handled by, a caller of this method, such as a ``with``, a
+        ``finally`` or an ``except``. At exit of the process it is the exception that ended the main thread, which
+        Python has printed. GeneratorExit, and SystemExit without an error, are not failures.
+        """
+        for error in (sys.exc_info()[1], getattr(sys, "last_value", None) if _is_exiting else None):
+            is_plain = isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
+            if error is not None and not is_plain and id(error) not in self._known:
+                return type(error).__name__
+        return ""
 
 
 def temporary_file(store: FileStore) -> tuple[str, Callable[[], object]]:

@@ -104,7 +104,7 @@ class Observation(NamedTuple):
         size: the size of the file in use, in bytes.
         writes: how many records of each kind each session has written, as far as this observer has read them.
         barriers: how many barriers were completed, as far as this observer has read.
-        notes: the facts that could not be determined, one sentence each.
+        notes: what else a person should know, such as facts that could not be determined, one sentence each.
     """
 
     path: str
@@ -175,6 +175,7 @@ class FileObserver:
                 "coherence": options.get("coherence"),
                 "trust_locks": options.get("trust_locks", False),
                 "run_id": None,
+                "world_size": 0,
                 "durable": False,
                 "read_only": True,
                 "mode": 0o600,
@@ -223,6 +224,12 @@ class FileObserver:
             notes.append(f"what the participants wait for is unknown: {reading.problem}")
         if reading.torn:
             notes.append(f"these wait slots can't be read: {_numbers(reading.torn)}")
+        if log.table.previous is not None:
+            notes.append(f"the start before this one ended because {log.table.previous}")
+        if log.table.failure is not None:
+            notes.append(
+                f"this start has failed: {log.table.failure}. The next start of the job begins with an empty store"
+            )
         if not log.has_liveness:
             notes.append("this store has no liveness file, so the death of a process of another host is not known")
         seen = {

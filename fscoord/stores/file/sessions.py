@@ -12,7 +12,6 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.io.opening import LogOptions
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
-from fscoord._runtime.escaping import closer_look
 from fscoord._waiting.wait import (
     KEYS,
     THREAD_BACKEND,
@@ -212,6 +211,10 @@ class Sessions(Store):
         return block_on(wait)
 
     @property
+    def _has_participants(self) -> bool:  # type: ignore[override]
+        return self._log.table.world_size > 0
+
+    @property
     def _shows_waits(self) -> bool:
         return type(self).wait is Sessions.wait  # otherwise a subclass has its own wait
 
@@ -221,7 +224,7 @@ class Sessions(Store):
         return frozenset(number for number, session in found if session is not None and home.is_stopped(session))
 
     def _closer_look(self) -> str:
-        return closer_look(self.path)
+        return self._log.closer_look()
 
     def _record_deaths(self, numbers: Iterable[int], limit: float) -> None:
         """Append a death record for each of the sessions `numbers` that is provably dead."""

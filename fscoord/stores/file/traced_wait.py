@@ -71,18 +71,16 @@ class TracedWait:
 
 
 def trace_place(log: Log) -> str:
-    """Return the text that identifies the store in `log` on all hosts: its lineage, its life and any run."""
+    """Return the text that identifies the store in `log` on all hosts: its lineage, and the number of its run."""
     header = log.handle.header
-    key = header.lineage, header.life, header.runs[:1]
+    key = header.lineage, header.run
     place = _places.get(key)
     if place is None:
-        place = f"{header.lineage.hex()[:12]}.{header.life}"
-        for job, count in header.runs[:1]:
-            place += f".{key_text(job)}.{count}"
+        place = f"{header.lineage.hex()[:12]}.{header.run}"
         if len(_places) >= PLACES_MAX:
             _places.clear()
         _places[key] = place
     return place
 
 
-_places: dict[tuple[bytes, int, tuple[tuple[bytes, int], ...]], str] = {}
+_places: dict[tuple[bytes, int], str] = {}

@@ -16,7 +16,6 @@ from fscoord._log.log import SEVERAL, Log
 from fscoord._log.wakeup.doorbell import LAST_BUCKET
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system, tracing
-from fscoord._runtime.escaping import closer_look
 from fscoord._waiting import timing
 from fscoord._waiting.awaited import BARRIER, KEY, QUEUE, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
@@ -106,8 +105,8 @@ class Condition(ABC, Generic[T]):
 
     def give_up(self, waited: float) -> T:
         """End the wait at its deadline, after `waited` seconds: raise `StoreTimeoutError`, or return an answer."""
-        path = self._log.path
-        raise missing_error(path, self.what, self.missing, waited, closer_look(path) if waited >= 0.001 else "")
+        look = self._log.closer_look() if waited >= 0.001 else ""
+        raise missing_error(self._log.path, self.what, self.missing, waited, look)
 
     def new_slow_logger(self, started: float) -> SlowWaitLogger:
         """Return the logger of the warnings about a wait that began at `started`, by the monotonic clock."""
