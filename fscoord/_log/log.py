@@ -712,7 +712,7 @@ class Log:
         self.follower.settle()
         if begun and table.previous is not None:
             logger(__name__).warning(
-                "%s: the start before this one ended because %s. What it has written is discarded",
+                "%s: the start before this one ended because %s. Its data are discarded",
                 self.path,
                 table.previous,
             )
