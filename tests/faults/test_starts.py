@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -235,6 +237,28 @@ def test_start_without_a_token_reads_nothing_of_a_failed_start_with_one(job: Job
     job.end(1, 0, "raise", "run_id=a")
     assert job.end(2, 0, "good") == "found"
     assert job.end(1, 1, "good", "run_id=a").startswith("StaleRunError")
+
+
+WORKER = """
+import os
+from fscoord import FileStore, synchronize
+rank, restart = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+with FileStore("job.store", 2, rank=rank, timeout=60) as store:
+    if rank == int(restart):
+        store.set("address", restart)
+    if (rank, restart) == (1, "0"):
+        raise SystemExit(5)
+    print("read", *(each.decode() for each in synchronize(store, restart, rank, 2, "addresses/")), flush=True)
+"""
+
+
+def test_workers_that_the_launcher_restarts_begin_a_new_run(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(WORKER)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")}
+    command = [sys.executable, "-m", "fscoord", "run", "--nproc-per-node", "2", "--max-restarts", "1", "worker.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG_S)
+    assert sorted(done.stdout.splitlines()) == ["[0] read 1 1", "[1] read 1 1"], done.stderr
+    assert done.returncode == 0
 
 
 # -- ranks and world sizes that contradict each other
