@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fscoord import StoreClosedError, StoreUnavailableError
+from fscoord import FileStore, StoreClosedError, StoreTimeoutError, StoreUnavailableError
 from fscoord.aio import AsyncStore, open_store
 
 
@@ -34,6 +34,24 @@ def test_store_is_closed_when_the_body_raises(tmp_path: Path) -> None:
         asyncio.run(run())
     with pytest.raises(StoreClosedError):
         opened[0].store.check(["k"])
+
+
+def test_participant_whose_body_raises_has_failed(tmp_path: Path) -> None:
+    """The store is closed in another thread, which does not handle the exception by itself."""
+
+    async def run() -> None:
+        async with open_store(tmp_path / "log", world_size=2, rank=0) as store:
+            await store.set("k", "v")
+            raise KeyError("body")
+
+    with pytest.raises(KeyError, match="body"):
+        asyncio.run(run())
+    with FileStore(tmp_path / "log", 2, rank=1, timeout=0) as late:
+        assert late.list_keys() == []
+        with pytest.raises(
+            StoreTimeoutError, match=r"the start before this one ended because rank 0 .* left by KeyError"
+        ):
+            late.wait(["k"], 0.01)
 
 
 def test_store_that_is_awaited_stays_open(tmp_path: Path) -> None:
