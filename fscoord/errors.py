@@ -198,7 +198,7 @@ class BarrierError(FscoordError):
 
 
 class UsedBeforeError(BarrierError):
-    """The key of a barrier or an exchange, or a rank of a process group, was used before.
+    """The key of a barrier or an exchange, or the rank of a participant, was used before.
 
     Often a program runs a second time.
     """

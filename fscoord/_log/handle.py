@@ -91,7 +91,7 @@ class HandleState:
         path_checked_at: when the path was last compared with the file (monotonic, in seconds).
         time_left: how many seconds the present operation may take.
         bell: the number of BELL records that were read; 0 if no process has waited yet.
-        is_settled: whether the handle has joined a run and a life of the log. The end of either ends the handle.
+        is_settled: whether the handle has joined a run of the log. The end of the run ends the handle.
         is_copy: whether the files are a copy of another log, and no record was written to the copy yet (see
             `Provenance`).
         compact_at: the length in bytes from which a writer considers a compaction; 0 for a copy.

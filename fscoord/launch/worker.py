@@ -564,7 +564,7 @@ class Console:
 
 
 class _ErrorText:
-    """A text file for ``sys.stderr``. What is written goes through the sink, so its writers never wait for a reader."""
+    """A text file for ``sys.stderr``. Its text goes through the sink, so its writers never wait for a reader."""
 
     encoding, errors = "utf-8", "backslashreplace"
 

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from fscoord import environment
 from fscoord._arguments import check_choice, check_int64, check_positive
 from fscoord._log.access.mount import COHERENCES
 from fscoord._log.format.control_records import Session
@@ -101,7 +100,9 @@ def check_participant(world_size: int | None, rank: int | None, run_id: Any) -> 
     if rank is not None and (check_int64("rank", rank) < 0 or 0 < size <= rank):
         among = f"0 to {size - 1}, because world_size is {size}" if size else "not negative"
         raise ValueError(f"rank is {rank}, but ranks are {among}; pass the rank of this process, counted from 0")
-    return size, rank, environment.find_job() if size and run_id is None else run_id
+    if size and run_id is None:  # imported here, because few programs need its dataclasses, which load slowly
+        run_id = system.import_uninterrupted("fscoord.environment").find_job()
+    return size, rank, run_id
 
 
 def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
