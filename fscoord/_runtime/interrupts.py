@@ -132,6 +132,7 @@ _LOOK_S: Final = 0.05
 _allocate_lock = threading.Lock  # the real one, even if a test replaces `threading`
 _Thread = threading.Thread
 _start_new_thread = _thread.start_new_thread
+_objects_of_threads: dict[int, threading.Thread] = vars(threading)["_active"]
 _importlib: Any = sys.modules["_frozen_importlib"]
 
 
@@ -166,6 +167,8 @@ class BareCall(Generic[T]):
         except BaseException as error:  # noqa: BLE001 - for the thread that waits
             self.error = error
         finally:
+            # Up to Python 3.12, `threading` keeps the object that `current_thread` has made for a bare thread.
+            _objects_of_threads.pop(threading.get_ident(), None)
             self.is_over = True
             self._end.release()
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from threading import Lock, RLock
+from threading import Lock, RLock, current_thread
+from threading import enumerate as enumerate_threads
 from types import FrameType
 from typing import Any
 
@@ -384,3 +385,10 @@ def test_end_of_an_object_that_recovers_from_forks_runs_no_function_of_python() 
     sys.setprofile(None)
     assert called == []
     assert list(things) == [kept]
+
+
+def test_bare_thread_leaves_no_object_of_a_thread() -> None:
+    """An import may call `current_thread`, for which Python up to 3.12 makes an object that it never removes."""
+    before = set(enumerate_threads())
+    assert interrupts.BareCall(current_thread).wait(HANG_S)
+    assert set(enumerate_threads()) == before
