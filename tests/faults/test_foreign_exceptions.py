@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from threading import Lock, RLock, current_thread
-from threading import enumerate as enumerate_threads
+from threading import Lock, RLock, current_thread, enumerate as enumerate_threads
 from types import FrameType
 from typing import Any
 
