@@ -80,7 +80,7 @@ def run_held(
 ) -> Ending:
     """Run `command` on this process's terminal and with this process's input, until the command has ended.
 
-    The signals INT, TERM, HUP, QUIT, USR1 and USR2 are forwarded to the command or, after its end, to its descendants.
+    The command also inherits the descriptors that this process has inherited. The signals INT, TERM, HUP, QUIT, USR1 and USR2 are forwarded to the command or, after its end, to its descendants.
 
     Args:
         command: the program and its arguments.
@@ -139,10 +139,14 @@ class _HeldCommand:
         self._report = system.os.fdopen(reader, "rb")
         with forward_signals(self._pass_on, warden.PASSED):
             try:
+                for descriptor in (theirs, report):
+                    system.os.set_inheritable(descriptor, True)
                 self._process = subprocess.Popen(  # noqa: S603 - the command is what the user wants to run
                     [*warden.program(self.mode, theirs, report, patience), *self.command],
                     env=dict(self.environment),
-                    pass_fds=[theirs, report],
+                    # The command gets the descriptors that the caller of this process has passed, as under flock(1):
+                    # process substitutions, make's job server. All others of this process are closed by exec.
+                    close_fds=False,
                     stdin=self.stdin,
                     stdout=None if self.output_max is None else subprocess.PIPE,
                 )
