@@ -80,7 +80,8 @@ def run_held(
 ) -> Ending:
     """Run `command` on this process's terminal and with this process's input, until the command has ended.
 
-    The command also inherits the descriptors that this process has inherited. The signals INT, TERM, HUP, QUIT, USR1 and USR2 are forwarded to the command or, after its end, to its descendants.
+    The command also inherits the descriptors that this process has inherited. The signals INT, TERM, HUP, QUIT, USR1
+    and USR2 are forwarded to the command or, after its end, to its descendants.
 
     Args:
         command: the program and its arguments.
