@@ -228,6 +228,13 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda na
     default="",
     help="The local ranks that are shown. [default: all]",
 )
+@click.option(
+    "--console",
+    metavar="RANK",
+    type=click.IntRange(min=0),
+    help="The rank whose worker has the console itself, so that its output is not copied line by line. [default: 0, if"
+    " it is the only worker]",
+)
 @click.option("--role", metavar="NAME", default="default", show_default=True, help="The role of this node's workers.")
 @click.option(
     "--log-dir",
@@ -255,7 +262,7 @@ def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
     port and no head node. PROGRAM is a Python script if its name ends in .py, a module with -m, and any executable
     otherwise. Each worker finds in its environment RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and the other variables of
     torchrun, and in FSCOORD_STORE a new store that all workers share. Each line that a worker prints has its rank
-    before it.
+    before it, unless the worker is the only one.
 
     When a worker fails, all workers stop, and start again up to --max-restarts times. They also start again when a node
     comes or goes. STREAMS are 1 for standard output, 2 for standard error, 3 for both, or 0:3,1:1 for each local rank.
@@ -314,6 +321,8 @@ def _run_agent(
     handler = rendezvous.DynamicRendezvousHandler(
         settings, backend, store, params.local_addr, owns_store=True, late_nodes=late_nodes
     )
+    is_single = params.max_nodes == options["nproc_per_node"] == 1
+    console_rank = 0 if options["console"] is None and is_single else options["console"]
     has_files = any({**options["redirects"], **options["tee"]}.values())
     job = Job(
         command,
@@ -322,7 +331,7 @@ def _run_agent(
         options["max_restarts"],
         options["monitor_interval"],
         options["grace"],
-        Streams(options["redirects"], options["tee"], options["local_ranks_filter"]),
+        Streams(options["redirects"], options["tee"], options["local_ranks_filter"], console_rank),
         trace,
         options["role"],
         options["forward_signals"],
