@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -16,12 +17,15 @@ from fscoord._runtime.escaping import closer_look, printable
 from fscoord._runtime.signals import forward_signals, parse_signals, raise_on_termination
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import verbose
+from fscoord.cli.output import telling_if_slow
 from fscoord.launch import Agent, Announcer, Console, Job, Outcome, Streams, parse_streams
 from fscoord.launch.agent import file_name
 from fscoord.launch.announcer import describe_failure, last_lines
 from fscoord.launch.worker import find_accelerators
 
 __all__ = ["run"]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -314,7 +318,8 @@ def _run_agent(
 ) -> Outcome:
     settings = rendezvous.RendezvousSettings.from_parameters(params)
     announcer = Announcer(console, quiet=options["quiet"])
-    backend, store = rendezvous.create_backend(params)
+    with telling_if_slow(log, f"waiting for the store of the rendezvous, {params.endpoint or 'a temporary file'}"):
+        backend, store = rendezvous.create_backend(params)
     log_dir = _log_dir(options["log_dir"], params.run_id)
     # Without an id two jobs on one path have the same one by accident, so no node joins a job that has begun.
     late_nodes = params.min_nodes if params.run_id == NO_ID else params.max_nodes
