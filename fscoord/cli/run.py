@@ -117,8 +117,15 @@ def _static_options(function: Callable[..., int]) -> Callable[..., int]:
     return function
 
 
-_SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
-"""The words after the program belong to the program. As with torchrun, underscores may separate the words of a name."""
+def _full_name(name: str) -> str:
+    """Return the full name of an option: underscores may separate its words, and it may be cut, as with torchrun."""
+    name = name.replace("_", "-")
+    names = [option[2:] for parameter in run.params for option in parameter.opts if option.startswith("--" + name)]
+    return names[0] if len(names) == 1 and len(name) > 1 else name
+
+
+_SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_name}
+"""The words after the program belong to the program."""
 
 
 @click.command(context_settings=_SETTINGS)
@@ -270,7 +277,7 @@ def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
 
     When a worker fails, all workers stop, and start again up to --max-restarts times. They also start again when a node
     comes or goes. STREAMS are 1 for standard output, 2 for standard error, 3 for both, or 0:3,1:1 for each local rank.
-    Names of options may have underscores, as with torchrun.
+    Names of options may have underscores and be cut, as with torchrun.
 
     Exits with 1 if the job failed, after it has named the worker that failed first. Ctrl-C and SIGTERM stop the workers
     of this node; the other nodes go on if they are enough.
