@@ -104,6 +104,19 @@ def test_command_has_the_descriptors_that_its_caller_has_passed_and_no_others(tm
     assert {int(number) for number in numbers if number} == {0, 1, 2, reader}
 
 
+def test_pipes_of_a_command_are_not_those_of_a_command_of_another_thread(monkeypatch):
+    """A second command that starts at this moment would keep the report open, and the first one would not end."""
+    popen, passed = subprocess.Popen, []
+
+    def start(words, **options):
+        passed.extend(os.get_inheritable(int(number)) for number in words[5:7])
+        return popen(words, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    assert run("exit 3").code == 3
+    assert passed == [False, False]
+
+
 def test_command_has_another_input_if_requested():
     with system.unnamed_file(b"from a file") as file:
         assert run("cat", stdin=file).output == b"from a file"
