@@ -588,6 +588,11 @@ def platform() -> str:
     return sys.platform
 
 
+def import_path() -> str:
+    """Return the ``PYTHONPATH`` with which a new Python in any directory finds the modules that this one finds."""
+    return os.pathsep.join([os.path.abspath(entry) for entry in sys.path if entry] or [""])
+
+
 def make_private_directory() -> str:
     """Create a temporary directory that only this user can enter, and return its path."""
     import tempfile

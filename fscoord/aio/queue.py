@@ -25,12 +25,14 @@ class Item:
 
     Attributes:
         data: the value that was put into the queue.
+        deliveries: how often the item has been handed out; see `fscoord.recipes.Item`.
     """
 
     def __init__(self, store: AsyncStore, core: recipes.Item) -> None:
         self._driver = driver_of(store)
         self._core = core
         self.data: bytes = core.data
+        self.deliveries: int = core.deliveries
 
     async def ack(self) -> None:
         """Acknowledge the item, which removes it from the queue; see `fscoord.recipes.Item.ack` for the errors."""
@@ -72,10 +74,20 @@ class Item:
 class Queue:
     """Items that are taken in the order in which they were put, at least once; see `fscoord.recipes.Queue`."""
 
-    def __init__(self, store: AsyncStore, name: Key, timeout: Timeout | None = None) -> None:
+    _recipe: type[recipes.Queue] = recipes.Queue
+
+    def __init__(
+        self,
+        store: AsyncStore,
+        name: Key,
+        timeout: Timeout | None = None,
+        *,
+        max_deliveries: int | None = None,
+        dead_letter: Key | None = None,
+    ) -> None:
         self._store = store
         self._driver = driver_of(store)
-        self._core = recipes.Queue(store.store, name, timeout)
+        self._core = self._recipe(store.store, name, timeout, max_deliveries=max_deliveries, dead_letter=dead_letter)
 
     @property
     def name(self) -> str:
@@ -130,9 +142,8 @@ class Queue:
 class PriorityQueue(Queue):
     """A `Queue` whose item with the lowest `priority` is taken first; see `fscoord.recipes.PriorityQueue`."""
 
-    def __init__(self, store: AsyncStore, name: Key, timeout: Timeout | None = None) -> None:
-        super().__init__(store, name, timeout)
-        self._core: recipes.PriorityQueue = recipes.PriorityQueue(store.store, name, timeout)
+    _recipe = recipes.PriorityQueue
+    _core: recipes.PriorityQueue
 
     async def put(self, value: Value, priority: int = 0) -> None:
         """Add an item. Items with a lower `priority` are taken first."""

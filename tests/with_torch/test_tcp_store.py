@@ -26,6 +26,7 @@ from fscoord.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
+from fscoord.rendezvous import RendezvousParameters, create_backend
 from fscoord.stores.tcp import PAYLOAD_MAX, server as tcp_server
 from fscoord.stores.tcp.wire import Deadline
 from fscoord.testing.contract.waiting import CtrlC
@@ -499,3 +500,20 @@ def test_client_needs_no_torch(master: TCPStore) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=True)
     assert "pip install 'fscoord[torch]'" in done.stdout
     assert master.get("k") == b"v"
+
+
+def test_torch_without_libuv_is_reported_with_the_option_to_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a torch raises a plain RuntimeError, not a DistError; and a node must not wait for another host then."""
+
+    def refuse(*_: object, use_libuv: bool, **__: object) -> None:
+        raise RuntimeError(
+            "use_libuv was requested but PyTorch was built without libuv support, run with USE_LIBUV=0\nC++"
+        )
+
+    monkeypatch.setattr(dist, "TCPStore", refuse)
+    match = r"tcp://127.0.0.1:0: use_libuv was requested .* USE_LIBUV=0; pass use_libuv=False, or add \?use_libuv=0"
+    with pytest.raises(ValueError, match=match):
+        TCPStore("127.0.0.1", 0, is_master=True)
+    parameters = RendezvousParameters("c10d", "127.0.0.1:0", "run", 1, 1)
+    with pytest.raises(ValueError, match="use_libuv=False"):
+        create_backend(parameters)
