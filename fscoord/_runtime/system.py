@@ -22,11 +22,11 @@ import stat
 import struct
 import sys
 import threading
-import time as _time_of_program
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, ModuleType
-from typing import IO, Any, Final, ParamSpec, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
 from fscoord._runtime.escaping import escape_word
 from fscoord._runtime.forks import (
@@ -57,14 +57,19 @@ def _copy_of_time() -> Any:
     they don't find it. Only ``sleep`` is that of the program, because under gevent and eventlet it must let the other
     green threads run.
     """
-    spec: Any = _time_of_program.__spec__
+    program, spec = sys.modules["time"], cast(Any, time.__spec__)
     copy: Any = sys.modules["_frozen_importlib"].module_from_spec(spec)
     spec.loader.exec_module(copy)
-    copy.sleep = _time_of_program.sleep  # looked up at each call: it may be replaced later
+
+    def sleep(seconds: float) -> None:  # looks it up at each call, because it may be replaced later
+        program.sleep(seconds)
+
+    copy.sleep = sleep
     return copy
 
 
-time = _copy_of_time()
+if not TYPE_CHECKING:
+    time = _copy_of_time()
 
 __all__ = ["errno", "fcntl", "os", "select", "stat", "threading", "time"]
 __all__ += ["WeakObjects", "after_fork_in_child", "fork_marker", "process_epoch", "recover_from_fork", "reset_in_child"]

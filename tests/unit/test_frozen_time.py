@@ -12,6 +12,7 @@ import pytest
 from support.places import HANG_S, start_thread
 
 from fscoord import FileStore, HashStore, Store, StoreTimeoutError
+from fscoord._runtime import system
 from fscoord.recipes import Lock
 
 CLOCKS = ("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns")
@@ -52,3 +53,11 @@ def test_a_wait_ends_at_its_deadline_while_the_clocks_of_python_stand_still(
             waiter.join()
         finally:
             store.set("never", "")
+
+
+def test_a_pause_is_that_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library of green threads may replace it after the import of the package."""
+    naps: list[float] = []
+    monkeypatch.setattr(time, "sleep", naps.append)
+    system.time.sleep(7)
+    assert naps == [7]
