@@ -37,7 +37,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", OPENERS)
-def test_a_wait_ends_at_its_deadline_while_the_clocks_of_python_stand_still(
+def test_wait_ends_at_its_deadline_while_the_clocks_of_python_stand_still(
     kind: str, tmp_path: Path, frozen: None
 ) -> None:
     with OPENERS[kind](tmp_path / "store") as store:
@@ -55,7 +55,7 @@ def test_a_wait_ends_at_its_deadline_while_the_clocks_of_python_stand_still(
             store.set("never", "")
 
 
-def test_a_pause_is_that_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pause_is_that_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library of green threads may replace it after the import of the package."""
     naps: list[float] = []
     monkeypatch.setattr(time, "sleep", naps.append)

@@ -21,7 +21,7 @@ class Integer:
 
 
 @pytest.mark.parametrize("kind", ["file", "hash"])
-def test_an_integer_of_another_library_is_an_amount_a_rank_and_a_size(kind: str, tmp_path: Path) -> None:
+def test_integer_of_another_library_is_an_amount_a_rank_and_a_size(kind: str, tmp_path: Path) -> None:
     one, zero = Integer(1), Integer(0)
     with FileStore(tmp_path / "s", one, rank=zero, timeout=20) if kind == "file" else HashStore(timeout=20) as store:  # type: ignore[arg-type]
         assert type(store.add("n", one)) is int  # type: ignore[arg-type]

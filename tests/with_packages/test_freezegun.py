@@ -15,7 +15,7 @@ pytestmark = pytest.mark.packages
 
 @pytest.mark.parametrize("kind", ["file", "hash"])
 @pytest.mark.timeout(60)
-def test_a_wait_ends_while_the_time_is_frozen(kind: str, tmp_path: Path) -> None:
+def test_wait_ends_while_the_time_is_frozen(kind: str, tmp_path: Path) -> None:
     with freezegun.freeze_time("2020-01-01"):
         store: Store = HashStore() if kind == "hash" else FileStore(tmp_path / "s", timeout=20)
         with store:

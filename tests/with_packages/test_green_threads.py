@@ -50,14 +50,12 @@ def run(*words: str) -> list[str]:
 @pytest.mark.parametrize("place", ["file", "mem"])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
-def test_a_green_thread_that_waits_lets_the_others_run(library: str, order: str, place: str, tmp_path: Path) -> None:
+def test_green_thread_that_waits_lets_the_others_run(library: str, order: str, place: str, tmp_path: Path) -> None:
     assert run(str(PROGRAM), library, order, str(tmp_path / "s") if place == "file" else "mem") == SAID
 
 
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
-def test_a_green_thread_that_waits_for_the_logs_lock_stops_no_other_and_has_its_deadline(
-    library: str, tmp_path: Path
-) -> None:
+def test_green_thread_that_waits_for_the_logs_lock_stops_no_other(library: str, tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     FileStore(path).close()
     begin = PROGRAM.read_text().partition("if ORDER")[0].replace("LIBRARY, ORDER, PATH = sys.argv[1:4]", "")
