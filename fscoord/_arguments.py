@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
+from operator import index
 
 from fscoord.errors import LimitExceededError, StoreTimeoutError
 
@@ -244,14 +245,16 @@ def utf8(text: bytes) -> str:
 
 
 def check_int64(name: str, value: object) -> int:
-    """Return `value` if it is an integer of 64 bits. Errors call the argument `name`.
+    """Return `value` as an `int` if it is an integer of 64 bits, such as one of numpy. Errors call it `name`.
 
     Raises:
-        TypeError: it is not an integer.
+        TypeError: it is not an integer: it has no ``__index__``, or it is a `bool`.
         OverflowError: it does not fit in 64 bits.
     """
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if type(value) is not int:
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+        value = index(value)
     if not INT64_MIN <= value <= INT64_MAX:
         raise OverflowError(f"{name} {value} does not fit in 64 bits")
     return value

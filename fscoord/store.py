@@ -707,7 +707,7 @@ def wait_on(store: Store, request: Request) -> Any:
 
 def _counted_arrival(key: Key, world_size: int, timeout: float) -> ArrivalRequest:
     """Check the arguments of `Store.barrier`, and return the request of one arrival."""
-    check_positive("world_size", world_size)
+    world_size = check_positive("world_size", world_size)
     name = key_bytes(key)
     counter, last = name + b"/num_members", name + b"/last_member"  # of one length
     if len(counter) > KEY_MAX:

@@ -129,9 +129,7 @@ CHILD_LIMIT_S: Final = 1.0
 _LOOK_S: Final = 0.05
 """How often a thread that waits for a `BareCall` checks whether it was forked, in seconds."""
 
-_allocate_lock = threading.Lock  # the real one, even if a test replaces `threading`
-_Thread = threading.Thread
-_start_new_thread = _thread.start_new_thread
+_Thread = threading.Thread  # the real one, even if a test replaces `threading`
 _objects_of_threads: dict[int, threading.Thread] = vars(threading)["_active"]
 _importlib: Any = sys.modules["_frozen_importlib"]
 
@@ -153,10 +151,11 @@ class BareCall(Generic[T]):
         self._work = work
         self._owner = os.getpid()
         self.is_over = False
-        self._end = _allocate_lock()
+        # Both names are looked up now, and not at the import: gevent or eventlet may have replaced them since.
+        self._end = _thread.allocate_lock()
         self._end.acquire()
         try:
-            _start_new_thread(self._run, ())
+            _thread.start_new_thread(self._run, ())
         except RuntimeError as error:  # a limit, a subinterpreter that allows no threads, or the process is ending
             raise_if_foreign(error)
             self.refusal = error

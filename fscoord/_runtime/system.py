@@ -25,8 +25,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from types import ModuleType
-from typing import IO, Any, Final, ParamSpec, TypeVar
+from types import BuiltinFunctionType, ModuleType
+from typing import IO, TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
 from fscoord._runtime.escaping import escape_word
 from fscoord._runtime.forks import (
@@ -47,6 +47,29 @@ except ImportError:  # Windows: the package imports, FileStore refuses
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def _copy_of_time() -> Any:
+    """Return a second module `time`, with functions that no other program has replaced.
+
+    Libraries for tests replace functions of the module `time`, and module attributes that are these functions, in the
+    whole process: while freezegun has stopped the clock, no deadline would come. The copy is not in `sys.modules`, so
+    they don't find it. Only ``sleep`` is that of the program, because under gevent and eventlet it must let the other
+    green threads run.
+    """
+    program, spec = sys.modules["time"], cast(Any, time.__spec__)
+    copy: Any = sys.modules["_frozen_importlib"].module_from_spec(spec)
+    spec.loader.exec_module(copy)
+
+    def sleep(seconds: float) -> None:  # looks it up at each call, because it may be replaced later
+        program.sleep(seconds)
+
+    copy.sleep = sleep
+    return copy
+
+
+if not TYPE_CHECKING:
+    time = _copy_of_time()
 
 __all__ = ["errno", "fcntl", "os", "select", "stat", "threading", "time"]
 __all__ += ["WeakObjects", "after_fork_in_child", "fork_marker", "process_epoch", "recover_from_fork", "reset_in_child"]
@@ -499,6 +522,17 @@ def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> thr
     if isinstance(thread, RuntimeError):  # a limit, a subinterpreter that allows no daemons, or the process is ending
         raise thread_refused(name, thread)
     return thread
+
+
+def try_kernel_thread(name: str, call: Callable[..., object], *arguments: Any) -> threading.Thread | RuntimeError:
+    """Start a thread as `try_thread` does, for a `call` that blocks in the kernel. Green threads are refused.
+
+    gevent and eventlet replace `_thread.start_new_thread`. Then a call that blocks in the kernel would block every
+    thread of the program, so the caller must poll.
+    """
+    if not isinstance(_thread.start_new_thread, BuiltinFunctionType):
+        return RuntimeError("a green thread must not block in the kernel")
+    return try_thread(name, call, *arguments)
 
 
 def thread_refused(name: str, refusal: RuntimeError) -> StoreUnavailableError:

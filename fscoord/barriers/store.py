@@ -115,7 +115,7 @@ class StoreBarrier(Barrier):
         **options: Any,
     ) -> None:
         self._rank, self._world_size = rank_and_world_size(rank, world_size)
-        check_rank(self._rank, self._world_size)
+        self._rank, self._world_size = check_rank(self._rank, self._world_size)
         prefix = key_bytes(barrier_prefix)
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._fail_fast = fail_fast

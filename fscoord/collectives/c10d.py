@@ -74,7 +74,7 @@ def refuse_foreign(store: object, function: str) -> None:
 
 def get_all(store: ExchangeStore, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> list[bytes]:
     """Do what torch's ``get_all`` does. Without `timeout`, the store's timeout applies."""
-    check_rank(rank, world_size)
+    rank, world_size = check_rank(rank, world_size)
     name = key_text(key_bytes(prefix))
     with nullcontext() if timeout is None else store_timeout(store, timeout):
         return _get_all(store, rank, name, world_size)
@@ -84,7 +84,7 @@ def synchronize(
     store: ExchangeStore, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
 ) -> list[bytes]:
     """Do what torch's ``synchronize`` does."""
-    check_rank(rank, world_size)
+    rank, world_size = check_rank(rank, world_size)
     prefix = key_text(key_bytes(key_prefix))
     with _limited(store, timeout):
         store.set(f"{prefix}{rank}", cast(Any, data))  # see `ExchangeStore`
@@ -106,9 +106,9 @@ def barrier(
         StoreTimeoutError: the wait timed out, with `rank`. Rank 0 names the missing ranks. The other ranks refer to
             rank 0, if it is there; otherwise the error of the store passes.
     """
-    check_positive("world_size", world_size)
+    world_size = check_positive("world_size", world_size)
     if rank is not None:
-        check_rank(rank, world_size)
+        rank, world_size = check_rank(rank, world_size)
     prefix, trace_s, started = key_text(key_bytes(key_prefix)), to_seconds(trace_timeout), system.time.monotonic()
     with _limited(store, barrier_timeout):
         last_member = _arrive(store, world_size, prefix)

@@ -12,7 +12,7 @@ from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.awaited import LOCK
 from fscoord._waiting.wait import WaitSteps
 from fscoord.errors import FscoordError, LockLostError
-from fscoord.recipes._cleanup import HERE, await_end, go_on_in_thread
+from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._lease import LeaseRenewer
 from fscoord.recipes._line import Line, Policy
@@ -62,6 +62,9 @@ class Exclusive:
         self._line = Line(store, name, policy, self._ttl)
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._held: list[HeldEntry] = []
+        # Its ``__dict__`` is another object in each thread, and to get it is not a call, unlike `threading.get_ident`.
+        # Made here, and not at the import, so that it is that of gevent or eventlet if they have replaced it since.
+        self._here = system.threading.local()
         self._spans: dict[str, tracing.Span] = {}  # in a process that records a trace: of each request, by its entry
 
     @property
@@ -278,7 +281,7 @@ class Exclusive:
         """
         gone: list[HeldEntry | str] = []
         over: list[object] = []
-        here = HERE.__dict__
+        here = self._here.__dict__
         try:
             if self._release(gone, here):
                 return
@@ -339,7 +342,7 @@ class Exclusive:
     def __exit__(self, *_: object) -> None:
         gone: list[HeldEntry | str] = []
         over: list[object] = []
-        here = HERE.__dict__
+        here = self._here.__dict__
         try:
             if self._release(gone, here):
                 return

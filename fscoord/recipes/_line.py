@@ -489,7 +489,7 @@ def force_release(store: Store, name: Key, token: int) -> bool:
     Raises:
         ValueError: `token` is below 1.
     """
-    check_positive("token", token)
+    token = check_positive("token", token)
     line = Line(store, name, _admitted)
     held = [entry for entry in line.entries() if entry.token == token]
     return bool(held) and line.leave(held[0].id)

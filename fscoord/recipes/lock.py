@@ -22,7 +22,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.awaited import SEMAPHORE
 from fscoord.errors import StaleTokenError
-from fscoord.recipes._cleanup import HERE
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Contender, Exclusive, HeldEntry
 from fscoord.recipes._keys import Refusals, foreign_value_error
@@ -88,7 +87,7 @@ class RLock(Lock):
         self._owner: tuple[int, object] | None = None
 
     def _acquire(self, blocking: bool, timeout: Timeout | None, got: list[str]) -> bool:
-        if not self._is_owned_by(HERE.__dict__):
+        if not self._is_owned_by(self._here.__dict__):
             return super()._acquire(blocking, timeout, got)
         name = self._line.new_id()
         got.append(name)
@@ -101,7 +100,7 @@ class RLock(Lock):
 
     def _begin(self, served: Entry) -> None:
         self._levels = [served.id]
-        self._owner = system.process_epoch(), HERE.__dict__
+        self._owner = system.process_epoch(), self._here.__dict__
 
     def _end(self, served: Entry) -> None:
         if self._levels[:1] == [served.id]:

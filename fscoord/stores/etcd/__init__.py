@@ -136,7 +136,7 @@ class EtcdStore(Store):
         from fscoord.stores.etcd.client import Client, parse_access
 
         self._timeout = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
-        check_positive("session_ttl", session_ttl)
+        session_ttl = check_positive("session_ttl", session_ttl)
         self._prefix = _check_prefix(prefix)
         access = parse_access(client_or_url, tls=tls, cacert=cacert, cert=cert, key=key)
         self._client = Client(access._replace(user=user, password=password))
@@ -178,7 +178,7 @@ class EtcdStore(Store):
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`."""
         name = key_bytes(key)
-        check_int64("amount", amount)
+        amount = check_int64("amount", amount)
         return int(self._change(name, lambda current: b"%d" % counter_sum(current, amount, name)) or 0)
 
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:

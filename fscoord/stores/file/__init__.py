@@ -209,7 +209,7 @@ class FileStore(Sessions):
 
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`."""
-        check_int64("amount", amount)
+        amount = check_int64("amount", amount)
         if self._combiner is not None:
             return int(self._combiner.write(Operation(record.ADD, key_bytes(key), b"%d" % amount), self._timeout))
 

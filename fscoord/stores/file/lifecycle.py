@@ -97,7 +97,8 @@ def check_participant(world_size: int | None, rank: int | None, run_id: Any) -> 
         ValueError: the rank is negative, or not below `world_size`.
     """
     size = 0 if world_size in (None, -1) else check_positive("world_size", world_size)
-    if rank is not None and (check_int64("rank", rank) < 0 or 0 < size <= rank):
+    rank = None if rank is None else check_int64("rank", rank)
+    if rank is not None and (rank < 0 or 0 < size <= rank):
         among = f"0 to {size - 1}, because world_size is {size}" if size else "not negative"
         raise ValueError(f"rank is {rank}, but ranks are {among}; pass the rank of this process, counted from 0")
     if size and run_id is None:  # imported here, because few programs need its dataclasses, which load slowly

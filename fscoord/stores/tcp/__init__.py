@@ -215,7 +215,7 @@ class TCPStore(Store):
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`. The value is read first: if it is not an integer, the server would close the connection."""
         name = key_bytes(key)
-        check_int64("amount", amount)
+        amount = check_int64("amount", amount)
 
         def add(channel: Channel) -> int:
             counter_sum(channel.value(name), amount, name)
