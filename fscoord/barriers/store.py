@@ -36,9 +36,7 @@ class BarrierSequence:
             BarrierError: the key holds something other than a number.
         """
         key = self._key(rank)
-        if not self._store.check([key]):
-            return 0
-        text = self._store.get(key)
+        text = self._store.get(key, default=b"0")
         try:
             return parse_uint63(text)
         except MalformedText as error:

@@ -9,7 +9,8 @@ end of a session's lease is the death of the session.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from types import EllipsisType
+from typing import Any, Final, Protocol, TypeVar
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
@@ -32,14 +33,26 @@ from fscoord._runtime import system
 from fscoord._waiting.awaited import ShownWait
 from fscoord._waiting.shown_waits import ShownWaits
 from fscoord._waiting.timing import Backoff
-from fscoord._waiting.wait import WaitRequest
+from fscoord._waiting.wait import VALUES, WaitRequest
 from fscoord.errors import QueueEmptyError
 from fscoord.store import Capabilities, Member, Store
-from fscoord.stores.etcd.requests import KeySpace, after_prefix, compare, delete, key_values, put, range_of, unb64
+from fscoord.stores.etcd.requests import (
+    KeySpace,
+    Request,
+    after_prefix,
+    compare,
+    delete,
+    key_values,
+    put,
+    range_of,
+    unb64,
+)
 from fscoord.stores.etcd.sessions import LeaseSession
-from fscoord.stores.etcd.transactions import KeySnapshot, KeyWatcher, Transactions, WatchRange
+from fscoord.stores.etcd.transactions import KeySnapshot, KeyWatcher, Transactions, TxnResult, WatchRange
 
 __all__ = ["EtcdStore", "GatewayClient"]
+
+D = TypeVar("D")
 
 VALUE_MAX: Final = 3 << 19
 """1.5 MiB: the most bytes of a request at a server's default ``--max-request-bytes``."""
@@ -116,7 +129,13 @@ class EtcdStore(Store):
     """
 
     capabilities: Capabilities = Capabilities(
-        processes=True, hosts=True, durable=True, survives_handles=True, sessions=True, value_max=VALUE_MAX
+        processes=True,
+        hosts=True,
+        durable=True,
+        survives_handles=True,
+        sessions=True,
+        changes_conditionally=True,
+        value_max=VALUE_MAX,
     )
 
     def __init__(
@@ -171,9 +190,13 @@ class EtcdStore(Store):
         name, data = key_bytes(key), value_bytes(value)
         self._transactions.write([put(self._keys.value(name), data)], self._timeout)
 
-    def get(self, key: Key) -> bytes:
+    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
         """See `Store.get`."""
-        return self._values([key_bytes(key)])[0]
+        return super().get(key, default=default, timeout=timeout)
+
+    def _peek(self, key: bytes) -> bytes | None:
+        answers, _ = self._transactions.read([range_of(self._keys.value(key))], self._timeout)
+        return _value_in(answers[0])
 
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`."""
@@ -192,17 +215,33 @@ class EtcdStore(Store):
         name, more = key_bytes(key), value_bytes(value)
         self._change(name, lambda current: value_bytes((current or b"") + more))
 
-    def delete_key(self, key: Key) -> bool:
+    def create(self, key: Key, value: Value) -> bool:
+        """See `Store.create`."""
+        name = self._keys.value(key_bytes(key))
+        return self._transactions.write(
+            [put(name, value_bytes(value))], self._timeout, [compare(name, "mod", 0)]
+        ).is_done
+
+    def pop(self, key: Key) -> bytes | None:
+        """See `Store.pop`."""
+        name = key_bytes(key)
+        done = self._delete(name, [compare(self._keys.value(name), "mod", 0, "GREATER")], prev_kv=True)
+        return _value_in(done.answers[0]) if done.is_done else None
+
+    def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
         """See `Store.delete_key`."""
         name = key_bytes(key)
-        items = self._queue_range(name)
-        done = self._transactions.write([delete(self._keys.value(name)), delete(items.key, items.end)], self._timeout)
-        return any(int(answer.get("deleted", 0)) for answer in done.answers)
+        wanted = [] if expected is None else [compare(self._keys.value(name), "value", value_bytes(expected))]
+        return any(int(answer.get("deleted", 0)) for answer in self._delete(name, wanted).answers)
 
-    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
+    def _delete(self, name: bytes, conditions: list[Request], **options: Any) -> TxnResult:
+        items = self._queue_range(name)
+        success = [delete(self._keys.value(name), **options), delete(items.key, items.end)]
+        return self._transactions.write(success, self._timeout, conditions)
+
+    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
         """See `Store.multi_get`."""
-        names = keys_bytes(keys)
-        return self._values(names) if names else []
+        return super().multi_get(keys, timeout=timeout)
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         """See `Store.multi_set`."""
@@ -248,11 +287,11 @@ class EtcdStore(Store):
         item = self._keys.queue(name) + system.random_bytes(16).hex().encode()
         self._transactions.write([put(item, data)], self._timeout)
 
-    def queue_pop(self, key: Key, block: bool = True) -> bytes:
+    def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
         """See `Store.queue_pop`."""
-        name = key_bytes(key)
+        name, limit = key_bytes(key), self._seconds(timeout)
         if block:
-            return self._watcher.wait(self._timeout, lambda left: self._pop(name, left), "a value in queue")
+            return self._watcher.wait(limit, lambda left: self._pop(name, left), "a value in queue")
         value = self._pop(name, self._timeout)
         if isinstance(value, KeySnapshot):
             raise QueueEmptyError(f"queue {key_text(name)!r} is empty")
@@ -301,6 +340,11 @@ class EtcdStore(Store):
     @property
     def _shows_waits(self) -> bool:
         return type(self).wait is EtcdStore.wait  # otherwise a subclass has its own wait
+
+    def _wait_in_call(self, request: WaitRequest, timeout: float) -> Any:
+        if request.kind != VALUES:
+            return super()._wait_in_call(request, timeout)
+        return self._values(request.keys, timeout) if request.keys else []
 
     def _wait(self, request: WaitRequest) -> Any:
         with self._watcher.part_of(request.slow_logger):
@@ -377,7 +421,7 @@ class EtcdStore(Store):
         queue = self._keys.queue(name)
         return WatchRange(queue, after_prefix(queue))
 
-    def _values(self, names: list[bytes]) -> list[bytes]:
+    def _values(self, names: list[bytes], limit: float) -> list[bytes]:
         """Wait for the values of `names`, and return them."""
         operations = [range_of(self._keys.value(name)) for name in names]
 
@@ -389,7 +433,7 @@ class EtcdStore(Store):
                 return KeySnapshot(revision, list(missing), [[WatchRange(self._keys.value(name))] for name in missing])
             return [unb64(value[0].get("value")) for value in values]
 
-        return self._watcher.wait(self._timeout, look, "key", (lambda value: [value]) if len(names) == 1 else None)
+        return self._watcher.wait(limit, look, "key", (lambda value: [value]) if len(names) == 1 else None)
 
     def _change(self, name: bytes, change: Callable[[bytes | None], bytes | None]) -> bytes | None:
         """Set the key `name` to the value that `change` computes from its present value.
@@ -481,6 +525,12 @@ class EtcdStore(Store):
                     backoff, f"took the first value of queue {key_text(name)!r}", name
                 )
         return KeySnapshot(revision, [name], [[items]])
+
+
+def _value_in(answer: dict[str, Any]) -> bytes | None:
+    """Return the value in the answer to a read or a deletion of one key, or None if the key had no value."""
+    found = key_values(answer)
+    return unb64(found[0].get("value")) if found else None
 
 
 def _check_prefix(prefix: Key) -> bytes:

@@ -9,7 +9,8 @@ between processes, because the server answers one request after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, TypeVar
+from types import EllipsisType
+from typing import Any, Final, TypeVar
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
@@ -26,6 +27,7 @@ from fscoord._arguments import (
     value_bytes,
 )
 from fscoord._runtime import system
+from fscoord._waiting.wait import VALUES, WaitRequest
 from fscoord.errors import LimitExceededError, QueueEmptyError, StoreError, StoreTimeoutError, StoreUnavailableError
 from fscoord.store import Capabilities, Store
 from fscoord.stores.tcp.connections import BlockingCalls, Connections
@@ -34,6 +36,7 @@ from fscoord.stores.tcp.wire import GRACE_S, Channel, Deadline
 
 __all__ = ["TCPStore"]
 
+D = TypeVar("D")
 T = TypeVar("T")
 
 PAYLOAD_MAX: Final = 8 << 20
@@ -208,9 +211,17 @@ class TCPStore(Store):
         name, data = key_bytes(key), _check_payload(value_bytes(value))
         self._call(lambda channel: channel.set(name, data))
 
-    def get(self, key: Key) -> bytes:
+    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
         """See `Store.get`."""
-        return self._blocking.get([key_bytes(key)], self._timeout)[0]
+        return super().get(key, default=default, timeout=timeout)
+
+    def _peek(self, key: bytes) -> bytes | None:
+        return self._call(lambda channel: channel.value(key))
+
+    def _wait_in_call(self, request: WaitRequest, timeout: float) -> Any:
+        if request.kind != VALUES:
+            return super()._wait_in_call(request, timeout)
+        return self._blocking.get(request.keys, timeout) if request.keys else []
 
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`. The value is read first: if it is not an integer, the server would close the connection."""
@@ -233,8 +244,10 @@ class TCPStore(Store):
         name, data = key_bytes(key), _check_payload(value_bytes(value))
         self._call(lambda channel: channel.append(name, data))
 
-    def delete_key(self, key: Key) -> bool:
+    def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
         """See `Store.delete_key`. The server has no request that deletes a queue, so its values are popped."""
+        if expected is not None:
+            return super().delete_key(key, expected=expected)
         name = key_bytes(key)
         deadline = self._deadline()
         has_queues = self._has_queues(deadline)
@@ -250,10 +263,9 @@ class TCPStore(Store):
 
         return self._connections.call(delete, deadline)
 
-    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
+    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
         """See `Store.multi_get`."""
-        names = keys_bytes(keys)
-        return self._blocking.get(names, self._timeout) if names else []
+        return super().multi_get(keys, timeout=timeout)
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         """See `Store.multi_set`."""
@@ -295,13 +307,13 @@ class TCPStore(Store):
         name, data = key_bytes(key), _check_payload(value_bytes(value))
         self._queue_call(lambda channel: channel.queue_push(name, data))
 
-    def queue_pop(self, key: Key, block: bool = True) -> bytes:
+    def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
         """See `Store.queue_pop`."""
-        name = key_bytes(key)
+        name, limit = key_bytes(key), self._seconds(timeout)
         if block:
-            deadline = self._deadline()
+            deadline = self._connections.deadline(limit)
             self._refuse_without_queues(deadline)
-            return self._blocking.pop(name, self._timeout, deadline.started)
+            return self._blocking.pop(name, limit, deadline.started)
         value = self._queue_call(lambda channel: channel.queue_pop(name))
         if value is None:
             raise QueueEmptyError(f"queue {key_text(name)!r} is empty")
