@@ -58,6 +58,7 @@ from fscoord._waiting.wait import (
 from fscoord.errors import BarrierError, StoreError, StoreTimeoutError, UsedBeforeError
 
 __all__ = [
+    "NUM_MEMBERS",
     "Capabilities",
     "Member",
     "Store",
@@ -153,6 +154,9 @@ class Member(NamedTuple):
     alive: str
     found_dead: float | None = None
 
+
+NUM_MEMBERS: Final = b"/num_members"
+"""The end of the key with which `Store.barrier` counts the arrivals."""
 
 CALL_MAX_S: Final = 20.0
 """The longest call, in seconds, for a request that has its own `SlowWaitLogger`. A store logs longer calls itself."""
@@ -342,8 +346,9 @@ class Store(ABC):
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
         """Wait until `world_size` callers have called this method with `key`. A key can be used for one barrier only.
 
-        The barrier uses the keys ``{key}/num_members`` and ``{key}/last_member``, as c10d does. So processes of both
-        libraries can meet at one barrier.
+        The barrier uses the keys ``{key}/num_members`` and ``{key}/last_member``, as c10d does on most stores. A
+        `TCPStore` uses the request of torch's server for it, with the single key `key`. So processes of both libraries
+        can meet at one barrier.
 
         Raises:
             UsedBeforeError: more than `world_size` callers arrived.
@@ -836,7 +841,7 @@ def _counted_arrival(key: Key, world_size: int, timeout: float) -> ArrivalReques
     """Check the arguments of `Store.barrier`, and return the request of one arrival."""
     check_positive("world_size", world_size)
     name = key_bytes(key)
-    counter, last = name + b"/num_members", name + b"/last_member"  # of one length
+    counter, last = name + NUM_MEMBERS, name + b"/last_member"  # of one length
     if len(counter) > KEY_MAX:
         key_bytes(counter)  # raises the error
 

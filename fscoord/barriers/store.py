@@ -6,6 +6,7 @@ from typing import Any
 
 from fscoord._arguments import Key, MalformedText, Timeout, key_bytes, key_text, parse_uint63, to_seconds
 from fscoord._runtime import system
+from fscoord._runtime.logging import logger
 from fscoord.barriers.base import Barrier, register_barrier
 from fscoord.collectives import barrier
 from fscoord.collectives.arrivals import Decoder, check_rank
@@ -114,7 +115,7 @@ class StoreBarrier(Barrier):
     ) -> None:
         self._rank, self._world_size = rank_and_world_size(rank, world_size)
         check_rank(self._rank, self._world_size)
-        prefix = key_bytes(barrier_prefix)
+        prefix = self._prefix = key_bytes(barrier_prefix)
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._fail_fast = fail_fast
         self._decoder = rank_tracing_decoder
@@ -165,6 +166,8 @@ class StoreBarrier(Barrier):
         """
         limit = self._timeout if timeout is None else to_seconds(timeout)
         number = self._sequence.next_of(self._rank)
+        words = "Executing barrier barrier_prefix=%s timeout_secs=%s"  # as in torch
+        logger(__name__).info(words, key_text(self._prefix), limit)
         missing: list[int] = []
 
         def named(rank: int) -> str:

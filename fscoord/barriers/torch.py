@@ -9,6 +9,7 @@ from typing import Any, Final
 from fscoord._arguments import DEFAULT_TIMEOUT, Key, Timeout, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.logging import logger
 from fscoord.barriers.base import Barrier, register_barrier
 from fscoord.barriers.store import StoreBarrier
 from fscoord.collectives.arrivals import Decoder
@@ -72,9 +73,20 @@ class TCPStoreBarrier(StoreBarrier):
         self._libuv = bool(use_checkpoint_barrier_tcpstore_libuv)
         self._init_timeout = to_seconds(timeout_barrier_init_secs)
         self._store_timeout = to_seconds(timeout_secs)
+        prefix = prefixes[0] if prefixes else "barrier"
+        told: dict[str, object] = {
+            "master_address": master_address,
+            "tcpstore_port": tcpstore_port,
+            "rank": global_rank,
+        }
+        told |= {"world_size": global_world_size, "barrier_prefix": prefix}
+        told |= {"timeout_barrier_init_secs": timeout_barrier_init_secs}
+        told |= {"use_checkpoint_barrier_tcpstore_libuv": self._libuv, "timeout_secs": timeout_secs}
+        words = " ".join(f"{name}={value}" for name, value in told.items())
+        logger(__name__).info("Initializing TCPStore %s", words)  # as in torch
         super().__init__(
             f"tcp://{master_address}:{int(tcpstore_port)}",
-            prefixes[0] if prefixes else "barrier",
+            prefix,
             rank=global_rank,
             world_size=global_world_size,
             timeout=timeout_secs,

@@ -26,7 +26,7 @@ from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps, new_tuple
 from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank
 from fscoord.errors import StoreTimeoutError, UsedBeforeError
-from fscoord.store import Store, begin_span, closer_look, how_to_run_again
+from fscoord.store import NUM_MEMBERS, Store, begin_span, closer_look, how_to_run_again
 
 __all__ = ["arrivals_of", "barrier", "broadcast", "check_needs_rank", "gather", "get_all", "synchronize"]
 
@@ -229,8 +229,10 @@ def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: fl
     try:
         yield BarrierRequest(prefix, world_size, timeout)
     except StoreTimeoutError as error:
-        counter = prefix + b"/num_members"
-        came = store.get(counter, default=b"none").decode(errors="replace")
+        count = store.get(prefix + NUM_MEMBERS, default=None)
+        if count is None:  # the server of a `TCPStore` counts in the key itself
+            count = store.get(prefix, default=b"none")
+        came = count.decode(errors="replace")
         mixed = "; other callers gave a rank: either all do, or none" if store.check([prefix + b"/arrivals"]) else ""
         raise StoreTimeoutError(
             f"Timed out waiting on barrier for key prefix: {key_text(prefix)} (world_size={world_size},"

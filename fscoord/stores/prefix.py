@@ -7,11 +7,12 @@ from types import EllipsisType
 from typing import Any, TypeVar, cast
 
 from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, keys_bytes
-from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitBackend, WaitRequest
+from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitBackend, WaitRequest, WaitSteps
 from fscoord.errors import StoreClosedError
 from fscoord.store import (
     Store,
     StoreView,
+    arrival_steps,
     exchange,
     exchanges_keys,
     new_arrival_wait,
@@ -176,6 +177,24 @@ class PrefixStore(StoreView):
         if type(self) is not PrefixStore:  # a subclass may override the operations that an arrival consists of
             return super()._arrive(request)
         return cast("bytes | None", wait_on(self._open(), self._full_request(request)))
+
+    def _arrival_steps(self, request: ArrivalRequest) -> WaitSteps[bytes | None]:
+        if type(self) is not PrefixStore:
+            return (yield from super()._arrival_steps(request))
+        steps, cut = arrival_steps(self._open(), self._full_request(request)), len(self._prefix)
+        try:
+            wanted: Any = next(steps)
+            while True:
+                try:  # the caller carries out the waits on this view
+                    answer = yield wanted._replace(keys=[name[cut:] for name in wanted.keys])
+                except BaseException as error:  # noqa: BLE001 - raised in `steps`, which may catch it
+                    wanted = steps.throw(error)
+                else:
+                    wanted = steps.send(answer)
+        except StopIteration as end:
+            return cast("bytes | None", end.value)
+        finally:
+            steps.close()
 
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: Any) -> Wait[Any] | None:
         if type(self) is not PrefixStore:

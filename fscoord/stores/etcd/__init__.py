@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import EllipsisType
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
@@ -23,9 +23,11 @@ from fscoord._arguments import (
     check_positive,
     counter_sum,
     key_bytes,
+    key_given,
     key_text,
     keys_bytes,
     pairs_bytes,
+    timeout_given,
     to_seconds,
     value_bytes,
 )
@@ -50,7 +52,7 @@ from fscoord.stores.etcd.requests import (
 from fscoord.stores.etcd.sessions import LeaseSession
 from fscoord.stores.etcd.transactions import KeySnapshot, KeyWatcher, Transactions, TxnResult, WatchRange
 
-__all__ = ["EtcdStore", "GatewayClient"]
+__all__ = ["EtcdStore", "GatewayClient", "cas_delay"]
 
 D = TypeVar("D")
 
@@ -114,6 +116,8 @@ class EtcdStore(Store):
             does not end in one. Stores with other prefixes do not see the keys of this store. No part of the prefix may
             begin with an equals sign.
         timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
+        etcd_client: another name for `client_or_url`, as in torch.
+        etcd_store_prefix: another name for `prefix`, as in torch.
         user: the name to log in with, if the cluster requires a login.
         password: the user's password.
         tls: whether to use TLS. An ``https://`` address and each of the next three arguments imply TLS.
@@ -122,6 +126,9 @@ class EtcdStore(Store):
         key: the file with the key of that certificate.
         session_ttl: the time to live of a session's lease, in seconds. etcd deletes a lease that has not been renewed
             for this time, and the session is dead.
+
+    Attributes:
+        client: the client or the address that was given, as in torch.
 
     Raises:
         ImportError: urllib3 is not installed.
@@ -140,10 +147,12 @@ class EtcdStore(Store):
 
     def __init__(
         self,
-        client_or_url: str | GatewayClient,
-        prefix: Key,
+        client_or_url: str | GatewayClient | None = None,
+        prefix: Key | None = None,
         timeout: Timeout | None = None,
         *,
+        etcd_client: str | GatewayClient | None = None,
+        etcd_store_prefix: Key | None = None,
         user: str | None = None,
         password: str = "",
         tls: bool = False,
@@ -156,8 +165,10 @@ class EtcdStore(Store):
 
         self._timeout = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
         check_positive("session_ttl", session_ttl)
-        self._prefix = _check_prefix(prefix)
-        access = parse_access(client_or_url, tls=tls, cacert=cacert, cert=cert, key=key)
+        self._prefix = _check_prefix(key_given(prefix, "etcd_store_prefix", etcd_store_prefix, "prefix"))
+        given: Any = cast(Any, key_given)(client_or_url, "etcd_client", etcd_client, "client_or_url")
+        self.client: str | GatewayClient = given
+        access = parse_access(self.client, tls=tls, cacert=cacert, cert=cert, key=key)
         self._client = Client(access._replace(user=user, password=password))
         self._keys = KeySpace(self._prefix)
         self._transactions = Transactions(self._client, self._keys)
@@ -168,6 +179,11 @@ class EtcdStore(Store):
 
     def __repr__(self) -> str:
         return f"EtcdStore({str(self._client)!r}, {key_text(self._prefix)!r})"
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of all keys of this store in etcd; it ends in a slash."""
+        return key_text(self._prefix)
 
     @property
     def address(self) -> str:
@@ -257,10 +273,12 @@ class EtcdStore(Store):
         names = keys_bytes(keys)
         return not names or self._look(names, self._timeout) is True
 
-    def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        """See `Store.wait`."""
+    def wait(
+        self, keys: Iterable[Key], timeout: Timeout | None = None, *, override_timeout: Timeout | None = None
+    ) -> None:
+        """See `Store.wait`. `override_timeout` is the name of `timeout` in torch."""
         names = keys_bytes(keys)
-        limit = self._timeout if timeout is None else to_seconds(timeout)
+        limit = self._seconds(timeout_given(timeout, "override_timeout", override_timeout))
         if names:
             self._watcher.wait(limit, lambda left: self._look(names, left), "key")
 
@@ -525,6 +543,14 @@ class EtcdStore(Store):
                     backoff, f"took the first value of queue {key_text(name)!r}", name
                 )
         return KeySnapshot(revision, [name], [[items]])
+
+
+def cas_delay() -> None:
+    """Sleep for up to 0.1 s, at random, as torch's ``etcd_store.cas_delay`` does between two tries of a caller's own.
+
+    The store itself does not need it: its tries pause by `Backoff`.
+    """
+    system.time.sleep(system.random_bytes(1)[0] / 2560)
 
 
 def _value_in(answer: dict[str, Any]) -> bytes | None:
