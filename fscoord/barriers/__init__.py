@@ -13,10 +13,9 @@ from fscoord.barriers.base import (
     BarrierConfig,
     create_barrier_from_config,
     register_barrier,
-    register_in_torch,
 )
 from fscoord.barriers.store import FileStoreBarrier, StoreBarrier
-from fscoord.barriers.torch import DistBarrier, TCPStoreBarrier
+from fscoord.barriers.torch import DistBarrier, TCPStoreBarrier, register_in_torch
 
 __all__ = [
     "BARRIER_REGISTRY",

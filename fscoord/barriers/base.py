@@ -9,7 +9,6 @@ from typing import Any, ClassVar, TypeVar
 
 from fscoord._arguments import Timeout
 from fscoord.environment import detect
-from fscoord.errors import missing_extra
 
 __all__ = [
     "BARRIER_REGISTRY",
@@ -17,7 +16,6 @@ __all__ = [
     "BarrierConfig",
     "create_barrier_from_config",
     "register_barrier",
-    "register_in_torch",
 ]
 
 B = TypeVar("B", bound="Barrier")
@@ -74,25 +72,6 @@ def register_barrier(barrier_class: C) -> C:
             " give it a name of its own"
         )
     return barrier_class
-
-
-def register_in_torch() -> None:
-    """Add the barriers whose names torch does not use to the ``BARRIER_REGISTRY`` of torch's own module.
-
-    Then ``create_barrier_from_config(BarrierConfig("file_store", {...}))`` of
-    ``torch.distributed.checkpoint._experimental.barriers`` makes a `FileStoreBarrier`, which is an instance of torch's
-    ``Barrier``. A second call does nothing.
-
-    Raises:
-        ImportError: torch is not installed, or has no such module.
-    """
-    try:
-        from torch.distributed.checkpoint._experimental import barriers as theirs
-    except ImportError as error:
-        raise missing_extra("fscoord.barriers.register_in_torch", "torch", "torch") from error
-    for name, barrier_class in BARRIER_REGISTRY.items():
-        if theirs.BARRIER_REGISTRY.setdefault(name, barrier_class) is barrier_class:
-            theirs.Barrier.register(barrier_class)
 
 
 @dataclass

@@ -17,7 +17,7 @@ def draw_value(rng: random.Random, number: int, seed: int) -> tuple[Any, ...]:
         [
             ("read",), ("read",), ("read",), ("set", mine), ("add", rng.randrange(1, 5)), ("append", b"7"),
             ("compare_set", b"", mine), ("compare_set", b"7", mine), ("compare_set", mine[:-1], b"7"), ("delete_key",),
-            ("create", b"same"), ("take",), ("delete_if", b"same"),
+            ("create", b"5"), ("take",), ("delete_if", b"5"),
         ]
     )  # fmt: skip
 

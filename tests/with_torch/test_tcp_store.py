@@ -65,7 +65,7 @@ def test_client_of_torch_and_ours_share_a_server(master: TCPStore, store: TCPSto
 
 
 @pytest.mark.parametrize("use_libuv", [True, False])
-def test_every_operation_means_the_same_to_the_client_of_torch(use_libuv: bool) -> None:
+def test_operation_means_the_same_to_the_client_of_torch(use_libuv: bool) -> None:
     with TCPStore(
         "127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False, use_libuv=use_libuv
     ) as master:
