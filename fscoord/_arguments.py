@@ -102,17 +102,17 @@ def key_bytes(key: Key) -> bytes:
     return name
 
 
-def key_given(key: Key | None, other_name: str, other: Key | None) -> Key:
-    """Return the key argument, which the caller may also give as `other_name`, its name in torch.
+def key_given(given: Key | None, other_name: str, other: Key | None, name: str = "key") -> Key:
+    """Return the argument `name`, which the caller may also give as `other_name`, its name in torch.
 
     Raises:
         TypeError: both are given, or neither.
     """
-    found = other if key is None else key
+    found = other if given is None else given
     if found is None:
-        raise TypeError(f"key is missing: give key, or {other_name} as in torch")
-    if key is not None and other is not None:
-        raise TypeError(f"key and {other_name} are two names of one argument: give one of them")
+        raise TypeError(f"{name} is missing: give {name}, or {other_name} as in torch")
+    if given is not None and other is not None:
+        raise TypeError(f"{name} and {other_name} are two names of one argument: give one of them")
     return found
 
 

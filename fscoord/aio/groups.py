@@ -234,11 +234,13 @@ def once(
 
 async def _await_once(store: AsyncStore, name: Key, work: Work, timeout: Timeout | None) -> bytes:
     key = result_key(name)
-    if not await store.check([key]):
+    text = await store.get(key, default=None)
+    if text is None:
         async with Hold(store, OnceLock(store.store, name, timeout)):
             if not await store.check([key]):
                 await _do(store, key, work)
-    return value_of(name, await store.get(key))
+        text = await store.get(key)
+    return value_of(name, text)
 
 
 async def _do(store: AsyncStore, key: bytes, work: Work) -> None:

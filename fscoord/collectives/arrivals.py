@@ -479,7 +479,7 @@ class Arrivals:
         return self._events(self._read_text())
 
     def _read_text(self) -> bytes:
-        return self._store.get(self._arrivals) if self._store.check([self._arrivals]) else b""
+        return self._store.get(self._arrivals, default=b"")
 
     def _events(self, text: bytes) -> list[Event]:
         """Return each arrival in the present round as (rank, True), and each time-out token as (rank, False)."""

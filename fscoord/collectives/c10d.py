@@ -11,6 +11,7 @@ functions call, with the types that torch's stubs give them (torch/_C/_distribut
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -21,7 +22,7 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.collectives.arrivals import MISSING_MAX, Decoder, check_rank
 from fscoord.collectives.timeout import TimeoutStore, store_timeout
-from fscoord.errors import StoreTimeoutError
+from fscoord.errors import FscoordError, StoreTimeoutError, joined
 from fscoord.store import Store
 
 __all__ = ["BarrierStore", "ExchangeStore", "barrier", "get_all", "refuse_foreign", "synchronize"]
@@ -126,13 +127,15 @@ def barrier(
             else:
                 raise
             limit = to_seconds(DEFAULT_TIMEOUT if barrier_timeout is None else barrier_timeout)
-            raise StoreTimeoutError(
+            ours: FscoordError = StoreTimeoutError(
                 f"Timed out waiting on barrier on rank {rank}, for key prefix: {prefix} (world_size={world_size},"
                 f" missing_ranks=[{shown}], timeout={limit:g})",
                 keys=[last_member],
                 missing_ranks=names,
                 waited=system.time.monotonic() - started,
-            ) from error
+            )
+            theirs = _store_error_of_torch(store)
+            raise (ours if theirs is None else joined(ours, theirs)) from error
 
 
 def _limited(store: BarrierStore, timeout: Timeout | None) -> AbstractContextManager[None]:
@@ -190,6 +193,14 @@ def _is_rank_0_there(store: BarrierStore, prefix: str, rank: int) -> bool:
             raise
         return False
     return True
+
+
+def _store_error_of_torch(store: BarrierStore) -> type[Exception] | None:
+    """Return torch's class for the errors of stores if `store` is one of torch's; otherwise None."""
+    if any(each.__module__.startswith("torch.") for each in type(store).__mro__):
+        found: type[Exception] | None = getattr(sys.modules.get("torch.distributed"), "DistStoreError", None)
+        return found
+    return None
 
 
 def _is_timeout(error: Exception, store: BarrierStore) -> bool:

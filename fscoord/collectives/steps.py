@@ -26,7 +26,7 @@ from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps, new_tuple
 from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank
 from fscoord.errors import StoreTimeoutError, UsedBeforeError
-from fscoord.store import Store, begin_span, closer_look, how_to_run_again
+from fscoord.store import NUM_MEMBERS, Store, begin_span, closer_look, how_to_run_again
 
 __all__ = ["arrivals_of", "barrier", "broadcast", "check_needs_rank", "gather", "get_all", "synchronize"]
 
@@ -229,8 +229,10 @@ def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: fl
     try:
         yield BarrierRequest(prefix, world_size, timeout)
     except StoreTimeoutError as error:
-        counter = prefix + b"/num_members"
-        came = store.get(counter).decode(errors="replace") if store.check([counter]) else "none"
+        count = store.get(prefix + NUM_MEMBERS, default=None)
+        if count is None:  # the server of a `TCPStore` counts in the key itself
+            count = store.get(prefix, default=b"none")
+        came = count.decode(errors="replace")
         mixed = "; other callers gave a rank: either all do, or none" if store.check([prefix + b"/arrivals"]) else ""
         raise StoreTimeoutError(
             f"Timed out waiting on barrier for key prefix: {key_text(prefix)} (world_size={world_size},"
@@ -296,10 +298,11 @@ def _give(store: Store, key: bytes, content: bytes) -> bool:
     Raises:
         UsedBeforeError: the key has another value. The value is unchanged, because another rank may have read it.
     """
-    if not store.check([key]):
+    found = store.get(key, default=None)
+    if found is None:
         store.set(key, content)
         return True
-    if store.get(key) != content:
+    if found != content:
         raise UsedBeforeError(
             f"key {key_text(key)!r} already holds other data: the prefix was used before, or two callers gave the"
             f" same rank; {how_to_run_again(store)}"

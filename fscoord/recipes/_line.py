@@ -446,7 +446,7 @@ class Line:
         return set(self._store.dead_sessions({other.session for other in each} - {0}))
 
     def _read(self) -> bytes:
-        return self._store.get(self._key) if self._store.check([self._key]) else b""
+        return self._store.get(self._key, default=b"")
 
     def _parse(self, text: bytes) -> State:
         try:

@@ -56,7 +56,7 @@ class Latch:
 
     def missing(self) -> int:
         """Return how many calls are still missing; 0 means that the latch is open."""
-        text = self._store.get(self._counted) if self._store.check([self._counted]) else b"0"
+        text = self._store.get(self._counted, default=b"0")
         return max(0, self._count - parse_count(self._counted, text))
 
     def wait(self, timeout: Timeout | None = None) -> None:

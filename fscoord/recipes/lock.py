@@ -239,7 +239,7 @@ class Fenced:
             ValueError: `token` is below 1.
         """
         token, data = check_positive("token", token), value_bytes(value)
-        text = self._store.get(self._key) if self._store.check([self._key]) else b""
+        text = self._store.get(self._key, default=b"")
         new = b"%d " % token + data
         refusals = Refusals(self._store, self._key)
         while True:
@@ -270,7 +270,8 @@ class Fenced:
         Raises:
             FscoordError: the key holds a value that another program wrote.
         """
-        return self._split(self._store.get(self._key))[0] if self._store.check([self._key]) else 0
+        text = self._store.get(self._key, default=None)
+        return 0 if text is None else self._split(text)[0]
 
     def _split(self, text: bytes) -> tuple[int, bytes]:
         token, space, value = text.partition(b" ")

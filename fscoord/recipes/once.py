@@ -88,9 +88,11 @@ def once(
 
 def _once(store: Store, name: Key, work: Work, timeout: Timeout | None) -> bytes:
     key = result_key(name)
-    if not store.check([key]):
+    text = store.get(key, default=None)
+    if text is None:
         _do_under_lock(OnceLock(store, name, timeout), store, key, work)
-    return value_of(name, store.get(key))
+        text = store.get(key)
+    return value_of(name, text)
 
 
 def _do_under_lock(lock: OnceLock, store: Store, key: bytes, work: Work) -> None:

@@ -322,7 +322,7 @@ class Queue:
         return True
 
     def _count(self, key: bytes) -> bytes:
-        return self._store.get(key) if self._store.check([key]) else b""
+        return self._store.get(key, default=b"")
 
 
 class PriorityQueue(Queue):

@@ -128,10 +128,16 @@ class C10dRendezvousBackend(RendezvousBackend):
     def get_state(self) -> tuple[bytes, Token] | None:
         """Return the state and its token, or None if no state exists yet; see `RendezvousBackend.get_state`."""
         with store_errors_as_rendezvous():
-            # `get` would wait for a key that no node writes any more.
-            if hasattr(self._store, "check") and not self._store.check([self._key]):
+            # Without a default, `get` would wait for a key that no node writes any more.
+            if isinstance(self._store, Store):
+                found = self._store.get(self._key, default=None)
+            elif hasattr(self._store, "check") and not self._store.check([self._key]):
+                found = None
+            else:
+                found = _as_bytes(self._store.get(self._key))
+            if found is None:
                 raise self._removed()
-            return self._decode(_as_bytes(self._store.get(self._key)))
+            return self._decode(found)
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """Write `state` if the present state is the state of `token`; without a token, if no state exists yet.

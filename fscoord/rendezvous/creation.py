@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from fscoord._runtime import network, system
 from fscoord._runtime.logging import logger
@@ -209,7 +209,12 @@ def _open_tcp(
 ENTRY_POINTS = "fscoord.rendezvous"
 """The group of entry points by which other packages add backends. Each entry is a `RendezvousHandlerCreator`."""
 
-RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
+
+class RendezvousHandlerCreator(Protocol):
+    """A function that returns the handler for the given parameters."""
+
+    def __call__(self, params: RendezvousParameters, /) -> RendezvousHandler:
+        """Return the handler for `params`."""
 
 
 class RendezvousHandlerRegistry:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from types import EllipsisType
+from typing import Any, TypeVar, cast
 
 from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, keys_bytes
-from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitBackend, WaitRequest
+from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitBackend, WaitRequest, WaitSteps
 from fscoord.errors import StoreClosedError
 from fscoord.store import (
     Store,
     StoreView,
+    arrival_steps,
     exchange,
     exchanges_keys,
     new_arrival_wait,
@@ -24,6 +26,8 @@ from fscoord.store import (
 )
 
 __all__ = ["PrefixStore"]
+
+D = TypeVar("D")
 
 
 class PrefixStore(StoreView):
@@ -64,8 +68,8 @@ class PrefixStore(StoreView):
     def set(self, key: Key, value: Value) -> None:
         self._open().set(self._full(key), value)
 
-    def get(self, key: Key) -> bytes:
-        return self._open().get(self._full(key))
+    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
+        return self._open().get(self._full(key), default=default, timeout=timeout)
 
     def add(self, key: Key, amount: int) -> int:
         return self._open().add(self._full(key), amount)
@@ -79,8 +83,14 @@ class PrefixStore(StoreView):
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         self._open().wait(self._full_all(keys), timeout)
 
-    def delete_key(self, key: Key) -> bool:
-        return self._open().delete_key(self._full(key))
+    def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
+        return self._open().delete_key(self._full(key), expected=expected)
+
+    def create(self, key: Key, value: Value) -> bool:
+        return self._open().create(self._full(key), value)
+
+    def pop(self, key: Key) -> bytes | None:
+        return self._open().pop(self._full(key))
 
     def num_keys(self) -> int:
         return len(self._open().list_keys(self._prefix))
@@ -93,8 +103,8 @@ class PrefixStore(StoreView):
     def append(self, key: Key, value: Value) -> None:
         self._open().append(self._full(key), value)
 
-    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
-        return self._open().multi_get(self._full_all(keys))
+    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
+        return self._open().multi_get(self._full_all(keys), timeout=timeout)
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         self._open().multi_set(self._full_all(keys), values)
@@ -102,8 +112,8 @@ class PrefixStore(StoreView):
     def queue_push(self, key: Key, value: Value) -> None:
         self._open().queue_push(self._full(key), value)
 
-    def queue_pop(self, key: Key, block: bool = True) -> bytes:
-        return self._open().queue_pop(self._full(key), block)
+    def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
+        return self._open().queue_pop(self._full(key), block, timeout=timeout)
 
     def queue_len(self, key: Key) -> int:
         return self._open().queue_len(self._full(key))
@@ -167,6 +177,24 @@ class PrefixStore(StoreView):
         if type(self) is not PrefixStore:  # a subclass may override the operations that an arrival consists of
             return super()._arrive(request)
         return cast("bytes | None", wait_on(self._open(), self._full_request(request)))
+
+    def _arrival_steps(self, request: ArrivalRequest) -> WaitSteps[bytes | None]:
+        if type(self) is not PrefixStore:
+            return (yield from super()._arrival_steps(request))
+        steps, cut = arrival_steps(self._open(), self._full_request(request)), len(self._prefix)
+        try:
+            wanted: Any = next(steps)
+            while True:
+                try:  # the caller carries out the waits on this view
+                    answer = yield wanted._replace(keys=[name[cut:] for name in wanted.keys])
+                except BaseException as error:  # noqa: BLE001 - raised in `steps`, which may catch it
+                    wanted = steps.throw(error)
+                else:
+                    wanted = steps.send(answer)
+        except StopIteration as end:
+            return cast("bytes | None", end.value)
+        finally:
+            steps.close()
 
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: Any) -> Wait[Any] | None:
         if type(self) is not PrefixStore:

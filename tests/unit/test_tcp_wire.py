@@ -164,6 +164,7 @@ WRITES: dict[str, Callable[[Channel], object]] = {
     "delete": lambda channel: channel.delete(b"k"),
     "queue_pop": lambda channel: channel.queue_pop(b"k"),
     "add_worker": lambda channel: channel.add_worker(1),
+    "barrier": lambda channel: channel.barrier(b"k", 2, NOW),
 }
 LIFE = {"begin", "interrupt", "close", "abandon"}
 
@@ -180,7 +181,7 @@ def test_request_that_is_not_answered_ends_at_its_deadline(
     channel, server = ends
     server.say(answer)
     begin(channel, 0.01)
-    if name in ("set", "append", "multi_set", "queue_push", "check", "check_each", "wait") and answer:
+    if name in ("set", "append", "multi_set", "queue_push", "check", "check_each", "wait", "barrier") and answer:
         (CALLS | WRITES)[name](channel)  # one byte is all that it asks for
         if len(answer) > 1:  # and what nobody asked for does not become the next answer
             with pytest.raises(Disconnected, match="does not fit the request"):
