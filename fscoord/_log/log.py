@@ -14,6 +14,7 @@ thread that hands a lock over (`locking.kernel_wait`) takes the two locks in the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from fscoord._log.access.local import PATH_CHECK_S, Access, LocalAccess
@@ -628,7 +629,7 @@ class Log:
             holder = "a process that has not written yet"
         remedy = ""
         if lock.kind == SOFT:
-            remedy = f"; once no process of that name lives on that host: rm {lock.marker}"
+            remedy = f"; {lock.foreign_holder()}once that process has ended: rm {lock.marker}"
         return StoreTimeoutError(
             f"{self.path}: the log's lock was not released within {waited:.3g} s: {holder or 'an unknown process'}"
             f" holds it (is it stopped, or blocked in the kernel?){remedy or closer_look(self.path)}",
@@ -773,6 +774,7 @@ class Log:
             clear: see above.
         """
         handle, table = self.handle, self.table
+        self.inspect(handle.check_descriptors)
 
         def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
             handle.recovery = POSITION
@@ -943,6 +945,9 @@ class Log:
         handle = self.handle
         with handle.mutex:
             self.refuse_reentry()
+            if not handle.recovery & CLOSED:
+                with suppress(StoreError):
+                    handle.check_descriptors()
             handle.finish(StoreClosedError, "is closed; open the store again")
             handle.lock.close()
             self.liveness.unlock()

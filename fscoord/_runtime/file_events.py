@@ -90,6 +90,7 @@ class PollableSource(ABC):
 
     def _open(self, opening: Iterator[int]) -> int:
         """Open the one descriptor of `opening`, and record it in the same chain of C calls: rule 1 in `interrupts`."""
+        system.occupy_standard_descriptors()
         opened: list[int] = []
         system.in_one_chain(partial(opened.extend, opening), partial(self._descriptors.update, opened))
         return opened[0]
@@ -124,6 +125,7 @@ class PollableSource(ABC):
         if self.is_closed or len(self.processes) >= PROCESSES_MAX or not can_watch:
             return False
         try:
+            system.occupy_standard_descriptors()
             pidfds = self._epolls.get("pidfds") or self._epolls.setdefault("pidfds", system.select.epoll())
             if not self._is_complete:
                 self._include_pidfds()

@@ -176,6 +176,15 @@ def _proc_text(path: str) -> str:
     return b"".join(found).decode("ascii", "replace").strip()
 
 
+TIME_MAX: Final = (1 << 64) - (1 << 32)
+"""The latest time that a record can hold, in ns since 1970, less some for the records after it: in the year 2554."""
+
+
+def wall_time_ns() -> int:
+    """Return the time by the wall clock, in ns since 1970. A clock that is set before 1970 or after 2554 is clamped."""
+    return min(max(time.time_ns(), 0), TIME_MAX)
+
+
 def random_bytes(count: int) -> bytes:
     """Return `count` unpredictable bytes."""
     return os.urandom(count)
@@ -246,6 +255,35 @@ def _close_unfinished_opens() -> None:
 after_fork_in_child("descriptors", _close_inherited)
 
 
+def forget_descriptors() -> None:
+    """Never close any descriptor that is open now: their numbers may belong to files of the program."""
+    for kept in _descriptors:
+        kept.clear()
+
+
+def duplicate(fd: int, owned_fds: set[int]) -> int:
+    """Return another descriptor of the open file `fd`, which is added to `owned_fds` in the same chain of C calls."""
+    opened: list[int] = []
+    in_one_chain(functools.partial(opened.extend, map(os.dup, (fd,))), functools.partial(owned_fds.update, opened))
+    return opened[0]
+
+
+def occupy_standard_descriptors() -> None:
+    """Open the null device on each of the descriptors 0, 1 and 2 that is closed, as Git and the runtime of Rust do.
+
+    open(2) returns the lowest free number. A descriptor of the package with one of these numbers would get what the
+    program prints, and the dup2(2) of a program that becomes a daemon would replace it. Each function of the package
+    that makes descriptors calls this function first.
+    """
+    for number in range(3):
+        try:
+            os.get_inheritable(number)  # the cheapest call that fails for a closed descriptor
+        except OSError as error:
+            raise_if_foreign(error)
+            if (opened := os.open(os.devnull, os.O_RDWR)) > number:  # another thread has opened this number
+                os.close(opened)
+
+
 def open_file(path: str, flags: int, mode: int, owned_fds: set[int], *, dir_fd: int | None = None) -> int:
     """Open `path` without following a symbolic link, blocking on a FIFO, or passing the descriptor to a new program.
 
@@ -253,6 +291,7 @@ def open_file(path: str, flags: int, mode: int, owned_fds: set[int], *, dir_fd: 
     to `owned_fds` in the same chain of C calls that opens it (rule 1 in `interrupts`). With `dir_fd`, `path` is a name
     in that open directory.
     """
+    occupy_standard_descriptors()
     flags |= O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_BINARY
     call = os.open if dir_fd is None else functools.partial(os.open, dir_fd=dir_fd)
     opened: list[int] = []

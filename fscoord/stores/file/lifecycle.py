@@ -106,6 +106,10 @@ def check_participant(world_size: int | None, rank: int | None, run_id: Any) -> 
     return size, rank, run_id
 
 
+_DECIMAL_MODES: Final = {f"{owner}{group}{others}" for owner in "67" for group in "0246" for others in "0246"}
+"""Modes that were meant to be octal."""
+
+
 def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
     """Return the options of the log for these `options` of a `~fscoord.FileStore`. Under pyfakefs no value is spilled.
 
@@ -117,6 +121,10 @@ def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
     durable, read_only, mode = options["durable"], options["read_only"], options["mode"]
     world_size = 0 if read_only else options["world_size"]
     compact, spill = options["compact_bytes"], options["spill_bytes"]
+    if not isinstance(mode, int) or mode & ~0o777 or mode & 0o600 != 0o600:
+        meant = f"; did you mean 0o{mode}?" if str(mode) in _DECIMAL_MODES else ""
+        shown = f"{mode} (0o{mode:o})" if isinstance(mode, int) and mode >= 0 else repr(mode)
+        raise ValueError(f"mode is {shown}, but must be permissions with which the owner can read and write{meant}")
     check_choice("lock", lock, KINDS)
     if coherence is not None:
         check_choice("coherence", coherence, COHERENCES)
