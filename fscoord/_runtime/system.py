@@ -203,11 +203,18 @@ class Descriptors(set[int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.close = os.close  # the close of the `os` that opens the descriptors, which may be a fake
+        self.close = os.close  # the close of the `os` that opens the descriptors
+        if is_fake_fs():
+            self.close = functools.partial(_close_fake, os.close)
         _descriptors.add(self)
 
     def __hash__(self) -> int:  # type: ignore[override]  # each is equal to itself only
         return id(self)
+
+
+def _close_fake(close: Callable[[int], None], fd: int) -> None:
+    with contextlib.suppress(Exception):  # after the end of its test a fake may raise anything
+        close(fd)
 
 
 _close = os.close
@@ -497,7 +504,7 @@ def close_when_collected(owner: object, descriptors: Descriptors) -> None:
     functions only (rule 1 in `interrupts`): `next` looks in vain for a true result among the results of the calls.
     """
     if os.close is not _close:  # the `os` of a test, whose functions may be written in Python
-        weakref.finalize(owner, close_all, os.close, descriptors).atexit = False
+        weakref.finalize(owner, close_all, descriptors.close, descriptors).atexit = False
         return
     removed: Iterator[int] = map(set.pop, itertools.takewhile(len, itertools.repeat(descriptors)))
     # Without -1, which some C functions return instead of a descriptor: os.closerange(-1, 0) closes all descriptors.
