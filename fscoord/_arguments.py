@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from operator import index
+from typing import NoReturn
 
 from fscoord.errors import LimitExceededError, StoreTimeoutError
 
@@ -34,8 +35,10 @@ __all__ = [
     "keys_bytes",
     "missing_error",
     "missing_message",
+    "not_copied",
     "pairs_bytes",
     "parse_uint63",
+    "refuse_copies",
     "timeout_given",
     "to_seconds",
     "to_timedelta",
@@ -258,6 +261,16 @@ def check_int64(name: str, value: object) -> int:
     if not INT64_MIN <= value <= INT64_MAX:
         raise OverflowError(f"{name} {value} does not fit in 64 bits")
     return value
+
+
+def not_copied(thing: object, instead: str) -> TypeError:
+    """Return the error of pickle and `copy` for `thing`, which belongs to this process. `instead` says what to do."""
+    return TypeError(f"{type(thing).__name__} can't be pickled or copied, because it belongs to one process; {instead}")
+
+
+def refuse_copies(thing: object) -> NoReturn:
+    """Refuse pickle and `copy` for a recipe, whose copy could end what the original holds."""
+    raise not_copied(thing, "pass the store and the name, and make another one there")
 
 
 def check_choice(name: str, value: str, known: Iterable[str]) -> str:

@@ -262,7 +262,8 @@ class Log:
             except NeedsLock:
                 pass
             except FscoordError:
-                raise
+                if not system.is_ended_by_exit():
+                    raise
             except OSError as error:
                 raise_if_foreign(error)
                 if not self.access.retries_read(error) and not self._is_cut_by_fork(error, mutex):
@@ -364,7 +365,8 @@ class Log:
                         # until the process ends.
                         lock.unlock()
                 except FscoordError:
-                    raise
+                    if not system.is_ended_by_exit():  # otherwise `_wait_for_lock` sleeps, without the mutex
+                        raise
                 except OSError as error:
                     if error.errno is None:  # a signal handler raised it, not a system call
                         handle.lock.unlock()
@@ -587,8 +589,12 @@ class Log:
 
         Raises:
             StoreTimeoutError: `limit` seconds have passed since `started`.
+            StoreClosedError: the process is exiting, and has not ended this thread within `EXIT_MAX_S`.
         """
         handle = self.handle
+        if system.is_ended_by_exit():
+            system.time.sleep(system.EXIT_MAX_S)
+            raise StoreClosedError(f"{self.path} is closed, because the process is exiting", path=self.path)
         waited = system.time.monotonic() - started
         if waited >= limit:
             raise self.lock_timeout(waited)

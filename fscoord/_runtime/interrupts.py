@@ -129,9 +129,12 @@ CHILD_LIMIT_S: Final = 1.0
 _LOOK_S: Final = 0.05
 """How often a thread that waits for a `BareCall` checks whether it was forked, in seconds."""
 
-_Thread = threading.Thread  # the real one, even if a test replaces `threading`
 _objects_of_threads: dict[int, threading.Thread] = vars(threading)["_active"]
 _importlib: Any = sys.modules["_frozen_importlib"]
+
+
+class HelperThread(threading.Thread):  # the real `Thread`, even if a test replaces `threading`
+    """A thread of this package, whose errors the package handles."""
 
 
 class BareCall(Generic[T]):
@@ -192,7 +195,7 @@ def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> thr
     """
 
     def start() -> threading.Thread:
-        thread = _Thread(target=call, args=arguments, name=name, daemon=True)
+        thread = HelperThread(target=call, args=arguments, name=name, daemon=True)
         thread.start()
         return thread
 

@@ -37,7 +37,13 @@ from fscoord._runtime.forks import (
     recover_from_fork,
     reset_in_child,
 )
-from fscoord._runtime.interrupts import import_uninterrupted, in_one_chain, raise_if_foreign, start_thread as try_thread
+from fscoord._runtime.interrupts import (
+    HelperThread,
+    import_uninterrupted,
+    in_one_chain,
+    raise_if_foreign,
+    start_thread as try_thread,
+)
 from fscoord.errors import StoreUnavailableError
 
 try:
@@ -556,6 +562,26 @@ class AutoResetEvent:
                 return True
             seconds = ends - time.monotonic()
         return self._lock.acquire(timeout=max(seconds, 0.0))
+
+
+exiting: list[int] = []
+"""The number of this process, once it is exiting and has begun to close its stores."""
+
+EXIT_MAX_S: Final = 60.0
+"""The longest sleep of `is_ended_by_exit`, in seconds, because an exit handler of the program may join the thread."""
+
+
+def is_ended_by_exit() -> bool:
+    """Return whether this is a daemon thread of the program, and its process is exiting.
+
+    The interpreter ends such a thread within moments. An operation that can't succeed any more sleeps for `EXIT_MAX_S`
+    before it raises, because its error would be a traceback at the normal end of a program. The thread must hold no
+    mutex meanwhile, because the main thread may need it to close a store.
+    """
+    if not exiting or exiting[-1] != os.getpid():
+        return False
+    thread = threading.current_thread()
+    return thread.daemon and not isinstance(thread, HelperThread)
 
 
 def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> threading.Thread:

@@ -8,7 +8,7 @@ from functools import partial, wraps
 from typing import Any, TypeVar, overload
 
 from fscoord import recipes
-from fscoord._arguments import Key, Timeout, Value, key_bytes
+from fscoord._arguments import Key, Timeout, Value, key_bytes, refuse_copies
 from fscoord.aio._executor import CALL_WAS_MADE
 from fscoord.aio.holds import Hold
 from fscoord.aio.store import AsyncStore, driver_of
@@ -82,6 +82,8 @@ class DoubleBarrier:
 
 class Membership:
     """A group that tasks and processes join and leave. See `fscoord.recipes.Membership` for the arguments."""
+
+    __reduce__ = refuse_copies
 
     def __init__(self, store: AsyncStore, name: Key, data: Value = b"") -> None:
         self._driver = driver_of(store)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fscoord import recipes
-from fscoord._arguments import Key, Timeout, Value, to_seconds
+from fscoord._arguments import Key, Timeout, Value, refuse_copies, to_seconds
 from fscoord.aio._executor import CALL_WAS_MADE
 from fscoord.aio.store import AsyncStore, driver_of
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
@@ -27,6 +27,8 @@ class Hold:
     task does not hold the lock and does not wait in line. A cancelled release is completed before the cancellation is
     raised. With a ``ttl``, a thread renews the lease of each hold, also while the loop is busy.
     """
+
+    __reduce__ = refuse_copies
 
     def __init__(self, store: AsyncStore, core: Exclusive) -> None:
         self._driver = driver_of(store)
@@ -227,6 +229,8 @@ class ReadWriteLock:
         reader: the lock for readers: ``async with lock.reader:``, or ``acquire`` and ``release``.
         writer: the lock for writers, used in the same way.
     """
+
+    __reduce__ = refuse_copies
 
     def __init__(
         self, store: AsyncStore, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 
 from fscoord import recipes
-from fscoord._arguments import Key, Timeout, Value
+from fscoord._arguments import Key, Timeout, Value, refuse_copies
 from fscoord.aio._executor import CALL_WAS_MADE
 from fscoord.aio.store import AsyncStore, driver_of
 from fscoord.errors import FscoordError
@@ -27,6 +27,8 @@ class Item:
         data: the value that was put into the queue.
         deliveries: how often the item has been handed out; see `fscoord.recipes.Item`.
     """
+
+    __reduce__ = refuse_copies
 
     def __init__(self, store: AsyncStore, core: recipes.Item) -> None:
         self._driver = driver_of(store)

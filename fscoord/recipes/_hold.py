@@ -6,7 +6,7 @@ import math
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
-from fscoord._arguments import Key, Timeout, key_bytes, to_seconds
+from fscoord._arguments import Key, Timeout, key_bytes, refuse_copies, to_seconds
 from fscoord._runtime import system, tracing
 from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.awaited import LOCK
@@ -51,6 +51,8 @@ class Exclusive:
     _what = "the hold on"
     _kind = LOCK
     _whose = "process"
+
+    __reduce__ = refuse_copies
 
     def __init__(
         self, store: Store, name: Key, policy: Policy, timeout: Timeout | None = None, ttl: Timeout | None = None

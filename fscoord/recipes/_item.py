@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
-from fscoord._arguments import MalformedText, key_bytes, key_text, parse_uint63, utf8, words_in
+from fscoord._arguments import MalformedText, key_bytes, key_text, parse_uint63, refuse_copies, utf8, words_in
 from fscoord._runtime import system
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
@@ -139,6 +139,8 @@ class Item:
         deliveries: how often the item has been handed out, now included. A number above 1 means that an earlier
             consumer died or released the item.
     """
+
+    __reduce__ = refuse_copies
 
     def __init__(self, items: Items, taken: Taken, data: bytes) -> None:
         self.data = data

@@ -16,6 +16,7 @@ from fscoord._arguments import (
     key_bytes,
     key_text,
     parse_uint63,
+    refuse_copies,
     value_bytes,
 )
 from fscoord._runtime import system
@@ -196,6 +197,8 @@ class ReadWriteLock:
         reader: the side for reading: ``with lock.reader:``, or ``acquire`` and ``release``.
         writer: the side for writing.
     """
+
+    __reduce__ = refuse_copies
 
     def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
         self.reader: Side = Side(store, name, timeout, ttl, "r", "the lock for reading")

@@ -18,6 +18,7 @@ from fscoord._arguments import (
     key_bytes,
     key_text,
     parse_uint63,
+    refuse_copies,
     to_seconds,
     value_bytes,
     words_in,
@@ -70,6 +71,8 @@ class Membership:
         name: the group's name in the store. Keys that begin with the name and a slash belong to the group.
         data: the data that this process publishes while it is in the group.
     """
+
+    __reduce__ = refuse_copies
 
     def __init__(self, store: Store, name: Key, data: Value = b"") -> None:
         self._store = store

@@ -28,6 +28,7 @@ from fscoord._arguments import (
     key_text,
     keys_bytes,
     missing_error,
+    not_copied,
     pairs_bytes,
     to_seconds,
     value_bytes,
@@ -280,6 +281,9 @@ class HashStore(Store):
         with self._shared.lock:
             self._check_open()
             return len(self._shared.queues.get(name, ()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise not_copied(self, "use clone() in this process, or pass the address of a store that processes can share")
 
     def clone(self) -> HashStore:
         with self._shared.lock:

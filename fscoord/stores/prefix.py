@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from types import EllipsisType
 from typing import Any, TypeVar, cast
 
@@ -203,6 +204,12 @@ class PrefixStore(StoreView):
 
     def _full_request(self, request: ArrivalRequest) -> ArrivalRequest:
         return request._replace(key=self._full(request.key), done=self._full(request.done))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(PrefixStore, self._prefix[:-1]), (self._inner,), {"_owns_inner": True}
+
+    def __copy__(self) -> PrefixStore:
+        return self.clone()
 
     def clone(self) -> PrefixStore:
         other = PrefixStore(self._prefix[:-1], self._open().clone())

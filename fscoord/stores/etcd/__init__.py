@@ -9,6 +9,7 @@ end of a session's lease is the death of the session.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import EllipsisType
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -401,6 +402,11 @@ class EtcdStore(Store):
     def clone(self) -> EtcdStore:
         """See `Store.clone`."""
         return self._with_prefix(self._prefix)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the address, the prefix and the timeout. The user and the password are left out."""
+        access: Any = self._client.access._replace(user=None, password="")
+        return partial(EtcdStore, access, self._prefix, self._timeout, session_ttl=self._session.ttl), ()
 
     def _with_prefix(self, prefix: bytes) -> EtcdStore:
         self._client.refuse_if_closed()

@@ -20,6 +20,7 @@ from fscoord._arguments import (
     key_bytes,
     key_text,
     keys_bytes,
+    not_copied,
     pairs_bytes,
     to_seconds,
     value_bytes,
@@ -401,6 +402,13 @@ class FileStore(Sessions):
             twin.close()
             raise
         return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the path and the options: a clone arrives, which has no rank and is not a participant."""
+        if self._remove_temporary is not None:
+            raise not_copied(self, f"this one has a temporary file: pass its path {self.path!r}, or use clone()")
+        options = self._options | {"rank": None, "label": None}
+        return partial(FileStore, self.path, timeout=self._timeout, **options), ()
 
     def compact(self) -> None:
         """Begin a new file of the log with the present contents only, and remove the old file.

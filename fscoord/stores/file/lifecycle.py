@@ -53,7 +53,6 @@ ATTEMPTS: Final = 20
 """The most attempts to open a log. An attempt fails if the log is removed meanwhile, or has lost a generation."""
 
 _open_stores: weakref.WeakKeyDictionary[FileStore, int] = weakref.WeakKeyDictionary()
-_is_exiting = False
 _ending: set[int] = set()  # the number of this process, once `at_end_of_child` was called in it
 _participants: set[FileStore] = set()
 _closing: weakref.WeakSet[Log] = weakref.WeakSet()
@@ -174,13 +173,15 @@ system.after_fork_in_child("stores", _after_fork_in_child)
 
 
 def _close_at_exit() -> None:
-    global _is_exiting
-    _is_exiting = True
+    system.exiting.append(system.os.getpid())
     for store, owner in list(_open_stores.items()):
         if owner == system.os.getpid():  # not in a forked child: its parent continues
             store.close()
 
 
+# Exit functions run in the reverse order. At its first finalizer, `weakref` registers the function that runs all
+# finalizers. Registered later, it would remove a temporary file while threads use it.
+weakref.finalize(_close_at_exit, int)
 atexit.register(_close_at_exit)
 
 
@@ -200,7 +201,7 @@ class Exceptions:
         ``finally`` or an ``except``. At exit of the process it is the exception that ended the main thread, which
         Python has printed. GeneratorExit, and SystemExit without an error, are not failures.
         """
-        for error in (sys.exc_info()[1], getattr(sys, "last_value", None) if _is_exiting else None):
+        for error in (sys.exc_info()[1], getattr(sys, "last_value", None) if system.exiting else None):
             is_plain = isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
             if error is not None and not is_plain and id(error) not in self._known:
                 return type(error).__name__

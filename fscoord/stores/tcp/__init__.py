@@ -9,6 +9,7 @@ between processes, because the server answers one request after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import EllipsisType
 from typing import Any, Final, TypeVar
 
@@ -400,6 +401,10 @@ class TCPStore(Store):
         clone = TCPStore(self.host, self.port, timeout=self._limit)  # connecting takes time even if the timeout is 0
         clone._timeout = self._timeout
         return clone
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the address and the timeout: a client of the server arrives."""
+        return partial(TCPStore, self.host, self.port, timeout=self._limit), (), {"_timeout": self._timeout}
 
     def close(self) -> None:
         """See `Store.close`. The master also stops the server."""
