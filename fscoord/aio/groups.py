@@ -219,6 +219,7 @@ def once(
     Callers are tasks, threads and processes. The same `name` may be used with `fscoord.recipes.once`, whose
     documentation also holds for this function. If the task that does the work is cancelled, the next caller does it.
     """
+    driver_of(store)
     if work is None:
 
         def decorate(function: Work) -> Done:

@@ -153,7 +153,7 @@ class Lock(Hold):
     def __init__(
         self, store: AsyncStore, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
-        super().__init__(store, recipes.Lock(store.store, name, timeout, ttl))
+        super().__init__(store, recipes.Lock(driver_of(store).store, name, timeout, ttl))
 
     async def locked(self) -> bool:
         """Return whether any contender holds the lock."""
@@ -217,7 +217,7 @@ class Semaphore(Hold):
     def __init__(
         self, store: AsyncStore, name: Key, value: int = 1, timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
-        super().__init__(store, recipes.Semaphore(store.store, name, value, timeout, ttl))
+        super().__init__(store, recipes.Semaphore(driver_of(store).store, name, value, timeout, ttl))
 
 
 class ReadWriteLock:
@@ -231,7 +231,7 @@ class ReadWriteLock:
     def __init__(
         self, store: AsyncStore, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
-        core = recipes.ReadWriteLock(store.store, name, timeout, ttl)
+        core = recipes.ReadWriteLock(driver_of(store).store, name, timeout, ttl)
         self.reader: Hold = Hold(store, core.reader)
         self.writer: Hold = Hold(store, core.writer)
 
@@ -255,7 +255,7 @@ class Election(Hold):
         timeout: Timeout | None = None,
         ttl: Timeout | None = None,
     ) -> None:
-        self._election = recipes.Election(store.store, name, data, timeout, ttl)
+        self._election = recipes.Election(driver_of(store).store, name, data, timeout, ttl)
         super().__init__(store, self._election)
 
     async def campaign(self, timeout: Timeout | None = math.inf) -> bool:

@@ -41,8 +41,8 @@ class AsyncStore:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
         self._driver = StoreDriver(store)
+        self._store = store
 
     @property
     def store(self) -> Store:
@@ -199,9 +199,16 @@ class AsyncStore:
         return to_seconds(self._store.timeout if timeout is None else timeout)
 
 
-def driver_of(store: AsyncStore) -> StoreDriver:
-    """Return the driver that makes the calls and waits of `store`, for the recipes."""
-    return store._driver
+def driver_of(store: object) -> StoreDriver:
+    """Return the driver that makes the calls and waits of `store`, for the recipes.
+
+    Raises:
+        TypeError: `store` is something else. The message says what to pass instead.
+    """
+    if isinstance(store, AsyncStore):
+        return store._driver
+    instead = "AsyncStore(store)" if isinstance(store, Store) else f"aio.open_store({store!r})"
+    raise TypeError(f"a store for tasks is needed, got {type(store).__name__}: {instead}")
 
 
 class Opening(Coroutine[Any, Any, AsyncStore]):

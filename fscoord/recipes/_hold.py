@@ -16,7 +16,7 @@ from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._lease import LeaseRenewer
 from fscoord.recipes._line import Line, Policy
-from fscoord.store import Store, begin_span, run_blocking
+from fscoord.store import Store, begin_span, needed_store, run_blocking
 
 __all__ = ["Contender", "Exclusive", "HeldEntry"]
 
@@ -55,7 +55,7 @@ class Exclusive:
     def __init__(
         self, store: Store, name: Key, policy: Policy, timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
-        self._store = store
+        self._store = needed_store(store)
         self._ttl = 0.0 if ttl is None else to_seconds(ttl)
         if ttl is not None and not 0 < self._ttl < math.inf:
             raise ValueError(f"ttl must be a time above zero, not {ttl!r}; without it a hold has no end")

@@ -56,7 +56,7 @@ from fscoord.recipes._entry import (
 )
 from fscoord.recipes._keys import Refusals, RefusedError, foreign_value_error
 from fscoord.recipes._lease import LeaseMonitor, check_interval
-from fscoord.store import Store, closer_look, exchange, exchanges_keys, stopped_sessions
+from fscoord.store import Store, closer_look, exchange, exchanges_keys, needed_store, stopped_sessions
 
 __all__ = ["Entry", "Line", "Policy", "force_release", "in_line", "not_acquired", "one", "readers_or_writer"]
 
@@ -92,7 +92,7 @@ class Line:
 
     def __init__(self, store: Store, name: Key, policy: Policy, ttl: float = 0.0) -> None:
         self.name = key_text(key_bytes(name))
-        self._store = store
+        self._store = needed_store(store)
         self._prefix = key_bytes(name)
         self._key = self._prefix + b"/line"
         self._exchanges = exchanges_keys(store)  # whether a change of the line and of wake keys is one step

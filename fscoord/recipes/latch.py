@@ -13,7 +13,7 @@ from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.collectives.steps import barrier
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes._keys import add_checked, parse_count
-from fscoord.store import Store, closer_look, run_blocking
+from fscoord.store import Store, closer_look, needed_store, run_blocking
 
 __all__ = ["DoubleBarrier", "Latch"]
 
@@ -41,7 +41,7 @@ class Latch:
     """
 
     def __init__(self, store: Store, name: Key, count: int) -> None:
-        self._store = store
+        self._store = needed_store(store)
         self._name = key_bytes(name)
         self._count = check_positive("count", count)
         self._counted, self._open = self._name + b"/counted", self._name + b"/open"
@@ -128,7 +128,7 @@ class DoubleBarrier:
         *,
         fail_fast: bool = False,
     ) -> None:
-        self._store = store
+        self._store = needed_store(store)
         self._name = key_bytes(name)
         self._world_size = world_size
         self._rank = rank

@@ -26,7 +26,7 @@ from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Contender, Exclusive, HeldEntry
 from fscoord.recipes._keys import Refusals, foreign_value_error
 from fscoord.recipes._line import one, readers_or_writer
-from fscoord.store import Store
+from fscoord.store import Store, needed_store
 
 __all__ = ["Fenced", "Lock", "RLock", "ReadWriteLock", "Semaphore"]
 
@@ -226,7 +226,7 @@ class Fenced:
     """
 
     def __init__(self, store: Store, key: Key) -> None:
-        self._store = store
+        self._store = needed_store(store)
         self._key = key_bytes(key)
 
     def set(self, value: Value, token: int) -> None:

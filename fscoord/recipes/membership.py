@@ -29,7 +29,7 @@ from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, parse_count
-from fscoord.store import Store, closer_look, run_blocking
+from fscoord.store import Store, closer_look, needed_store, run_blocking
 
 __all__ = ["Membership", "Participant"]
 
@@ -72,7 +72,7 @@ class Membership:
     """
 
     def __init__(self, store: Store, name: Key, data: Value = b"") -> None:
-        self._store = store
+        self._store = needed_store(store)
         self._name = key_bytes(name)
         self._data = value_bytes(data)
         self._joined: tuple[int, bytes] | None = None  # the id of the process that joined, and its key
