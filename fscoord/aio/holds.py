@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fscoord import recipes
 from fscoord._arguments import Key, Timeout, Value, to_seconds
 from fscoord.aio._executor import CALL_WAS_MADE
-from fscoord.aio.store import AsyncStore, driver_of
+from fscoord.aio.store import AsyncStore, core_repr, driver_of
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Exclusive
 
@@ -31,6 +31,8 @@ class Hold:
     def __init__(self, store: AsyncStore, core: Exclusive) -> None:
         self._driver = driver_of(store)
         self._core = core
+
+    __repr__ = core_repr
 
     @property
     def name(self) -> str:
@@ -231,9 +233,11 @@ class ReadWriteLock:
     def __init__(
         self, store: AsyncStore, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
-        core = recipes.ReadWriteLock(driver_of(store).store, name, timeout, ttl)
-        self.reader: Hold = Hold(store, core.reader)
-        self.writer: Hold = Hold(store, core.writer)
+        self._core = recipes.ReadWriteLock(driver_of(store).store, name, timeout, ttl)
+        self.reader: Hold = Hold(store, self._core.reader)
+        self.writer: Hold = Hold(store, self._core.writer)
+
+    __repr__ = core_repr
 
     async def holders(self) -> list[recipes.Contender]:
         """Return the holders, the readers or the writer, in the order of their tokens."""

@@ -14,6 +14,7 @@ from fscoord._waiting.wait import WaitSteps
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry
+from fscoord.recipes._keys import shown
 from fscoord.recipes._lease import LeaseRenewer
 from fscoord.recipes._line import Line, Policy
 from fscoord.store import Store, begin_span, needed_store, run_blocking
@@ -66,6 +67,14 @@ class Exclusive:
         # Made here, and not at the import, so that it is that of gevent or eventlet if they have replaced it since.
         self._here = system.threading.local()
         self._spans: dict[str, tracing.Span] = {}  # in a process that records a trace: of each request, by its entry
+
+    def __repr__(self) -> str:
+        return shown(self, self._store, key_bytes(self.name), self._state())
+
+    def _state(self) -> str:
+        """Return whether this object, in this process, holds the resource, and with which tokens."""
+        tokens = [str(entry.token) for epoch, entry, _ in list(self._held) if epoch == system.process_epoch()]
+        return f"held with token{'s' if len(tokens) > 1 else ''} {', '.join(tokens)}" if tokens else "not held"
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.collectives.steps import barrier
 from fscoord.errors import StoreTimeoutError
-from fscoord.recipes._keys import add_checked, parse_count
+from fscoord.recipes._keys import add_checked, parse_count, shown
 from fscoord.store import Store, closer_look, needed_store, run_blocking
 
 __all__ = ["DoubleBarrier", "Latch"]
@@ -46,6 +46,9 @@ class Latch:
         self._count = check_positive("count", count)
         self._counted, self._open = self._name + b"/counted", self._name + b"/open"
         key_bytes(self._counted)
+
+    def __repr__(self) -> str:
+        return shown(self, self._store, self._name)
 
     def count_down(self) -> int:
         """Count one call, and return how many calls are still missing."""
@@ -134,6 +137,9 @@ class DoubleBarrier:
         self._rank = rank
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._fail_fast = fail_fast
+
+    def __repr__(self) -> str:
+        return shown(self, self._store, self._name, f"rank {self._rank} of {self._world_size}")
 
     def enter(self, timeout: Timeout | None = None) -> None:
         """Wait until all ranks have called this method. A rank that calls it again after a timeout counts once.

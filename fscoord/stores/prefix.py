@@ -54,6 +54,9 @@ class PrefixStore(StoreView):
         self._owns_inner = False
         self._closed = False
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({key_text(self._prefix[:-1])!r}, {self._inner!r})"
+
     @property
     def underlying_store(self) -> Store:
         """The store that was given to the constructor, which may be a view itself."""
