@@ -58,7 +58,7 @@ class Hold:
         got: list[str] = []
         over: list[object] = []
         try:
-            return await self._driver.drive(self._core._acquire_steps(blocking, timeout, got))
+            return await self._driver.drive(self._core._acquire_steps(blocking, timeout, got, asyncio.current_task()))
         except BaseException as error:  # see `fscoord.recipes._cleanup`
             try:
                 await self._driver.run_cleanup(error, partial(self._core._undo, got))

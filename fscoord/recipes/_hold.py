@@ -16,7 +16,7 @@ from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._keys import shown
 from fscoord.recipes._lease import LeaseRenewer
-from fscoord.recipes._line import Line, Policy
+from fscoord.recipes._line import Line, Policy, callers
 from fscoord.store import Store, begin_span, needed_store, run_blocking
 
 __all__ = ["Contender", "Exclusive", "HeldEntry"]
@@ -95,6 +95,7 @@ class Exclusive:
         line = self._line
         name = line.new_id()
         got.append(name)
+        callers[name] = system.threading.current_thread()
         if tracing.recorder is not None:
             self._begin_span(name)
         served = line.take_free(name, self._mode)
@@ -102,11 +103,14 @@ class Exclusive:
             served = run_blocking(self._store, self._standing_in_line(name, blocking, limit))
         return self._keep(served, name)
 
-    def _acquire_steps(self, blocking: bool, timeout: Timeout | None, got: list[str]) -> WaitSteps[bool]:
-        """Acquire, with the arguments of `threading`. `got` receives the entry's id first, so that `_undo` finds it."""
+    def _acquire_steps(
+        self, blocking: bool, timeout: Timeout | None, got: list[str], caller: object
+    ) -> WaitSteps[bool]:
+        """Acquire for the task `caller`. `got` receives the entry's id first, so that `_undo` finds it."""
         limit = self._limit(blocking, timeout)
         name = self._line.new_id()
         got.append(name)
+        callers[name] = caller
         if tracing.recorder is not None:
             self._begin_span(name)
         served = self._line.take_free(name, self._mode)
@@ -130,6 +134,7 @@ class Exclusive:
         if self._spans:
             self._note_turn(served, name)
         if served is None:
+            callers.pop(name, None)
             return False
         renewal = LeaseRenewer(self.name, self._line.renew, served) if self._ttl else None
         self._held.append((system.process_epoch(), served, renewal))
@@ -157,6 +162,7 @@ class Exclusive:
                     self._held.remove(held)
                 except ValueError as error:  # another thread has released it
                     raise_unless_absent(error)
+            callers.pop(name, None)
             self._line.leave_quietly(name)
             if self._spans:
                 self._end_span(name, "failed")
@@ -181,6 +187,7 @@ class Exclusive:
         tracing.end(self._spans.pop(name, None), outcome)
 
     def _stop(self, held: HeldEntry) -> None:
+        callers.pop(held[1].id, None)
         if held[2] is not None:
             held[2].end()
 
