@@ -68,6 +68,7 @@ __all__ = [
     "begin_span",
     "closer_look",
     "how_to_run_again",
+    "needed_store",
     "new_arrival_wait",
     "new_wait",
     "notifier_for",
@@ -720,8 +721,8 @@ class StoreView(Store):
     """
 
     def __init__(self, store: Store) -> None:
+        self._inner = needed_store(store)
         self.capabilities: Capabilities = store.capabilities
-        self._inner = store
 
     def _open(self) -> Store:
         """Return the underlying store.
@@ -789,6 +790,27 @@ class StoreView(Store):
 
 
 # The other modules of this package call these functions. They call private methods, which the stores override.
+
+
+def needed_store(store: T, *methods: str) -> T:
+    """Return `store`, which must be a `Store`, or another object that has one of `methods`, as a store of torch.
+
+    Everything that takes a store calls this function.
+
+    Raises:
+        TypeError: it is something else. The message says what to pass instead.
+    """
+    is_for_tasks = isinstance(getattr(store, "store", None), Store)  # its methods are coroutines
+    if isinstance(store, Store) or (not is_for_tasks and any(hasattr(store, name) for name in methods)):
+        return store
+    given: object = store
+    instead = "pass a store of fscoord, such as FileStore(path)"
+    if isinstance(given, (str, system.os.PathLike)):
+        address = system.os.fspath(given)
+        instead = f"{'open_store' if ':' in str(address) else 'FileStore'}({address!r})"
+    elif is_for_tasks:
+        instead = "pass its .store, or use fscoord.aio"
+    raise TypeError(f"a store is needed, got {type(given).__name__}: {instead}")
 
 
 def run_blocking(store: Store, steps: WaitSteps[T]) -> T:

@@ -25,6 +25,7 @@ from fscoord.store import (
     Store,
     arrival_steps,
     barrier_steps,
+    needed_store,
     new_arrival_wait,
     new_wait,
     notifier_for,
@@ -55,7 +56,7 @@ class StoreDriver:
     """Makes calls on `store` in threads, and drives its waits and the steps of recipes in the running loop."""
 
     def __init__(self, store: Store) -> None:
-        self.store = store
+        self.store = needed_store(store)
         usual_s = typical_call_s(store)
         self._executor = CallExecutor(CALL_THREADS_MAX if usual_s else 0, usual_s if usual_s < math.inf else 0.0)
         self._backend: AsyncioBackend | None = None

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fscoord import recipes
 from fscoord._arguments import Key, Timeout, Value, refuse_copies, to_seconds
 from fscoord.aio._executor import CALL_WAS_MADE
-from fscoord.aio.store import AsyncStore, driver_of
+from fscoord.aio.store import AsyncStore, core_repr, driver_of
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Exclusive
 
@@ -33,6 +33,8 @@ class Hold:
     def __init__(self, store: AsyncStore, core: Exclusive) -> None:
         self._driver = driver_of(store)
         self._core = core
+
+    __repr__ = core_repr
 
     @property
     def name(self) -> str:
@@ -58,7 +60,7 @@ class Hold:
         got: list[str] = []
         over: list[object] = []
         try:
-            return await self._driver.drive(self._core._acquire_steps(blocking, timeout, got))
+            return await self._driver.drive(self._core._acquire_steps(blocking, timeout, got, asyncio.current_task()))
         except BaseException as error:  # see `fscoord.recipes._cleanup`
             try:
                 await self._driver.run_cleanup(error, partial(self._core._undo, got))
@@ -155,7 +157,7 @@ class Lock(Hold):
     def __init__(
         self, store: AsyncStore, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
-        super().__init__(store, recipes.Lock(store.store, name, timeout, ttl))
+        super().__init__(store, recipes.Lock(driver_of(store).store, name, timeout, ttl))
 
     async def locked(self) -> bool:
         """Return whether any contender holds the lock."""
@@ -219,7 +221,7 @@ class Semaphore(Hold):
     def __init__(
         self, store: AsyncStore, name: Key, value: int = 1, timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
-        super().__init__(store, recipes.Semaphore(store.store, name, value, timeout, ttl))
+        super().__init__(store, recipes.Semaphore(driver_of(store).store, name, value, timeout, ttl))
 
 
 class ReadWriteLock:
@@ -235,9 +237,11 @@ class ReadWriteLock:
     def __init__(
         self, store: AsyncStore, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
-        core = recipes.ReadWriteLock(store.store, name, timeout, ttl)
-        self.reader: Hold = Hold(store, core.reader)
-        self.writer: Hold = Hold(store, core.writer)
+        self._core = recipes.ReadWriteLock(driver_of(store).store, name, timeout, ttl)
+        self.reader: Hold = Hold(store, self._core.reader)
+        self.writer: Hold = Hold(store, self._core.writer)
+
+    __repr__ = core_repr
 
     async def holders(self) -> list[recipes.Contender]:
         """Return the holders, the readers or the writer, in the order of their tokens."""
@@ -259,7 +263,7 @@ class Election(Hold):
         timeout: Timeout | None = None,
         ttl: Timeout | None = None,
     ) -> None:
-        self._election = recipes.Election(store.store, name, data, timeout, ttl)
+        self._election = recipes.Election(driver_of(store).store, name, data, timeout, ttl)
         super().__init__(store, self._election)
 
     async def campaign(self, timeout: Timeout | None = math.inf) -> bool:

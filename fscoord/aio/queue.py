@@ -9,7 +9,7 @@ from functools import partial
 from fscoord import recipes
 from fscoord._arguments import Key, Timeout, Value, refuse_copies
 from fscoord.aio._executor import CALL_WAS_MADE
-from fscoord.aio.store import AsyncStore, driver_of
+from fscoord.aio.store import AsyncStore, core_repr, driver_of
 from fscoord.errors import FscoordError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._item import Taken
@@ -35,6 +35,8 @@ class Item:
         self._core = core
         self.data: bytes = core.data
         self.deliveries: int = core.deliveries
+
+    __repr__ = core_repr
 
     async def ack(self) -> None:
         """Acknowledge the item, which removes it from the queue; see `fscoord.recipes.Item.ack` for the errors."""
@@ -90,6 +92,8 @@ class Queue:
         self._store = store
         self._driver = driver_of(store)
         self._core = self._recipe(store.store, name, timeout, max_deliveries=max_deliveries, dead_letter=dead_letter)
+
+    __repr__ = core_repr
 
     @property
     def name(self) -> str:

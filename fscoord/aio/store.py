@@ -16,7 +16,7 @@ from fscoord.aio._executor import CallExecutor
 from fscoord.store import Capabilities, Member, Store, barrier_steps
 from fscoord.stores.url import open_store as open_sync_store
 
-__all__ = ["AsyncStore", "Opening", "driver_of", "open_store"]
+__all__ = ["AsyncStore", "Opening", "core_repr", "driver_of", "open_store"]
 
 A = TypeVar("A", bound="AsyncStore")
 D = TypeVar("D")
@@ -43,8 +43,11 @@ class AsyncStore:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
         self._driver = StoreDriver(store)
+        self._store = store
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._store!r})"
 
     @property
     def store(self) -> Store:
@@ -211,9 +214,21 @@ class AsyncStore:
         return to_seconds(self._store.timeout if timeout is None else timeout)
 
 
-def driver_of(store: AsyncStore) -> StoreDriver:
-    """Return the driver that makes the calls and waits of `store`, for the recipes."""
-    return store._driver
+def driver_of(store: object) -> StoreDriver:
+    """Return the driver that makes the calls and waits of `store`, for the recipes.
+
+    Raises:
+        TypeError: `store` is something else. The message says what to pass instead.
+    """
+    if isinstance(store, AsyncStore):
+        return store._driver
+    instead = "AsyncStore(store)" if isinstance(store, Store) else f"aio.open_store({store!r})"
+    raise TypeError(f"a store for tasks is needed, got {type(store).__name__}: {instead}")
+
+
+def core_repr(self: Any) -> str:
+    """Return the repr of an object for tasks: its class, and the repr of the blocking recipe that it drives."""
+    return f"<aio.{type(self).__name__} {repr(self._core).partition(' ')[2]}"
 
 
 class Opening(Coroutine[Any, Any, AsyncStore]):

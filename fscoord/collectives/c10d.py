@@ -23,12 +23,15 @@ from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.collectives.arrivals import MISSING_MAX, Decoder, check_rank
 from fscoord.collectives.timeout import TimeoutStore, store_timeout
 from fscoord.errors import FscoordError, StoreTimeoutError, joined
-from fscoord.store import Store
+from fscoord.store import needed_store
 
-__all__ = ["BarrierStore", "ExchangeStore", "barrier", "get_all", "refuse_foreign", "synchronize"]
+__all__ = ["BarrierStore", "ExchangeStore", "barrier", "get_all", "synchronize"]
 
 IGNORED: Final = "<val_ignored>"
 """The value of a key that only has to exist, as in torch."""
+
+CALLED: Final = ("set", "add", "wait")
+"""The methods of a store that each of the functions calls."""
 
 
 class BarrierStore(TimeoutStore, Protocol):
@@ -64,17 +67,9 @@ class ExchangeStore(BarrierStore, Protocol):
         """Wait until all of `keys` have values, and return the values in the order of `keys`."""
 
 
-def refuse_foreign(store: object, function: str) -> None:
-    """Raise `TypeError` if `store` is not a store of fscoord."""
-    if not isinstance(store, Store):
-        raise TypeError(
-            f"{function} needs a store of fscoord, not {type(store).__name__}: torch has no such function, and so no"
-            " protocol for it"
-        )
-
-
 def get_all(store: ExchangeStore, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> list[bytes]:
     """Do what torch's ``get_all`` does. Without `timeout`, the store's timeout applies."""
+    needed_store(store, *CALLED)
     rank, world_size = check_rank(rank, world_size)
     name = key_text(key_bytes(prefix))
     with nullcontext() if timeout is None else store_timeout(store, timeout):
@@ -85,6 +80,7 @@ def synchronize(
     store: ExchangeStore, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
 ) -> list[bytes]:
     """Do what torch's ``synchronize`` does."""
+    needed_store(store, *CALLED)
     rank, world_size = check_rank(rank, world_size)
     prefix = key_text(key_bytes(key_prefix))
     with _limited(store, timeout):
@@ -107,6 +103,7 @@ def barrier(
         StoreTimeoutError: the wait timed out, with `rank`. Rank 0 names the missing ranks. The other ranks refer to
             rank 0, if it is there; otherwise the error of the store passes.
     """
+    needed_store(store, *CALLED)
     world_size = check_positive("world_size", world_size)
     if rank is not None:
         rank, world_size = check_rank(rank, world_size)

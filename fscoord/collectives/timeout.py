@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from fscoord._arguments import Timeout, to_seconds, to_timedelta
 from fscoord._runtime import system
 from fscoord.errors import StoreClosedError
-from fscoord.store import Store
+from fscoord.store import Store, needed_store
 
 __all__ = ["TimeoutStore", "store_timeout"]
 
@@ -45,14 +45,14 @@ def store_timeout(store: TimeoutStore, timeout: Timeout) -> Iterator[None]:
         timeout: seconds or a `timedelta`.
 
     Raises:
-        TypeError: `timeout` is neither a number nor a `timedelta`.
+        TypeError: `store` is not a store, or `timeout` is neither a number nor a `timedelta`.
         ValueError: `timeout` is negative or NaN.
         StoreClosedError: the handle is closed.
     """
     limit = to_timedelta(to_seconds(timeout))
     if not isinstance(store, Store):  # in torch 0 is no limit, and `timedelta.max` overflows
         limit = min(max(limit, FOREIGN_MIN), FOREIGN_MAX)
-    base: Any = _base(store)  # torch's stubs leave out its `timeout`
+    base: Any = _base(needed_store(store, "set_timeout", "set"))  # torch's stubs leave out its `timeout`
     token = _Token(limit)
     system.process_epoch()  # in a child of a fork(2) in C this creates the lock again
     try:

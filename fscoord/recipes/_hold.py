@@ -14,9 +14,10 @@ from fscoord._waiting.wait import WaitSteps
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry
+from fscoord.recipes._keys import shown
 from fscoord.recipes._lease import LeaseRenewer
-from fscoord.recipes._line import Line, Policy
-from fscoord.store import Store, begin_span, run_blocking
+from fscoord.recipes._line import Line, Policy, callers
+from fscoord.store import Store, begin_span, needed_store, run_blocking
 
 __all__ = ["Contender", "Exclusive", "HeldEntry"]
 
@@ -57,7 +58,7 @@ class Exclusive:
     def __init__(
         self, store: Store, name: Key, policy: Policy, timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
-        self._store = store
+        self._store = needed_store(store)
         self._ttl = 0.0 if ttl is None else to_seconds(ttl)
         if ttl is not None and not 0 < self._ttl < math.inf:
             raise ValueError(f"ttl must be a time above zero, not {ttl!r}; without it a hold has no end")
@@ -68,6 +69,14 @@ class Exclusive:
         # Made here, and not at the import, so that it is that of gevent or eventlet if they have replaced it since.
         self._here = system.threading.local()
         self._spans: dict[str, tracing.Span] = {}  # in a process that records a trace: of each request, by its entry
+
+    def __repr__(self) -> str:
+        return shown(self, self._store, key_bytes(self.name), self._state())
+
+    def _state(self) -> str:
+        """Return whether this object, in this process, holds the resource, and with which tokens."""
+        tokens = [str(entry.token) for epoch, entry, _ in list(self._held) if epoch == system.process_epoch()]
+        return f"held with token{'s' if len(tokens) > 1 else ''} {', '.join(tokens)}" if tokens else "not held"
 
     @property
     def name(self) -> str:
@@ -88,6 +97,7 @@ class Exclusive:
         line = self._line
         name = line.new_id()
         got.append(name)
+        callers[name] = system.threading.current_thread()
         if tracing.recorder is not None:
             self._begin_span(name)
         served = line.take_free(name, self._mode)
@@ -95,11 +105,14 @@ class Exclusive:
             served = run_blocking(self._store, self._standing_in_line(name, blocking, limit))
         return self._keep(served, name)
 
-    def _acquire_steps(self, blocking: bool, timeout: Timeout | None, got: list[str]) -> WaitSteps[bool]:
-        """Acquire, with the arguments of `threading`. `got` receives the entry's id first, so that `_undo` finds it."""
+    def _acquire_steps(
+        self, blocking: bool, timeout: Timeout | None, got: list[str], caller: object
+    ) -> WaitSteps[bool]:
+        """Acquire for the task `caller`. `got` receives the entry's id first, so that `_undo` finds it."""
         limit = self._limit(blocking, timeout)
         name = self._line.new_id()
         got.append(name)
+        callers[name] = caller
         if tracing.recorder is not None:
             self._begin_span(name)
         served = self._line.take_free(name, self._mode)
@@ -123,6 +136,7 @@ class Exclusive:
         if self._spans:
             self._note_turn(served, name)
         if served is None:
+            callers.pop(name, None)
             return False
         renewal = LeaseRenewer(self.name, self._line.renew, served) if self._ttl else None
         self._held.append((system.process_epoch(), served, renewal))
@@ -150,6 +164,7 @@ class Exclusive:
                     self._held.remove(held)
                 except ValueError as error:  # another thread has released it
                     raise_unless_absent(error)
+            callers.pop(name, None)
             self._line.leave_quietly(name)
             if self._spans:
                 self._end_span(name, "failed")
@@ -174,6 +189,7 @@ class Exclusive:
         tracing.end(self._spans.pop(name, None), outcome)
 
     def _stop(self, held: HeldEntry) -> None:
+        callers.pop(held[1].id, None)
         if held[2] is not None:
             held[2].end()
 

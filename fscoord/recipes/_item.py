@@ -10,7 +10,7 @@ from fscoord._arguments import MalformedText, key_bytes, key_text, parse_uint63,
 from fscoord._runtime import system
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
-from fscoord.recipes._keys import add_checked, foreign_value_error, get_or_none
+from fscoord.recipes._keys import add_checked, foreign_value_error, get_or_none, shown
 from fscoord.store import Store
 
 __all__ = ["NEVER_TAKEN", "Claim", "Item", "Items", "Taken", "new_claim", "parse_claim"]
@@ -148,6 +148,9 @@ class Item:
         self._items = items
         self._taken = taken
         self._is_over = False
+
+    def __repr__(self) -> str:
+        return shown(self, self._items._store, self._items.name, "finished" if self._is_over else "taken")
 
     def ack(self) -> None:
         """Remove the item from the queue for good.

@@ -35,7 +35,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count, takewhile
-from typing import Final
+from typing import Any, Final
 
 from fscoord._arguments import Key, MalformedText, check_positive, key_bytes, key_text, parse_uint63
 from fscoord._runtime import system
@@ -56,9 +56,20 @@ from fscoord.recipes._entry import (
 )
 from fscoord.recipes._keys import Refusals, RefusedError, foreign_value_error
 from fscoord.recipes._lease import LeaseMonitor, check_interval
-from fscoord.store import Store, closer_look, exchange, exchanges_keys, stopped_sessions
+from fscoord.store import Store, closer_look, exchange, exchanges_keys, needed_store, stopped_sessions
 
-__all__ = ["Entry", "Line", "Policy", "force_release", "in_line", "not_acquired", "one", "readers_or_writer"]
+__all__ = [
+    "Entry",
+    "Line",
+    "Policy",
+    "caller_of",
+    "callers",
+    "force_release",
+    "in_line",
+    "not_acquired",
+    "one",
+    "readers_or_writer",
+]
 
 
 SLOW_LOOK_S: Final = 1.0
@@ -66,6 +77,9 @@ SLOW_LOOK_S: Final = 1.0
 
 _waking: set[str] = set()
 """The ids of the entries whose wake keys this process is about to set."""
+
+callers: Final[dict[str, object]] = {}
+"""By the id of an entry of this process: the thread or the task that holds it or waits, until it has left the line."""
 
 _entry = tuple.__new__  # makes an `Entry` in half of the time that its own constructor takes
 
@@ -92,7 +106,7 @@ class Line:
 
     def __init__(self, store: Store, name: Key, policy: Policy, ttl: float = 0.0) -> None:
         self.name = key_text(key_bytes(name))
-        self._store = store
+        self._store = needed_store(store)
         self._prefix = key_bytes(name)
         self._key = self._prefix + b"/line"
         self._exchanges = exchanges_keys(store)  # whether a change of the line and of wake keys is one step
@@ -287,8 +301,9 @@ class Line:
         """Return the error that names the holders and the number of waiters."""
         entries = self.living()
         holders = [entry.owner for entry in entries if entry.token]
+        shown = [_owner_text(entry) for entry in entries if entry.token]
         return StoreTimeoutError(
-            not_acquired(what, self.name, timeout, holders, len(entries) - len(holders)) + closer_look(self._store),
+            not_acquired(what, self.name, timeout, shown, len(entries) - len(holders)) + closer_look(self._store),
             keys=[self.name],
             holder=holders[0] if holders else None,
             waited=timeout,
@@ -299,7 +314,7 @@ class Line:
         others = [other for other in self.living() if other.id != entry.id]
         stopped = stopped_sessions(self._store, [other.session for other in others if other.token])
         holders = [
-            f"{other.owner}, which is stopped" if other.session in stopped else other.owner
+            f"{other.owner}, which is stopped" if other.session in stopped else _owner_text(other)
             for other in others
             if other.token
         ]
@@ -456,6 +471,21 @@ class Line:
 
     def _wake_key(self, name: str) -> bytes:
         return key_bytes(self._prefix + b"/wake/" + name.encode())
+
+
+def caller_of(entry: Entry) -> object | None:
+    """Return the thread or the task of this process that `entry` belongs to, or None."""
+    # A forked child also has the callers of its parent, whose entries have another owner.
+    return callers.get(entry.id) if entry.owner == system.process_name() else None
+
+
+def _owner_text(entry: Entry) -> str:
+    """Return the process of `entry`, ``host:pid``. If it is this process, the text says so, and names the caller."""
+    caller: Any = caller_of(entry)
+    if caller is None:
+        return entry.owner
+    name = f"thread {caller.name}" if isinstance(caller, system.threading.Thread) else f"task {caller.get_name()}"
+    return f"this process ({name}) as {entry.owner}"
 
 
 def not_acquired(what: str, name: str, limit: float, holders: Sequence[str], waiting: int) -> str:

@@ -25,9 +25,9 @@ from fscoord._waiting.awaited import SEMAPHORE
 from fscoord.errors import StaleTokenError
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Contender, Exclusive, HeldEntry
-from fscoord.recipes._keys import Refusals, foreign_value_error
+from fscoord.recipes._keys import Refusals, foreign_value_error, shown
 from fscoord.recipes._line import one, readers_or_writer
-from fscoord.store import Store
+from fscoord.store import Store, needed_store
 
 __all__ = ["Fenced", "Lock", "RLock", "ReadWriteLock", "Semaphore"]
 
@@ -204,6 +204,11 @@ class ReadWriteLock:
         self.reader: Side = Side(store, name, timeout, ttl, "r", "the lock for reading")
         self.writer: Side = Side(store, name, timeout, ttl, "w", "the lock for writing")
 
+    def __repr__(self) -> str:
+        held = [what for what, side in (("reading", self.reader), ("writing", self.writer)) if side._current()]
+        state = f"held for {' and '.join(held)}" if held else "not held"
+        return shown(self, self.reader._store, key_bytes(self.reader.name), state)
+
     def holders(self) -> list[Contender]:
         """Return the holders, which are readers or one writer, in the order of their tokens."""
         return self.reader.holders()
@@ -229,8 +234,11 @@ class Fenced:
     """
 
     def __init__(self, store: Store, key: Key) -> None:
-        self._store = store
+        self._store = needed_store(store)
         self._key = key_bytes(key)
+
+    def __repr__(self) -> str:
+        return shown(self, self._store, self._key)
 
     def set(self, value: Value, token: int) -> None:
         """Set the value to `value` for the holder of the lock with `token`.

@@ -39,8 +39,8 @@ from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import NEVER_TAKEN, Claim, Item, Items, Taken, new_claim
-from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none
-from fscoord.store import Store, begin_span, closer_look, run_blocking
+from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, shown
+from fscoord.store import Store, begin_span, closer_look, needed_store, run_blocking
 
 __all__ = ["Item", "PriorityQueue", "Queue"]
 
@@ -95,7 +95,7 @@ class Queue:
     ) -> None:
         if (max_deliveries is None) != (dead_letter is None):
             raise ValueError("give both max_deliveries and dead_letter, the queue of items handed out so often")
-        self._store = store
+        self._store = needed_store(store)
         self._items = Items(store, key_bytes(name))
         self._max_deliveries = 0 if max_deliveries is None else check_positive("max_deliveries", max_deliveries)
         self._dead_letter = None if dead_letter is None else Queue(store, dead_letter)
@@ -105,6 +105,9 @@ class Queue:
         self._takeable: deque[_Takeable] = deque()
         self._looked = (-1.0, b"", b"")
         key_bytes(self._items.claim_key(_order_key(0, 0)))  # refuses a name that is too long
+
+    def __repr__(self) -> str:
+        return shown(self, self._store, self._items.name)
 
     @property
     def name(self) -> str:

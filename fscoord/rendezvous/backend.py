@@ -27,7 +27,7 @@ from fscoord._runtime import system
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest
 from fscoord.rendezvous.state import State
-from fscoord.store import Store, wait_on
+from fscoord.store import Store, needed_store, wait_on
 
 __all__ = [
     "POLL_INTERVAL_S",
@@ -114,7 +114,7 @@ class C10dRendezvousBackend(RendezvousBackend):
     def __init__(self, store: StateStore, run_id: str) -> None:
         if not run_id:
             raise ValueError("the run id is empty; give the rendezvous a name")
-        self._store = store
+        self._store = needed_store(store, "get", "compare_set")
         self._key = "torch.rendezvous." + run_id
         # `get` waits for a missing key. So the key gets a value at once, which stands for "no state".
         with store_errors_as_rendezvous():

@@ -53,13 +53,14 @@ class PrefixStore(StoreView):
     def __init__(self, prefix: Key, store: Store) -> None:
         if store is None:
             raise ValueError("store is None; pass the underlying store")
-        if not isinstance(store, Store):
-            raise TypeError(f"store must be a fscoord.Store, not {type(store).__name__}")
         super().__init__(store)
         self._typical_call_s = typical_call_s(store)
         self._prefix = key_bytes(prefix) + b"/"
         self._owns_inner = False
         self._closed = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({key_text(self._prefix[:-1])!r}, {self._inner!r})"
 
     @property
     def underlying_store(self) -> Store:

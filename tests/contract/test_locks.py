@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import threading
@@ -15,6 +16,7 @@ from contract.worker import START_S, Workers, start
 from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.third_party import ThirdPartyPlace, place_of
 
+from fscoord import aio
 from fscoord._log.wakeup import waiter as ticket
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._log.wakeup.waiter import Waiter
@@ -24,6 +26,7 @@ from fscoord.recipes import Lock, RLock, Semaphore, _line
 from fscoord.recipes._entry import parse_line
 from fscoord.store import Store, closer_look, exchanges_keys
 from fscoord.stores.file import death_watch
+from fscoord.stores.memory import HashStore
 from fscoord.stores.prefix import PrefixStore
 
 
@@ -196,6 +199,47 @@ def test_lock_that_times_out_names_the_holder_and_leaves_the_line(store: Store) 
         assert caught.value.holder == lock.holders()[0].owner
         assert caught.value.keys == ("l",)
         assert not lock.waiters()
+
+
+def test_lock_that_its_own_process_holds_names_the_thread(place: Place, store: Store) -> None:
+    def words() -> str:
+        with pytest.raises(StoreTimeoutError) as caught, Lock(place.open(how="clone"), "l", timeout=0.01):
+            pytest.fail("it is held")
+        assert caught.value.holder == lock.holders()[0].owner
+        return str(caught.value)
+
+    lock = Lock(store, "l")
+    with lock:
+        owner = lock.holders()[0].owner
+        own = f"held by this process (thread {threading.current_thread().name}) as {owner}, nobody else waiting"
+        assert own in words()
+        assert own in start_thread(words).join()
+        assert own in lock._line._held_up(lock._line.entries()[0]._replace(id="another"))
+    thread = start_thread(lock.acquire)
+    thread.join()
+    assert f"held by this process (thread {thread._thread.name}) as {owner}" in words()
+    lock.release()
+    assert not _line.callers
+
+
+def test_lock_that_a_task_of_its_own_process_holds_names_the_task(store: Store) -> None:
+    async def wait() -> str:
+        tasks = aio.AsyncStore(store)
+        asyncio.current_task().set_name("worker")  # type: ignore[union-attr]
+        async with aio.Lock(tasks, "l"):
+            with pytest.raises(StoreTimeoutError) as caught:
+                await aio.Lock(tasks, "l", timeout=0.01).__aenter__()
+        return str(caught.value)
+
+    assert "held by this process (task worker) as " in asyncio.run(wait())
+    assert not _line.callers
+
+
+def test_entry_of_the_parent_is_not_taken_for_one_of_the_forked_child() -> None:
+    with HashStore() as store, Lock(store, "l") as lock:
+        entry = lock._line.entries()[0]
+        assert _line.caller_of(entry) is threading.current_thread()
+        assert _line.caller_of(entry._replace(owner="parent:1")) is None
 
 
 def test_timeout_of_the_store_holds_for_a_lock_that_has_none(store: Store) -> None:
