@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -150,6 +151,13 @@ def test_compare_set_that_writes_nothing_does_not_end_a_wait(store: TCPStore, ma
     assert all(thread.is_alive() for thread in waiting)
     master.set("k", "v")
     assert [thread.join() for thread in waiting] == [b"v", None]
+
+
+def test_pickled_master_arrives_as_a_client(master: TCPStore) -> None:
+    with pickle.loads(pickle.dumps(master)) as other:
+        other.set("k", "v")
+        assert (master.get("k"), other.timeout) == (b"v", master.timeout)
+    assert master.check(["k"])  # the server lives on
 
 
 def test_write_of_one_client_is_read_by_the_next(master: TCPStore) -> None:
