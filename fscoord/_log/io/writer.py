@@ -60,13 +60,13 @@ class LogWriter:
         data, chain = record.encode(kind, key, value, session, time_ns, handle.chain)
         size = len(data)
         self._write(data)
-        # The cheapest certain sign that the record is in the log, after all records before it: where it has landed.
-        if system.os.lseek(handle.lock.fd, 0, 1) != handle.offset + size:
-            handle.check_landing()
         # The record counts from here on, so it is applied only now. The descriptor must skip the record before the next
         # read. Otherwise the record would be applied twice. The flag covers all these lines: after an interruption
         # between any two of them, recovery reads the generation again, and finds the record there.
         handle.recovery = APPLYING
+        # The cheapest certain sign that the record is in the log, after all records before it: where it has landed.
+        if system.os.lseek(handle.lock.fd, 0, 1) != handle.offset + size:
+            handle.check_landing()
         system.os.lseek(handle.reader_fd, size, 1)
         records = ((kind, key, value, session, time_ns),)
         if size <= handle.spill_at and kind in record.DATA_KINDS:
@@ -158,9 +158,9 @@ class SharedLogWriter(LogWriter):
         except StoreUnavailableError as error:
             error.maybe_applied = error.maybe_applied or len(records) > 1
             raise
-        if system.os.lseek(handle.lock.fd, 0, 1) != handle.offset + len(data):  # as in `LogWriter.append`
+        handle.recovery = APPLYING  # as in `LogWriter.append`
+        if system.os.lseek(handle.lock.fd, 0, 1) != handle.offset + len(data):  # likewise
             handle.check_landing()
-        handle.recovery = APPLYING  # likewise
         system.os.lseek(handle.reader_fd, len(data), 1)
         self._cursor.apply(records, data)
         handle.offset += len(data)
