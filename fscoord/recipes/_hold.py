@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Callable
+from contextlib import ContextDecorator, suppress
+from typing import Any, Final, NamedTuple, TypeVar
 
 from fscoord._arguments import Key, Timeout, key_bytes, refuse_copies, to_seconds
 from fscoord._runtime import system, tracing
@@ -24,6 +25,10 @@ __all__ = ["Contender", "Exclusive", "HeldEntry"]
 HeldEntry = tuple[int, Entry, "LeaseRenewer | None"]
 """One hold: the `system.process_epoch` of the process that acquired it, its entry, and its lease's renewer, if any."""
 _POP: Final = list[HeldEntry].pop
+RUNS_LATER: Final = 0x20 | 0x80 | 0x200
+"""The flags of a code object whose call only makes a generator, a coroutine or both (CO_GENERATOR and so on)."""
+
+F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound="Exclusive")
 
 
@@ -41,10 +46,11 @@ class Contender(NamedTuple):
     token: int
 
 
-class Exclusive:
+class Exclusive(ContextDecorator):
     """A resource that `policy` grants to the first contenders in line, while the others wait in the order of arrival.
 
-    Threads may share an object. In a forked child the object holds nothing. It is also a context manager.
+    Threads may share an object. In a forked child the object holds nothing. It is also a context manager, and a
+    decorator of functions.
     """
 
     _mode = "x"
@@ -126,7 +132,12 @@ class Exclusive:
         entry = self._line.join(name, self._mode, only_if_served=not blocking, limit=limit)
         if entry is None or entry.token:
             return entry
+        if limit > 0:
+            self._check_wait(entry)
         return (yield from self._line.await_turn(entry, max(0.0, end - system.time.monotonic()), self._kind))
+
+    def _check_wait(self, entry: Entry) -> None:
+        """Raise an error if the wait of `entry` can't end. The entry then leaves the line."""
 
     def _keep(self, served: Entry | None, name: str) -> bool:
         """Record the hold of the entry `served` and return True, or return False if `served` is None.
@@ -252,8 +263,9 @@ class Exclusive:
                 if self._spans:
                     self._end_span(held[1].id, "released")
 
-    def _not_held(self) -> str:
-        return f"{self._what} {self.name!r} is not held by this object, in this {self._whose}"
+    def _not_held(self) -> Exception:
+        """Return the error of a release too many."""
+        return RuntimeError(f"{self._what} {self.name!r} is not held by this object, in this {self._whose}")
 
     def _current(self) -> Entry | None:
         """Return the entry of this process's latest hold, or None."""
@@ -313,7 +325,7 @@ class Exclusive:
                 await_end(over)
                 raise
             raise
-        raise RuntimeError(self._not_held())
+        raise self._not_held()
 
     def check(self) -> None:
         """Check in the store that this object's latest acquisition is still valid.
@@ -323,7 +335,7 @@ class Exclusive:
         """
         entry = self._current()
         if entry is None:
-            raise LockLostError(self._not_held())
+            raise LockLostError(str(self._not_held()))
         if not self._line.still_holds(entry):
             raise self._line.lost(entry)
 
@@ -339,8 +351,21 @@ class Exclusive:
         """
         entry = self._current()
         if entry is None:
-            raise RuntimeError(self._not_held())
+            raise RuntimeError(str(self._not_held()))
         return entry.token
+
+    def __call__(self, function: F) -> F:
+        """Return `function` with a ``with`` of this object around each call: ``@Lock(store, "report")``.
+
+        Raises:
+            TypeError: the body of `function` runs after the call: it is a coroutine function or a generator function.
+        """
+        if getattr(getattr(function, "__code__", None), "co_flags", 0) & RUNS_LATER:
+            raise TypeError(
+                f"the body of {function.__qualname__} runs after the call, when {self._what} {self.name!r} would be"
+                " released already: use a `with` in the body, or fscoord.aio for a coroutine function"
+            )
+        return super().__call__(function)
 
     def __enter__(self: H) -> H:
         got: list[str] = []
@@ -374,7 +399,7 @@ class Exclusive:
                 await_end(over)
                 raise
             raise
-        raise RuntimeError(self._not_held())
+        raise self._not_held()
 
 
 def _shown(entry: Entry) -> Contender:

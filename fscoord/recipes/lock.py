@@ -26,7 +26,7 @@ from fscoord.errors import StaleTokenError
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Contender, Exclusive, HeldEntry
 from fscoord.recipes._keys import Refusals, foreign_value_error, shown
-from fscoord.recipes._line import one, readers_or_writer
+from fscoord.recipes._line import caller_of, callers, one, readers_or_writer
 from fscoord.store import Store, needed_store
 
 __all__ = ["Fenced", "Lock", "RLock", "ReadWriteLock", "Semaphore"]
@@ -78,6 +78,8 @@ class RLock(Lock):
 
     The thread must release the lock as often as it has acquired it. Only an acquisition through the same object is an
     acquisition by the holder. An acquisition through another object waits, even in the same thread.
+
+    A `threading.Condition` may use the lock. Its ``notify`` wakes only threads of this process.
     """
 
     _whose = "thread"
@@ -94,6 +96,21 @@ class RLock(Lock):
         got.append(name)
         self._levels.append(name)
         return True
+
+    # `threading.Condition` calls these three. Without them it takes a failed ``acquire(False)`` for ownership.
+
+    def _is_owned(self) -> bool:
+        return self._is_owned_by(self._here.__dict__)
+
+    def _release_save(self) -> int:
+        levels = len(self._levels)
+        for _ in range(levels):
+            self.release()
+        return levels
+
+    def _acquire_restore(self, levels: int) -> None:
+        for _ in range(levels):
+            self.acquire()
 
     def _is_owned_by(self, here: object) -> bool:
         owner = self._owner
@@ -154,6 +171,26 @@ class Semaphore(Exclusive):
         self._mode = str(self._value)
         super().__init__(store, name, self._admits, timeout, ttl)
 
+    def release(self, n: int = 1) -> None:
+        """Release the latest `n` acquisitions of this object, as `threading.BoundedSemaphore.release` does.
+
+        Raises:
+            ValueError: `n` is below 1, or this object has fewer acquisitions. Nothing was released.
+            LockLostError: an acquisition was lost before.
+        """
+        if n != 1:  # nothing is called for the usual release, so that Ctrl-C can't come before it: see `_cleanup`
+            check_positive("n", n)
+            self._current()
+            if len(self._held) < n:
+                raise ValueError(f"{self._what} {self.name!r} is not held {n} times by this object; none was released")
+        while n > 1:
+            Exclusive.release(self)
+            n -= 1
+        Exclusive.release(self)
+
+    def _not_held(self) -> Exception:
+        return ValueError(str(super()._not_held()))
+
     def _admits(self, entries: list[Entry]) -> int:
         for other in [entry for entry in entries if entry.mode != self._mode]:
             if not other.mode.isdigit():
@@ -178,14 +215,34 @@ class Side(Exclusive):
         self._what = what
         super().__init__(store, name, readers_or_writer, timeout, ttl)
 
+    def _is_held(self) -> bool:
+        return self._current() is not None
+
+    def _held_side(self) -> str | None:
+        modes = {entry.mode for entry in self._line.living() if entry.token}
+        return "writer" if "w" in modes else "reader" if modes else None
+
+    def _check_wait(self, entry: Entry) -> None:
+        # The line is in order, so an entry waits for every holder before it. If the same thread is one, it would wait
+        # for itself: an upgrade, or a reader after a writer that waits for this thread.
+        caller = callers.get(entry.id)
+        own = [other.mode for other in self._line.entries() if other.token and caller_of(other) is caller]
+        if own:
+            held = "reading" if own[0] == "r" else "writing"
+            raise RuntimeError(
+                f"{self._what} {self.name!r} was not acquired: the same thread or task holds the lock for {held}, and"
+                " would wait for itself; release that side first"
+            )
+
 
 class ReadWriteLock:
     """A lock that any number of readers or one writer can hold at a time.
 
     No contender starves: a reader that comes after a waiting writer waits until the writer has released the lock.
     Readers that wait next to each other acquire the lock together. A reader can't become a writer: it must release the
-    lock first. The order is that of ZooKeeper's recipe for shared locks. Like `fscoord.recipes.Lock`, both sides have
-    tokens and the same errors, and the death of a holder releases its lock.
+    lock first. An acquisition that would wait for a hold of its own thread raises `RuntimeError`. The order is that of
+    ZooKeeper's recipe for shared locks. Like `fscoord.recipes.Lock`, both sides have tokens and the same errors, and
+    the death of a holder releases its lock.
 
     Args:
         store: the store that all contenders share.
@@ -205,9 +262,13 @@ class ReadWriteLock:
         self.writer: Side = Side(store, name, timeout, ttl, "w", "the lock for writing")
 
     def __repr__(self) -> str:
-        held = [what for what, side in (("reading", self.reader), ("writing", self.writer)) if side._current()]
+        held = [what for what, side in (("reading", self.reader), ("writing", self.writer)) if side._is_held()]
         state = f"held for {' and '.join(held)}" if held else "not held"
         return shown(self, self.reader._store, key_bytes(self.reader.name), state)
+
+    def held_side(self) -> str | None:
+        """Return the side that processes or threads hold, ``"reader"`` or ``"writer"``; None if the lock is free."""
+        return self.reader._held_side()
 
     def holders(self) -> list[Contender]:
         """Return the holders, which are readers or one writer, in the order of their tokens."""
