@@ -214,6 +214,7 @@ class Side(Exclusive):
         self._mode = mode
         self._what = what
         super().__init__(store, name, readers_or_writer, timeout, ttl)
+        self._of_both_sides = [self._held]  # shared lists, and not the other side, which would be a reference cycle
 
     def _is_held(self) -> bool:
         return self._current() is not None
@@ -224,9 +225,11 @@ class Side(Exclusive):
 
     def _check_wait(self, entry: Entry) -> None:
         # The line is in order, so an entry waits for every holder before it. If the same thread is one, it would wait
-        # for itself: an upgrade, or a reader after a writer that waits for this thread.
+        # for itself: an upgrade, or a reader after a writer that waits for this thread. Other objects are left out, for
+        # other parts of the program may release them meanwhile.
         caller = callers.get(entry.id)
-        own = [other.mode for other in self._line.entries() if other.token and caller_of(other) is caller]
+        held_here = {held.id for holds in self._of_both_sides for _, held, _ in list(holds)}
+        own = [each.mode for each in self._line.entries() if each.id in held_here and caller_of(each) is caller]
         if own:
             held = "reading" if own[0] == "r" else "writing"
             raise RuntimeError(
@@ -240,9 +243,9 @@ class ReadWriteLock:
 
     No contender starves: a reader that comes after a waiting writer waits until the writer has released the lock.
     Readers that wait next to each other acquire the lock together. A reader can't become a writer: it must release the
-    lock first. An acquisition that would wait for a hold of its own thread raises `RuntimeError`. The order is that of
-    ZooKeeper's recipe for shared locks. Like `fscoord.recipes.Lock`, both sides have tokens and the same errors, and
-    the death of a holder releases its lock.
+    lock first. An acquisition that would wait for a hold of the same object and thread raises `RuntimeError`. The order
+    is that of ZooKeeper's recipe for shared locks. Like `fscoord.recipes.Lock`, both sides have tokens and the same
+    errors, and the death of a holder releases its lock.
 
     Args:
         store: the store that all contenders share.
@@ -260,6 +263,7 @@ class ReadWriteLock:
     def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
         self.reader: Side = Side(store, name, timeout, ttl, "r", "the lock for reading")
         self.writer: Side = Side(store, name, timeout, ttl, "w", "the lock for writing")
+        self.reader._of_both_sides = self.writer._of_both_sides = [self.reader._held, self.writer._held]
 
     def __repr__(self) -> str:
         held = [what for what, side in (("reading", self.reader), ("writing", self.writer)) if side._is_held()]
