@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from contextlib import ContextDecorator, suppress
 from typing import Any, Final, NamedTuple, TypeVar
@@ -103,7 +104,7 @@ class Exclusive(ContextDecorator):
         line = self._line
         name = line.new_id()
         got.append(name)
-        callers[name] = system.threading.current_thread()
+        callers[name] = weakref.ref(system.threading.current_thread())
         if tracing.recorder is not None:
             self._begin_span(name)
         served = line.take_free(name, self._mode)
@@ -118,7 +119,7 @@ class Exclusive(ContextDecorator):
         limit = self._limit(blocking, timeout)
         name = self._line.new_id()
         got.append(name)
-        callers[name] = caller
+        callers[name] = weakref.ref(caller)
         if tracing.recorder is not None:
             self._begin_span(name)
         served = self._line.take_free(name, self._mode)

@@ -32,6 +32,7 @@ write, so that a writer recognises its own write. Each further row has one `~fsc
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count, takewhile
@@ -78,8 +79,9 @@ SLOW_LOOK_S: Final = 1.0
 _waking: set[str] = set()
 """The ids of the entries whose wake keys this process is about to set."""
 
-callers: Final[dict[str, object]] = {}
-"""By the id of an entry of this process: the thread or the task that holds it or waits, until it has left the line."""
+callers: Final[dict[str, weakref.ref[Any]]] = {}
+"""By the id of an entry of this process: the thread or the task that holds it or waits, until it has left the line. The
+references are weak, so that the task of a loop that was closed is collected, and leaves the line."""
 
 _entry = tuple.__new__  # makes an `Entry` in half of the time that its own constructor takes
 
@@ -476,7 +478,8 @@ class Line:
 def caller_of(entry: Entry) -> object | None:
     """Return the thread or the task of this process that `entry` belongs to, or None."""
     # A forked child also has the callers of its parent, whose entries have another owner.
-    return callers.get(entry.id) if entry.owner == system.process_name() else None
+    reference = callers.get(entry.id) if entry.owner == system.process_name() else None
+    return None if reference is None else reference()
 
 
 def _owner_text(entry: Entry) -> str:

@@ -227,7 +227,7 @@ class Side(Exclusive):
         # The line is in order, so an entry waits for every holder before it. If the same thread is one, it would wait
         # for itself: an upgrade, or a reader after a writer that waits for this thread. Other objects are left out, for
         # other parts of the program may release them meanwhile.
-        caller = callers.get(entry.id)
+        caller = callers[entry.id]()
         held_here = {held.id for holds in self._of_both_sides for _, held, _ in list(holds)}
         own = [each.mode for each in self._line.entries() if each.id in held_here and caller_of(each) is caller]
         if own:

@@ -167,7 +167,7 @@ def outcome(call: Callable[[], Any]) -> Exception | None:
         assert type(error) is RuntimeError or "list index" in str(error)
         return error
     except ValueError as error:  # said of `Semaphore`: another program gives another value, or has a lock of the name
-        assert re.search("all contenders must give the same value|is in use as a lock", str(error))
+        assert re.search("all contenders must give the same value|is in use as a lock|is not held", str(error))
         return error
     return None
 

@@ -77,17 +77,18 @@ def test_operation_means_the_same_to_the_client_of_torch(use_libuv: bool) -> Non
         )
         with ours:
             for name, (one, other) in {"a": (ours, theirs), "b": (theirs, ours)}.items():
-                one.set(name, "v")
+                # The client of torch does not wait until the server has made a write, but each answer comes after it.
+                one.set(name, "v"), one.num_keys()
                 assert other.get(name) == b"v"
                 assert other.check([name])
                 other.wait([name])
-                one.append(name, "w")
+                one.append(name, "w"), one.num_keys()
                 assert other.compare_set(name, "vw", "x") == b"x"
                 assert one.compare_set(name, "vw", "y") == b"x"
                 assert other.delete_key(name)
                 assert not one.check([name])
                 assert (one.add(name, 2), other.add(name, -3)) == (2, -1)
-                one.multi_set([name, f"{name}2"], ["1", ""])
+                one.multi_set([name, f"{name}2"], ["1", ""]), one.num_keys()
                 assert other.multi_get([name, f"{name}2"]) == [b"1", b""]
                 waiting = start_thread(one.get, f"{name}3")
                 other.set(f"{name}3", "late")
@@ -98,7 +99,7 @@ def test_operation_means_the_same_to_the_client_of_torch(use_libuv: bool) -> Non
                 other.barrier(f"{name}4", 2)
                 arrived.join()
                 if use_libuv:
-                    one.queue_push(name, "item")
+                    one.queue_push(name, "item"), one.num_keys()
                     assert other.queue_len(name) == 1
                     assert other.queue_pop(name) == b"item"
             if hasattr(theirs, "list_keys"):
