@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from fscoord._arguments import called, counter_sum, missing_error
+from fscoord._arguments import called, missing_error
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord.errors import StoreClosedError, StoreTimeoutError, StoreUnavailableError
@@ -261,7 +261,7 @@ class BlockingCalls:
         )
 
         def operate(channel: Channel) -> int | bool:
-            count = counter_sum(channel.value(name), 1, name)  # the server does not report a caller too many
+            count = channel.arrivals(name) + 1  # the server does not report a caller too many
             return count if count > world_size else channel.barrier(name, world_size, started + limit)
 
         passed = self._connections.call(operate, deadline)

@@ -17,6 +17,7 @@ import struct
 from collections.abc import Callable, MutableSet, Sequence
 from typing import Any, Final, TypeVar
 
+from fscoord._arguments import counter_sum
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import BareCall
 from fscoord._waiting.timing import SlowWaitLogger
@@ -249,6 +250,14 @@ class Channel:
     def values(self, names: Sequence[bytes]) -> list[bytes]:
         """Return the values of `names`. A key without a value counts as empty."""
         return self._request(_keys_request(MULTI_GET, names), lambda: [self._read_text() for _ in names])
+
+    def arrivals(self, name: bytes) -> int:
+        """Return the number of callers that have arrived at the barrier `name`.
+
+        `value` would end the waits of the other callers, and a server without libuv ends a connection that requests a
+        value that is not there. The number never falls.
+        """
+        return counter_sum(self.values([name])[0] if self.check([name]) else None, 0, name)
 
     def value(self, name: bytes) -> bytes | None:
         """Return the value of `name`, or None if it has no value.
