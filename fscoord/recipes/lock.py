@@ -142,6 +142,10 @@ class RLock(Lock):
         return True
 
 
+class _NotHeldError(RuntimeError, ValueError):
+    """The error of `threading.BoundedSemaphore` at one release too many, and that of every other lock."""
+
+
 class Semaphore(Exclusive):
     """A semaphore that can be acquired at most `value` times at once, by processes or threads.
 
@@ -189,7 +193,7 @@ class Semaphore(Exclusive):
         Exclusive.release(self)
 
     def _not_held(self) -> Exception:
-        return ValueError(str(super()._not_held()))
+        return _NotHeldError(str(super()._not_held()))
 
     def _admits(self, entries: list[Entry]) -> int:
         for other in [entry for entry in entries if entry.mode != self._mode]:

@@ -92,7 +92,8 @@ def test_event_loop_of_a_daemon_thread_sleeps_on_silently_when_its_process_exits
 
 
 def test_exit_function_may_join_a_daemon_thread(tmp_path: Path) -> None:
-    work = "begun.release()\n    try: store.get('never')\n    except StoreClosedError as error: print(error)"
+    work = "begun.release()\n    try: store.get('never')\n    except StoreClosedError as error: "
+    work += "print(f'{error}\\n', end='')  # in one write, because three threads print"
     last = "system.EXIT_MAX_S = 0.1\n    for thread in threads: thread.join()"
     done = run(tmp_path / "store", last=last, open=OPEN, work=work)
     text = f"{tmp_path / 'store'} is closed, because the process is exiting\n"

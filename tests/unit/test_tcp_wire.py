@@ -147,6 +147,7 @@ CALLS: dict[str, Callable[[Channel], object]] = {
     "wait": lambda channel: channel.wait([b"k"], NOW),
     "check": lambda channel: channel.check([b"k"]),
     "check_each": lambda channel: channel.check_each([b"k"]),
+    "arrivals": lambda channel: channel.arrivals(b"k"),
     "values": lambda channel: channel.values([b"k"]),
     "value": lambda channel: channel.value(b"k"),
     "value_of_each": lambda channel: channel.value_of_each([b"k"]),

@@ -15,7 +15,6 @@ the table of watchers, is reentrant.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -135,8 +134,10 @@ class ChangeWatcher:
                     path=self._log_path,
                 ) from error
             message = "%s: no events from the file system (%s); polling instead"
-            level = logging.DEBUG if system.is_fake_fs() else logging.WARNING  # fake files never have any
-            logger(__name__).log(level, message, self._log_path, str(error))
+            log = (
+                logger(__name__).debug if system.is_fake_fs() else logger(__name__).warning
+            )  # fake files have no events
+            log(message, self._log_path, str(error))
         else:
             weakref.finalize(self, self.backend.release, self._events).atexit = False
             self._subscribe_loop(self._events)
