@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
+from operator import index
+from typing import NoReturn
 
 from fscoord.errors import LimitExceededError, StoreTimeoutError
 
@@ -33,8 +35,10 @@ __all__ = [
     "keys_bytes",
     "missing_error",
     "missing_message",
+    "not_copied",
     "pairs_bytes",
     "parse_uint63",
+    "refuse_copies",
     "timeout_given",
     "to_seconds",
     "to_timedelta",
@@ -101,17 +105,17 @@ def key_bytes(key: Key) -> bytes:
     return name
 
 
-def key_given(key: Key | None, other_name: str, other: Key | None) -> Key:
-    """Return the key argument, which the caller may also give as `other_name`, its name in torch.
+def key_given(given: Key | None, other_name: str, other: Key | None, name: str = "key") -> Key:
+    """Return the argument `name`, which the caller may also give as `other_name`, its name in torch.
 
     Raises:
         TypeError: both are given, or neither.
     """
-    found = other if key is None else key
+    found = other if given is None else given
     if found is None:
-        raise TypeError(f"key is missing: give key, or {other_name} as in torch")
-    if key is not None and other is not None:
-        raise TypeError(f"key and {other_name} are two names of one argument: give one of them")
+        raise TypeError(f"{name} is missing: give {name}, or {other_name} as in torch")
+    if given is not None and other is not None:
+        raise TypeError(f"{name} and {other_name} are two names of one argument: give one of them")
     return found
 
 
@@ -244,17 +248,29 @@ def utf8(text: bytes) -> str:
 
 
 def check_int64(name: str, value: object) -> int:
-    """Return `value` if it is an integer of 64 bits. Errors call the argument `name`.
+    """Return `value` as an `int` if it is an integer of 64 bits, such as one of numpy. Errors call it `name`.
 
     Raises:
-        TypeError: it is not an integer.
+        TypeError: it is not an integer: it has no ``__index__``, or it is a `bool`.
         OverflowError: it does not fit in 64 bits.
     """
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if type(value) is not int:
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+        value = index(value)
     if not INT64_MIN <= value <= INT64_MAX:
         raise OverflowError(f"{name} {value} does not fit in 64 bits")
     return value
+
+
+def not_copied(thing: object, instead: str) -> TypeError:
+    """Return the error of pickle and `copy` for `thing`, which belongs to this process. `instead` says what to do."""
+    return TypeError(f"{type(thing).__name__} can't be pickled or copied, because it belongs to one process; {instead}")
+
+
+def refuse_copies(thing: object) -> NoReturn:
+    """Refuse pickle and `copy` for a recipe, whose copy could end what the original holds."""
+    raise not_copied(thing, "pass the store and the name, and make another one there")
 
 
 def check_choice(name: str, value: str, known: Iterable[str]) -> str:

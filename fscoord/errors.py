@@ -64,14 +64,35 @@ class FscoordError(RuntimeError):
     def __init__(self, message: str) -> None:
         super().__init__(message)
 
+    _own_class: type[FscoordError] | None = None
+    """The class of the package of which the class is a subclass, if `joined` has made it."""
+
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
     def __reduce__(self) -> tuple[Callable[..., FscoordError], tuple[Any, ...]]:
-        details = dict(self.__dict__)
-        if isinstance(self, OSError):
-            details["errno"] = self.errno  # a slot of OSError, not in __dict__
-        return _rebuild, (type(self), str(self), details)
+        return _rebuild, (self._own_class or type(self), str(self), _details(self))
+
+
+def _details(error: FscoordError) -> dict[str, Any]:
+    details = dict(error.__dict__)
+    if isinstance(error, OSError):
+        details["errno"] = error.errno  # a slot of OSError, not in __dict__
+    return details
+
+
+_joined_classes: dict[tuple[type[FscoordError], type[Exception]], type[FscoordError]] = {}
+
+
+def joined(error: FscoordError, theirs: type[Exception]) -> FscoordError:
+    """Return `error` as an error that is also a `theirs`, for callers of the package that has the class `theirs`.
+
+    A pickled copy of the result has the class of `error`, because the class of the result is made here.
+    """
+    ours = error._own_class or type(error)
+    names = {"__module__": ours.__module__, "__qualname__": ours.__qualname__, "_own_class": ours}
+    cls = _joined_classes.setdefault((ours, theirs), type(ours.__name__, (ours, theirs), names))
+    return _rebuild(cls, str(error), _details(error))
 
 
 def _timeout_message(message: str) -> str:

@@ -16,8 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
-from types import TracebackType
+from functools import partial, wraps
+from types import EllipsisType, TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from fscoord._arguments import (
@@ -35,12 +35,15 @@ from fscoord._arguments import (
     keys_bytes,
     to_seconds,
     to_timedelta,
+    value_bytes,
 )
 from fscoord._runtime import system, tracing
 from fscoord._waiting.awaited import ShownWait
 from fscoord._waiting.wait import (
     COUNT,
+    ITEM,
     KEYS,
+    VALUES,
     ArrivalRequest,
     BarrierRequest,
     LastOfCount,
@@ -52,9 +55,10 @@ from fscoord._waiting.wait import (
     WaitSteps,
     new_tuple,
 )
-from fscoord.errors import BarrierError, StoreTimeoutError, UsedBeforeError
+from fscoord.errors import BarrierError, StoreError, StoreTimeoutError, UsedBeforeError
 
 __all__ = [
+    "NUM_MEMBERS",
     "Capabilities",
     "Member",
     "Store",
@@ -64,6 +68,7 @@ __all__ = [
     "begin_span",
     "closer_look",
     "how_to_run_again",
+    "needed_store",
     "new_arrival_wait",
     "new_wait",
     "notifier_for",
@@ -77,6 +82,7 @@ __all__ = [
     "wait_on",
 ]
 
+D = TypeVar("D")
 S = TypeVar("S", bound="Store")
 T = TypeVar("T")
 
@@ -106,6 +112,8 @@ class Capabilities(NamedTuple):
             took effect.
         lists_any_key: `Store.list_keys` lists keys that are not UTF-8. Otherwise it raises if there are such keys.
         deletes_at_once: `Store.delete_key` removes the value and the queue of a key in one step.
+        changes_conditionally: the store has `Store.create`, `Store.pop` and `Store.delete_key` with ``expected``, each
+            as one step. Otherwise they raise `StoreError`.
         value_max: the longest value, in bytes. It may also limit the size of one `Store.multi_set`.
     """
 
@@ -118,6 +126,7 @@ class Capabilities(NamedTuple):
     knows_write_outcome: bool = False
     lists_any_key: bool = True
     deletes_at_once: bool = True
+    changes_conditionally: bool = False
     value_max: int = VALUE_MAX
 
 
@@ -146,6 +155,9 @@ class Member(NamedTuple):
     alive: str
     found_dead: float | None = None
 
+
+NUM_MEMBERS: Final = b"/num_members"
+"""The end of the key with which `Store.barrier` counts the arrivals."""
 
 CALL_MAX_S: Final = 20.0
 """The longest call, in seconds, for a request that has its own `SlowWaitLogger`. A store logs longer calls itself."""
@@ -182,12 +194,24 @@ class Store(ABC):
         """Set the value of `key` to `value`."""
 
     @abstractmethod
-    def get(self, key: Key) -> bytes:
-        """Return the value of `key`. If the key has no value, wait for one up to the store's timeout.
+    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
+        """Return the value of `key`. If the key has no value, wait for one, or return `default` at once.
+
+        Args:
+            key: the key.
+            default: the result if the key has no value. With a default the call does not wait for a value.
+            timeout: the longest wait, in seconds or as a `timedelta`.
 
         Raises:
             StoreTimeoutError: the key did not appear.
+            TypeError: both `default` and `timeout` are given.
         """
+        name, limit = key_bytes(key), self._seconds(timeout, default)
+        if isinstance(default, EllipsisType):
+            values: list[bytes] = self._wait(WaitRequest(VALUES, [name], limit))
+            return values[0]
+        value = self._peek(name)
+        return default if value is None else value
 
     @abstractmethod
     def add(self, key: Key, amount: int) -> int:
@@ -221,8 +245,37 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def delete_key(self, key: Key) -> bool:
-        """Remove the value and the queue of `key`; return whether the key had a value or a queue."""
+    def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
+        """Remove the value and the queue of `key`; return whether the key had a value or a queue.
+
+        Args:
+            key: the key.
+            expected: if given, remove the key only if this is its value, and return whether it was removed.
+
+        Raises:
+            StoreError: `expected` is given, and the store does not have `Capabilities.changes_conditionally`.
+        """
+        raise self._not_in_one_step("delete_key(expected=)", key, b"" if expected is None else expected)
+
+    def create(self, key: Key, value: Value) -> bool:
+        """Set `key` to `value` if the key has no value; return whether this call has set it.
+
+        Unlike `compare_set`, the result differs between two callers with equal values, and an empty value is a value.
+
+        Raises:
+            StoreError: the store does not have `Capabilities.changes_conditionally`.
+        """
+        raise self._not_in_one_step("create", key, value)
+
+    def pop(self, key: Key) -> bytes | None:
+        """Remove `key`, as `delete_key` does, and return the value that it had.
+
+        If the key has no value, return None at once and change nothing.
+
+        Raises:
+            StoreError: the store does not have `Capabilities.changes_conditionally`.
+        """
+        raise self._not_in_one_step("pop", key)
 
     @abstractmethod
     def num_keys(self) -> int:
@@ -237,14 +290,16 @@ class Store(ABC):
         """Append `value` to the value of `key`, atomically; a missing key counts as empty."""
 
     @abstractmethod
-    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
+    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
         """Return the values of `keys`, in the order of `keys`.
 
-        If values are missing, wait for all of them under one deadline, which the store's timeout sets.
+        If values are missing, wait for all of them under one deadline.
 
         Raises:
             StoreTimeoutError: a value is still missing at the deadline. The ``keys`` of the error are all missing keys.
         """
+        values: list[bytes] = self._wait(WaitRequest(VALUES, keys_bytes(keys), self._seconds(timeout)))
+        return values
 
     @abstractmethod
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
@@ -259,13 +314,20 @@ class Store(ABC):
         """Append `value` to the queue `key`. A queue and a value may have the same name."""
 
     @abstractmethod
-    def queue_pop(self, key: Key, block: bool = True) -> bytes:
+    def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
         """Remove the oldest value from the queue `key` and return it. Each value is returned to one caller only.
+
+        With ``block=False`` the call does not wait for a value, and `timeout` has no effect.
 
         Raises:
             QueueEmptyError: with ``block=False``, the queue is empty.
-            StoreTimeoutError: with ``block=True``, the queue stayed empty for the store's timeout.
+            StoreTimeoutError: with ``block=True``, the queue stayed empty until the deadline.
         """
+        limit = self._seconds(timeout)
+        if not block:
+            return self.queue_pop(key, False)  # without the added argument
+        item: bytes = self._wait(WaitRequest(ITEM, [key_bytes(key)], limit))
+        return item
 
     @abstractmethod
     def queue_len(self, key: Key) -> int:
@@ -285,8 +347,9 @@ class Store(ABC):
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
         """Wait until `world_size` callers have called this method with `key`. A key can be used for one barrier only.
 
-        The barrier uses the keys ``{key}/num_members`` and ``{key}/last_member``, as c10d does. So processes of both
-        libraries can meet at one barrier.
+        The barrier uses the keys ``{key}/num_members`` and ``{key}/last_member``, as c10d does on most stores. A
+        `TCPStore` uses the request of torch's server for it, with the single key `key`. So processes of both libraries
+        can meet at one barrier.
 
         Raises:
             UsedBeforeError: more than `world_size` callers arrived.
@@ -387,7 +450,8 @@ class Store(ABC):
         Raises:
             _NoRankNeeded: no rank is needed any more.
         """
-        needed = ranks.judge(self.get(ranks.key)) if self.check([ranks.key]) else list(ranks)
+        text = self.get(ranks.key, default=None)
+        needed = list(ranks) if text is None else ranks.judge(text)
         if not needed:
             raise _NoRankNeeded
         return self.dead_ranks(needed)
@@ -425,8 +489,7 @@ class Store(ABC):
     def _wait(self, request: WaitRequest) -> Any:
         """Carry out `request` in this thread, and return its answer; see `WaitRequest`.
 
-        A store that makes `Wait` objects overrides this method. The default uses the public methods that wait, and so
-        can only carry out requests for keys.
+        A store that makes `Wait` objects overrides this method. The default uses the public methods that wait.
         """
         slow_logger = request.slow_logger
         if slow_logger is None:
@@ -442,13 +505,52 @@ class Store(ABC):
                     raise
                 slow_logger.warn_if_due()
 
-    def _wait_in_call(self, request: WaitRequest, timeout: float) -> list[int]:
+    def _wait_in_call(self, request: WaitRequest, timeout: float) -> Any:
+        if request.kind != KEYS:
+            with self.clone() as handle:  # the timeout of this handle holds for all its threads
+                handle.set_timeout(timeout)
+                return handle.multi_get(request.keys) if request.kind == VALUES else handle.queue_pop(request.keys[0])
         if request.sessions is not None:
             return self.wait_sessions(request.keys, request.sessions, timeout)
         if request.ranks is not None:
             return self.wait_alive(request.keys, request.ranks, timeout)
         self.wait(request.keys, timeout)
         return []
+
+    def _peek(self, key: bytes) -> bytes | None:
+        """Return the value of `key`, or None if it has no value, without waiting for one.
+
+        The default compares with a random text. So it never succeeds, writes nothing and returns the value, or the text
+        if there is no value.
+        """
+        nonce = system.random_bytes(16)
+        value = self.compare_set(key, nonce, nonce)
+        return None if value == nonce else value
+
+    def _seconds(self, timeout: Timeout | None, default: object = ...) -> float:
+        """Return the timeout of one call in seconds, given its arguments."""
+        if timeout is None:
+            return self._timeout
+        if default is not ...:
+            raise TypeError("get takes default or timeout, not both: with a default it does not wait for a value")
+        return to_seconds(timeout)
+
+    def _not_in_one_step(self, operation: str, key: Key, value: Value = b"") -> StoreError:
+        """Check the arguments of `operation`, and return the error that the store does not have the operation."""
+        value_bytes(value)
+        return StoreError(
+            f"{type(self).__name__} has no {operation}, so key {key_text(key_bytes(key))!r} is unchanged: the store"
+            " can't look at a key and change it in one step (capabilities.changes_conditionally). Use a FileStore,"
+            " HashStore or EtcdStore"
+        )
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Let a store that was written for an earlier version accept the arguments that were added since."""
+        super().__init_subclass__(**given)
+        for name, added in ADDED_ARGUMENTS.items():
+            method = cls.__dict__.get(name)
+            if method is not None and not _accepts(method, added):
+                setattr(cls, name, _accepting(method, added))
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
         """Carry out `request` in this thread, and return its answer; see `ArrivalRequest`."""
@@ -577,6 +679,37 @@ class Store(ABC):
         self.close()
 
 
+ADDED_ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
+    "get": {"default": ..., "timeout": None},
+    "multi_get": {"timeout": None},
+    "queue_pop": {"timeout": None},
+    "delete_key": {"expected": None},
+}
+"""The arguments that methods of `Store` got after other people had written stores, and the values that mean nothing."""
+
+
+def _accepts(method: Any, added: dict[str, Any]) -> Any:
+    """Return whether the function `method` has the arguments `added`."""
+    while hasattr(method, "__wrapped__"):  # a decorator passes all arguments on
+        method = method.__wrapped__
+    code: Any = getattr(method, "__code__", None)  # none: not a function of Python
+    takes_any = code is None or code.co_flags & 8  # inspect.CO_VARKEYWORDS
+    return takes_any or added.keys() <= set(code.co_varnames)
+
+
+def _accepting(method: Callable[..., Any], added: dict[str, Any]) -> Callable[..., Any]:
+    """Return `method` with the arguments `added`. A call that uses one of them gets the default of `Store`."""
+
+    @wraps(method)
+    def call(self: Store, *args: Any, **named: Any) -> Any:
+        used = {name: named.pop(name) for name in added if name in named}
+        if all(value is added[name] for name, value in used.items()):
+            return method(self, *args, **named)
+        return getattr(Store, method.__name__)(self, *args, **named, **used)
+
+    return call
+
+
 class _NoRankNeeded(Exception):
     """Ends a wait that needs no rank any more."""
 
@@ -588,8 +721,8 @@ class StoreView(Store):
     """
 
     def __init__(self, store: Store) -> None:
+        self._inner = needed_store(store)
         self.capabilities: Capabilities = store.capabilities
-        self._inner = store
 
     def _open(self) -> Store:
         """Return the underlying store.
@@ -659,6 +792,27 @@ class StoreView(Store):
 # The other modules of this package call these functions. They call private methods, which the stores override.
 
 
+def needed_store(store: T, *methods: str) -> T:
+    """Return `store`, which must be a `Store`, or another object that has one of `methods`, as a store of torch.
+
+    Everything that takes a store calls this function.
+
+    Raises:
+        TypeError: it is something else. The message says what to pass instead.
+    """
+    is_for_tasks = isinstance(getattr(store, "store", None), Store)  # its methods are coroutines
+    if isinstance(store, Store) or (not is_for_tasks and any(hasattr(store, name) for name in methods)):
+        return store
+    given: object = store
+    instead = "pass a store of fscoord, such as FileStore(path)"
+    if isinstance(given, (str, system.os.PathLike)):
+        address = system.os.fspath(given)
+        instead = f"{'open_store' if ':' in str(address) else 'FileStore'}({address!r})"
+    elif is_for_tasks:
+        instead = "pass its .store, or use fscoord.aio"
+    raise TypeError(f"a store is needed, got {type(given).__name__}: {instead}")
+
+
 def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
     """Run the generator `steps`, wait in this thread for each of its requests, and return its result."""
     try:
@@ -707,9 +861,9 @@ def wait_on(store: Store, request: Request) -> Any:
 
 def _counted_arrival(key: Key, world_size: int, timeout: float) -> ArrivalRequest:
     """Check the arguments of `Store.barrier`, and return the request of one arrival."""
-    check_positive("world_size", world_size)
+    world_size = check_positive("world_size", world_size)
     name = key_bytes(key)
-    counter, last = name + b"/num_members", name + b"/last_member"  # of one length
+    counter, last = name + NUM_MEMBERS, name + b"/last_member"  # of one length
     if len(counter) > KEY_MAX:
         key_bytes(counter)  # raises the error
 

@@ -34,26 +34,32 @@ def _timeout(config: pytest.Config) -> float:
     return float(config.getini("fscoord_timeout"))
 
 
+def _path(request: pytest.FixtureRequest) -> Path:
+    """Return the path of the test's store: in its `tmp_path`, or among the fake files of pyfakefs if it uses these."""
+    for fake in ("fs", "fs_class", "fs_module", "fs_session"):
+        if fake in request.fixturenames:
+            request.getfixturevalue(fake)
+            return Path("/fscoord.store")
+    directory: Path = request.getfixturevalue("tmp_path")
+    return directory / "fscoord.store"
+
+
 @pytest.fixture
-def fscoord_store(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[FileStore]:
-    """A `FileStore` in this test's `tmp_path`, closed at the end of the test."""
+def fscoord_store(request: pytest.FixtureRequest) -> Iterator[FileStore]:
+    """A `FileStore` in this test's `tmp_path`, or in pyfakefs' fake file system, closed at the end of the test."""
     from fscoord import FileStore
 
-    with FileStore(tmp_path / "fscoord.store", timeout=_timeout(pytestconfig)) as store:
+    with FileStore(_path(request), timeout=_timeout(request.config)) as store:
         yield store
 
 
 @pytest.fixture(params=KINDS)
-def fscoord_each_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+def fscoord_each_store(request: pytest.FixtureRequest) -> Iterator[Store]:
     """Run the test on each kind of store that needs no server: `FileStore`, `HashStore` and `PrefixStore`."""
     from fscoord import FileStore, HashStore, PrefixStore
 
     timeout = _timeout(request.config)
-    with (
-        FileStore(tmp_path / "fscoord.store", timeout=timeout)
-        if request.param == "file"
-        else HashStore(timeout=timeout) as store
-    ):
+    with FileStore(_path(request), timeout=timeout) if request.param == "file" else HashStore(timeout=timeout) as store:
         yield PrefixStore("test", store) if request.param == "prefix" else store
 
 

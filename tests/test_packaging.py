@@ -129,6 +129,11 @@ def test_classifiers_name_the_pythons_that_are_tested() -> None:
     assert re.findall(r"py3(\d+)", environments[0]) == [version.partition(".")[2] for version in named]
 
 
+def test_tox_skips_a_python_that_is_missing_but_the_continuous_check_does_not() -> None:
+    assert "\nskip_missing_interpreters = true\n" in (REPOSITORY / "tox.ini").read_text(encoding="utf-8")
+    assert " --skip-missing-interpreters false " in (REPOSITORY / ".ci/run").read_text(encoding="utf-8")
+
+
 # The manual pages and the completions
 
 

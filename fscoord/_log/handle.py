@@ -164,6 +164,45 @@ class HandleState:
         message = f"has a death record: this handle's session {number} is dead; open the store again"
         return self.over(SessionDeadError, message)
 
+    def check_descriptors(self) -> None:
+        """End the handle if other code of this process has closed a descriptor of the log (os.closerange).
+
+        The number may belong to a file of the program by now. Then nothing may be read from it, written to it or
+        closed.
+
+        Raises:
+            StoreGoneError: a descriptor is closed, or is of another file.
+        """
+        are_own = self._is_own(self.reader_fd) and self._is_own(self.lock.fd)
+        if are_own or min(self.reader_fd, self.lock.fd) < 0:  # -1: a signal handler has forked, and this is the child
+            return
+        system.forget_descriptors()  # the other descriptors of the package may be closed as well
+        self.lock.unlock()
+        self.lock.after_fork(self.mutex)
+        self.reader_fd = self.root_fd = -1
+        raise self.gone("was closed by other code of this process, which has closed descriptors that it did not open")
+
+    def _is_own(self, fd: int) -> bool:
+        """Return whether `fd` is a descriptor of the generation in use."""
+        try:
+            found = system.os.fstat(fd)
+        except OSError as error:
+            raise_if_foreign(error)
+            return error.errno != system.errno.EBADF
+        return (found.st_dev, found.st_ino) == self.file_identity
+
+    def check_landing(self) -> None:
+        """End the handle if an append has not landed where the records that were read end.
+
+        The fake files of pyfakefs keep no position after an append.
+
+        Raises:
+            StoreGoneError: the log was truncated, another program writes to it, or its descriptor is of another file.
+        """
+        if not system.is_fake_fs():
+            self.check_descriptors()
+            raise self.gone("was truncated by another program, or another program writes to it")
+
     def unlinked(self) -> Exception:
         """Return the exception for a file in use that has no name any more.
 
@@ -200,6 +239,14 @@ def reopen(handle: HandleState, flags: int) -> int:
     except FileNotFoundError as error:
         raise_if_foreign(error)
         raise handle.unlinked() from None
+    except PermissionError as error:
+        raise_if_foreign(error)
+        # The user of this process, or the mode of the directory, has changed since. A descriptor that works is never
+        # given up for one that can't be had. The callers seek, so that the descriptors may share their position.
+        if flags != handle.read_flags or handle.may_lie:
+            raise
+        fd = system.duplicate(handle.reader_fd, handle.owned_fds)
+        found = system.os.fstat(fd)
     except OSError as error:
         raise_if_foreign(error)
         handle.close_fd(fd)

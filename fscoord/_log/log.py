@@ -14,6 +14,7 @@ thread that hands a lock over (`locking.kernel_wait`) takes the two locks in the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from fscoord._log.access.local import PATH_CHECK_S, Access, LocalAccess
@@ -261,7 +262,8 @@ class Log:
             except NeedsLock:
                 pass
             except FscoordError:
-                raise
+                if not system.is_ended_by_exit():
+                    raise
             except OSError as error:
                 raise_if_foreign(error)
                 if not self.access.retries_read(error) and not self._is_cut_by_fork(error, mutex):
@@ -363,7 +365,8 @@ class Log:
                         # until the process ends.
                         lock.unlock()
                 except FscoordError:
-                    raise
+                    if not system.is_ended_by_exit():  # otherwise `_wait_for_lock` sleeps, without the mutex
+                        raise
                 except OSError as error:
                     if error.errno is None:  # a signal handler raised it, not a system call
                         handle.lock.unlock()
@@ -586,8 +589,12 @@ class Log:
 
         Raises:
             StoreTimeoutError: `limit` seconds have passed since `started`.
+            StoreClosedError: the process is exiting, and has not ended this thread within `EXIT_MAX_S`.
         """
         handle = self.handle
+        if system.is_ended_by_exit():
+            system.time.sleep(system.EXIT_MAX_S)
+            raise StoreClosedError(f"{self.path} is closed, because the process is exiting", path=self.path)
         waited = system.time.monotonic() - started
         if waited >= limit:
             raise self.lock_timeout(waited)
@@ -628,7 +635,7 @@ class Log:
             holder = "a process that has not written yet"
         remedy = ""
         if lock.kind == SOFT:
-            remedy = f"; once no process of that name lives on that host: rm {lock.marker}"
+            remedy = f"; {lock.foreign_holder()}once that process has ended: rm {lock.marker}"
         return StoreTimeoutError(
             f"{self.path}: the log's lock was not released within {waited:.3g} s: {holder or 'an unknown process'}"
             f" holds it (is it stopped, or blocked in the kernel?){remedy or closer_look(self.path)}",
@@ -773,6 +780,7 @@ class Log:
             clear: see above.
         """
         handle, table = self.handle, self.table
+        self.inspect(handle.check_descriptors)
 
         def decide(_: bytes, __: bytes) -> tuple[None, int, bytes]:
             handle.recovery = POSITION
@@ -943,6 +951,9 @@ class Log:
         handle = self.handle
         with handle.mutex:
             self.refuse_reentry()
+            if not handle.recovery & CLOSED:
+                with suppress(StoreError):
+                    handle.check_descriptors()
             handle.finish(StoreClosedError, "is closed; open the store again")
             handle.lock.close()
             self.liveness.unlock()

@@ -50,6 +50,8 @@ def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
     """
     if system.is_fake_fs():
         raise OSError(system.errno.ENOSYS, "a fake file system has no events")
+    if system.has_inotify() and not hasattr(system.select, "poll"):  # any other source would block all green threads
+        raise OSError(system.errno.ENOSYS, "this process has no select.poll, which eventlet removes")
     return Inotify(path, mask) if system.has_inotify() else ObserverSource(path, wake)
 
 
@@ -88,6 +90,7 @@ class PollableSource(ABC):
 
     def _open(self, opening: Iterator[int]) -> int:
         """Open the one descriptor of `opening`, and record it in the same chain of C calls: rule 1 in `interrupts`."""
+        system.occupy_standard_descriptors()
         opened: list[int] = []
         system.in_one_chain(partial(opened.extend, opening), partial(self._descriptors.update, opened))
         return opened[0]
@@ -113,14 +116,16 @@ class PollableSource(ABC):
         epoll. If the process has ended already, `wait` returns at once, or pidfd_open(2) fails.
 
         Returns:
-            False if the process can't be watched: the system has no pidfd_open(2), no descriptor is free,
-            `PROCESSES_MAX` processes are watched already, or the source is closed.
+            False if the process can't be watched: the system has no pidfd_open(2), the process has no epoll(7), as
+            under gevent, no descriptor is free, `PROCESSES_MAX` processes are watched already, or the source is closed.
         """
         if pid in self.processes:
             return not self.is_closed
-        if self.is_closed or len(self.processes) >= PROCESSES_MAX or not hasattr(system.os, "pidfd_open"):
+        can_watch = hasattr(system.os, "pidfd_open") and hasattr(system.select, "epoll")
+        if self.is_closed or len(self.processes) >= PROCESSES_MAX or not can_watch:
             return False
         try:
+            system.occupy_standard_descriptors()
             pidfds = self._epolls.get("pidfds") or self._epolls.setdefault("pidfds", system.select.epoll())
             if not self._is_complete:
                 self._include_pidfds()
@@ -276,6 +281,8 @@ class FifoSource(PollableSource):
     """
 
     def __init__(self, fifo: int) -> None:
+        if not hasattr(system.select, "epoll"):
+            raise OSError(system.errno.ENOSYS, "this process has no select.epoll, which gevent removes")
         super().__init__()
         self._open_interruptions()
         self._epoll = self._epolls.setdefault("all", system.select.epoll())

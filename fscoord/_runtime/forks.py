@@ -43,7 +43,6 @@ ORDER: Final = (
     "etcd sessions",
     "timeouts",
     "executors",
-    "sliced waits",
     "keepers",
     "trace",
     "faults",

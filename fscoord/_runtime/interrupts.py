@@ -129,11 +129,12 @@ CHILD_LIMIT_S: Final = 1.0
 _LOOK_S: Final = 0.05
 """How often a thread that waits for a `BareCall` checks whether it was forked, in seconds."""
 
-_allocate_lock = threading.Lock  # the real one, even if a test replaces `threading`
-_Thread = threading.Thread
-_start_new_thread = _thread.start_new_thread
 _objects_of_threads: dict[int, threading.Thread] = vars(threading)["_active"]
 _importlib: Any = sys.modules["_frozen_importlib"]
+
+
+class HelperThread(threading.Thread):  # the real `Thread`, even if a test replaces `threading`
+    """A thread of this package, whose errors the package handles."""
 
 
 class BareCall(Generic[T]):
@@ -153,10 +154,11 @@ class BareCall(Generic[T]):
         self._work = work
         self._owner = os.getpid()
         self.is_over = False
-        self._end = _allocate_lock()
+        # Both names are looked up now, and not at the import: gevent or eventlet may have replaced them since.
+        self._end = _thread.allocate_lock()
         self._end.acquire()
         try:
-            _start_new_thread(self._run, ())
+            _thread.start_new_thread(self._run, ())
         except RuntimeError as error:  # a limit, a subinterpreter that allows no threads, or the process is ending
             raise_if_foreign(error)
             self.refusal = error
@@ -193,7 +195,7 @@ def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> thr
     """
 
     def start() -> threading.Thread:
-        thread = _Thread(target=call, args=arguments, name=name, daemon=True)
+        thread = HelperThread(target=call, args=arguments, name=name, daemon=True)
         thread.start()
         return thread
 

@@ -94,6 +94,7 @@ def connect(endpoints: Sequence[Endpoint], ends: float) -> socket.socket:
         OSError: no endpoint accepted a connection. The error is that of the last endpoint.
     """
     failure = OSError(system.errno.EADDRNOTAVAIL, "the host has no address")
+    system.occupy_standard_descriptors()
     for number, (family, address) in enumerate(endpoints):
         left = (ends - system.time.monotonic()) / (len(endpoints) - number)
         try:
@@ -136,6 +137,7 @@ def acquire_host_mutex(name: str) -> socket.socket | None:
     """
     if system.platform() != "linux" or system.is_fake_fs():
         return None
+    system.occupy_standard_descriptors()
     found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     _names.add(found)
     try:
@@ -148,6 +150,7 @@ def acquire_host_mutex(name: str) -> socket.socket | None:
 
 def datagram_sockets(sockets: list[Any]) -> None:
     """Add two datagram sockets for addresses of this host (unix(7)) to `sockets`. They never block."""
+    system.occupy_standard_descriptors()
     # In one chain of C calls, so that an interruption loses none: `socket.socket` would be a Python class.
     sockets.extend(map(socket.SocketType, [socket.AF_UNIX] * 2, [socket.SOCK_DGRAM] * 2))
     for each in sockets:

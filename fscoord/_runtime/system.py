@@ -25,8 +25,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from types import ModuleType
-from typing import IO, Any, Final, ParamSpec, TypeVar
+from types import BuiltinFunctionType, ModuleType
+from typing import IO, TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
 from fscoord._runtime.escaping import escape_word
 from fscoord._runtime.forks import (
@@ -37,7 +37,13 @@ from fscoord._runtime.forks import (
     recover_from_fork,
     reset_in_child,
 )
-from fscoord._runtime.interrupts import import_uninterrupted, in_one_chain, raise_if_foreign, start_thread as try_thread
+from fscoord._runtime.interrupts import (
+    HelperThread,
+    import_uninterrupted,
+    in_one_chain,
+    raise_if_foreign,
+    start_thread as try_thread,
+)
 from fscoord.errors import StoreUnavailableError
 
 try:
@@ -47,6 +53,29 @@ except ImportError:  # Windows: the package imports, FileStore refuses
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def _copy_of_time() -> Any:
+    """Return a second module `time`, with functions that no other program has replaced.
+
+    Libraries for tests replace functions of the module `time`, and module attributes that are these functions, in the
+    whole process: while freezegun has stopped the clock, no deadline would come. The copy is not in `sys.modules`, so
+    they don't find it. Only ``sleep`` is that of the program, because under gevent and eventlet it must let the other
+    green threads run.
+    """
+    program, spec = sys.modules["time"], cast(Any, time.__spec__)
+    copy: Any = sys.modules["_frozen_importlib"].module_from_spec(spec)
+    spec.loader.exec_module(copy)
+
+    def sleep(seconds: float) -> None:  # looks it up at each call, because it may be replaced later
+        program.sleep(seconds)
+
+    copy.sleep = sleep
+    return copy
+
+
+if not TYPE_CHECKING:
+    time = _copy_of_time()
 
 __all__ = ["errno", "fcntl", "os", "select", "stat", "threading", "time"]
 __all__ += ["WeakObjects", "after_fork_in_child", "fork_marker", "process_epoch", "recover_from_fork", "reset_in_child"]
@@ -153,6 +182,15 @@ def _proc_text(path: str) -> str:
     return b"".join(found).decode("ascii", "replace").strip()
 
 
+TIME_MAX: Final = (1 << 64) - (1 << 32)
+"""The latest time that a record can hold, in ns since 1970, less some for the records after it: in the year 2554."""
+
+
+def wall_time_ns() -> int:
+    """Return the time by the wall clock, in ns since 1970. A clock that is set before 1970 or after 2554 is clamped."""
+    return min(max(time.time_ns(), 0), TIME_MAX)
+
+
 def random_bytes(count: int) -> bytes:
     """Return `count` unpredictable bytes."""
     return os.urandom(count)
@@ -171,11 +209,18 @@ class Descriptors(set[int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.close = os.close  # the close of the `os` that opens the descriptors, which may be a fake
+        self.close = os.close  # the close of the `os` that opens the descriptors
+        if is_fake_fs():
+            self.close = functools.partial(_close_fake, os.close)
         _descriptors.add(self)
 
     def __hash__(self) -> int:  # type: ignore[override]  # each is equal to itself only
         return id(self)
+
+
+def _close_fake(close: Callable[[int], None], fd: int) -> None:
+    with contextlib.suppress(Exception):  # after the end of its test a fake may raise anything
+        close(fd)
 
 
 _close = os.close
@@ -223,6 +268,35 @@ def _close_unfinished_opens() -> None:
 after_fork_in_child("descriptors", _close_inherited)
 
 
+def forget_descriptors() -> None:
+    """Never close any descriptor that is open now: their numbers may belong to files of the program."""
+    for kept in _descriptors:
+        kept.clear()
+
+
+def duplicate(fd: int, owned_fds: set[int]) -> int:
+    """Return another descriptor of the open file `fd`, which is added to `owned_fds` in the same chain of C calls."""
+    opened: list[int] = []
+    in_one_chain(functools.partial(opened.extend, map(os.dup, (fd,))), functools.partial(owned_fds.update, opened))
+    return opened[0]
+
+
+def occupy_standard_descriptors() -> None:
+    """Open the null device on each of the descriptors 0, 1 and 2 that is closed, as Git and the runtime of Rust do.
+
+    open(2) returns the lowest free number. A descriptor of the package with one of these numbers would get what the
+    program prints, and the dup2(2) of a program that becomes a daemon would replace it. Each function of the package
+    that makes descriptors calls this function first.
+    """
+    for number in range(3):
+        try:
+            os.get_inheritable(number)  # the cheapest call that fails for a closed descriptor
+        except OSError as error:
+            raise_if_foreign(error)
+            if (opened := os.open(os.devnull, os.O_RDWR)) > number:  # another thread has opened this number
+                os.close(opened)
+
+
 def open_file(path: str, flags: int, mode: int, owned_fds: set[int], *, dir_fd: int | None = None) -> int:
     """Open `path` without following a symbolic link, blocking on a FIFO, or passing the descriptor to a new program.
 
@@ -230,6 +304,7 @@ def open_file(path: str, flags: int, mode: int, owned_fds: set[int], *, dir_fd: 
     to `owned_fds` in the same chain of C calls that opens it (rule 1 in `interrupts`). With `dir_fd`, `path` is a name
     in that open directory.
     """
+    occupy_standard_descriptors()
     flags |= O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_BINARY
     call = os.open if dir_fd is None else functools.partial(os.open, dir_fd=dir_fd)
     opened: list[int] = []
@@ -435,7 +510,7 @@ def close_when_collected(owner: object, descriptors: Descriptors) -> None:
     functions only (rule 1 in `interrupts`): `next` looks in vain for a true result among the results of the calls.
     """
     if os.close is not _close:  # the `os` of a test, whose functions may be written in Python
-        weakref.finalize(owner, close_all, os.close, descriptors).atexit = False
+        weakref.finalize(owner, close_all, descriptors.close, descriptors).atexit = False
         return
     removed: Iterator[int] = map(set.pop, itertools.takewhile(len, itertools.repeat(descriptors)))
     # Without -1, which some C functions return instead of a descriptor: os.closerange(-1, 0) closes all descriptors.
@@ -489,6 +564,26 @@ class AutoResetEvent:
         return self._lock.acquire(timeout=max(seconds, 0.0))
 
 
+exiting: list[int] = []
+"""The number of this process, once it is exiting and has begun to close its stores."""
+
+EXIT_MAX_S: Final = 60.0
+"""The longest sleep of `is_ended_by_exit`, in seconds, because an exit handler of the program may join the thread."""
+
+
+def is_ended_by_exit() -> bool:
+    """Return whether this is a daemon thread of the program, and its process is exiting.
+
+    The interpreter ends such a thread within moments. An operation that can't succeed any more sleeps for `EXIT_MAX_S`
+    before it raises, because its error would be a traceback at the normal end of a program. The thread must hold no
+    mutex meanwhile, because the main thread may need it to close a store.
+    """
+    if not exiting or exiting[-1] != os.getpid():
+        return False
+    thread = threading.current_thread()
+    return thread.daemon and not isinstance(thread, HelperThread)
+
+
 def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> threading.Thread:
     """Start a daemon thread named `name` that calls `call` with `arguments`, and return the thread.
 
@@ -499,6 +594,17 @@ def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> thr
     if isinstance(thread, RuntimeError):  # a limit, a subinterpreter that allows no daemons, or the process is ending
         raise thread_refused(name, thread)
     return thread
+
+
+def try_kernel_thread(name: str, call: Callable[..., object], *arguments: Any) -> threading.Thread | RuntimeError:
+    """Start a thread as `try_thread` does, for a `call` that blocks in the kernel. Green threads are refused.
+
+    gevent and eventlet replace `_thread.start_new_thread`. Then a call that blocks in the kernel would block every
+    thread of the program, so the caller must poll.
+    """
+    if not isinstance(_thread.start_new_thread, BuiltinFunctionType):
+        return RuntimeError("a green thread must not block in the kernel")
+    return try_thread(name, call, *arguments)
 
 
 def thread_refused(name: str, refusal: RuntimeError) -> StoreUnavailableError:
@@ -586,6 +692,11 @@ def has_inotify() -> bool:
 def platform() -> str:
     """Return `sys.platform`."""
     return sys.platform
+
+
+def import_path() -> str:
+    """Return the ``PYTHONPATH`` with which a new Python in any directory finds the modules that this one finds."""
+    return os.pathsep.join([os.path.abspath(entry) for entry in sys.path if entry] or [""])
 
 
 def make_private_directory() -> str:

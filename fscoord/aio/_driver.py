@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar, cast
-from weakref import WeakSet
 
 from fscoord._arguments import key_names, key_text, keys_bytes, missing_message
 from fscoord._runtime import system
@@ -26,6 +25,7 @@ from fscoord.store import (
     Store,
     arrival_steps,
     barrier_steps,
+    needed_store,
     new_arrival_wait,
     new_wait,
     notifier_for,
@@ -56,7 +56,7 @@ class StoreDriver:
     """Makes calls on `store` in threads, and drives its waits and the steps of recipes in the running loop."""
 
     def __init__(self, store: Store) -> None:
-        self.store = store
+        self.store = needed_store(store)
         usual_s = typical_call_s(store)
         self._executor = CallExecutor(CALL_THREADS_MAX if usual_s else 0, usual_s if usual_s < math.inf else 0.0)
         self._backend: AsyncioBackend | None = None
@@ -136,14 +136,7 @@ class SlicedWaits:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._reader: Store | None = None  # a clone that does not wait, for reading values
         self._executor = CallExecutor(WAIT_THREADS_MAX, 0.0)
-        self.renew()
-        _all.add(self)
-
-    def renew(self) -> None:
-        """Create the mutex: at the beginning, and again in a forked child, where the inherited mutex may be locked."""
-        self._mutex = system.threading.Lock()  # guards `_reader`
 
     async def wait(self, request: WaitRequest) -> Any:
         """Carry out `request`, and return its answer; see `WaitRequest`."""
@@ -195,13 +188,8 @@ class SlicedWaits:
                 return None
         if not self._store.check(request.keys):  # a check costs less than a read that times out
             return None
-        system.process_epoch()
-        with self._mutex:
-            if self._reader is None:
-                self._reader = self._store.clone()
-                self._reader.set_timeout(0)
         try:
-            return self._reader.multi_get(request.keys)
+            return self._store.multi_get(request.keys, timeout=0)
         except StoreTimeoutError:
             return None
 
@@ -211,19 +199,5 @@ class SlicedWaits:
         return StoreTimeoutError(message, keys=error.keys, holder=error.holder, waited=waited)
 
     def close(self) -> None:
-        """Close the clone that reads values, and let the threads end."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
+        """Let the threads end."""
         self._executor.dismiss()
-
-
-_all: WeakSet[SlicedWaits] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for waits in list(_all):
-        waits.renew()
-
-
-system.after_fork_in_child("sliced waits", _after_fork_in_child)

@@ -130,6 +130,8 @@ class CallExecutor:
             call.wait_briefly(self._typical_call_s)
             while not call.is_over:
                 await self._wait_in_loop(call)
+            if call.error is not None and system.is_ended_by_exit():
+                system.time.sleep(system.EXIT_MAX_S)
         except BaseException:  # the loop is closed, or was interrupted: nothing can be awaited any more
             if not self._withdraw(call):
                 call.wait_briefly(math.inf)

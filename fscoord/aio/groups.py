@@ -8,10 +8,10 @@ from functools import partial, wraps
 from typing import Any, TypeVar, overload
 
 from fscoord import recipes
-from fscoord._arguments import Key, Timeout, Value, key_bytes
+from fscoord._arguments import Key, Timeout, Value, key_bytes, refuse_copies
 from fscoord.aio._executor import CALL_WAS_MADE
 from fscoord.aio.holds import Hold
-from fscoord.aio.store import AsyncStore, driver_of
+from fscoord.aio.store import AsyncStore, core_repr, driver_of
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes.once import OnceLock, failure, result_key, success, value_of
 
@@ -29,6 +29,8 @@ class Latch:
     def __init__(self, store: AsyncStore, name: Key, count: int) -> None:
         self._driver = driver_of(store)
         self._core = recipes.Latch(store.store, name, count)
+
+    __repr__ = core_repr
 
     async def count_down(self) -> int:
         """Count one call, and return how many calls are still missing."""
@@ -63,6 +65,8 @@ class DoubleBarrier:
         self._driver = driver_of(store)
         self._core = recipes.DoubleBarrier(store.store, name, world_size, rank, timeout, fail_fast=fail_fast)
 
+    __repr__ = core_repr
+
     async def enter(self, timeout: Timeout | None = None) -> None:
         """Wait until all ranks have arrived; see `fscoord.recipes.DoubleBarrier.enter` for the errors."""
         await self._driver.drive(self._core._meeting(b"/enter", timeout))
@@ -83,9 +87,13 @@ class DoubleBarrier:
 class Membership:
     """A group that tasks and processes join and leave. See `fscoord.recipes.Membership` for the arguments."""
 
+    __reduce__ = refuse_copies
+
     def __init__(self, store: AsyncStore, name: Key, data: Value = b"") -> None:
         self._driver = driver_of(store)
         self._core = recipes.Membership(store.store, name, data)
+
+    __repr__ = core_repr
 
     @property
     def name(self) -> str:
@@ -190,6 +198,8 @@ class Fenced:
         self._key = key_bytes(key)
         self._core = recipes.Fenced(store.store, key)
 
+    __repr__ = core_repr
+
     async def set(self, value: Value, token: int) -> None:
         """Set the value under `token`, the fencing token of a present or past hold of the lock."""
         await self._driver.run(lambda: self._core.set(value, token))
@@ -219,6 +229,7 @@ def once(
     Callers are tasks, threads and processes. The same `name` may be used with `fscoord.recipes.once`, whose
     documentation also holds for this function. If the task that does the work is cancelled, the next caller does it.
     """
+    driver_of(store)
     if work is None:
 
         def decorate(function: Work) -> Done:
@@ -234,11 +245,13 @@ def once(
 
 async def _await_once(store: AsyncStore, name: Key, work: Work, timeout: Timeout | None) -> bytes:
     key = result_key(name)
-    if not await store.check([key]):
+    text = await store.get(key, default=None)
+    if text is None:
         async with Hold(store, OnceLock(store.store, name, timeout)):
             if not await store.check([key]):
                 await _do(store, key, work)
-    return value_of(name, await store.get(key))
+        text = await store.get(key)
+    return value_of(name, text)
 
 
 async def _do(store: AsyncStore, key: bytes, work: Work) -> None:

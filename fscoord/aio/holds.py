@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator
+from contextlib import AsyncContextDecorator
 from functools import partial
 from typing import Any, TypeVar
 
 from fscoord import recipes
-from fscoord._arguments import Key, Timeout, Value, to_seconds
+from fscoord._arguments import Key, Timeout, Value, refuse_copies, to_seconds
 from fscoord.aio._executor import CALL_WAS_MADE
-from fscoord.aio.store import AsyncStore, driver_of
+from fscoord.aio.store import AsyncStore, core_repr, driver_of
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Exclusive
 
@@ -20,17 +21,22 @@ __all__ = ["Election", "Hold", "Lock", "RLock", "ReadWriteLock", "Semaphore", "f
 H = TypeVar("H", bound="Hold")
 
 
-class Hold:
+class Hold(AsyncContextDecorator):
     """A lock that a limited number of tasks or processes hold. The other contenders wait in the order of their arrival.
 
-    The object is an asynchronous context manager. When the cancellation of a task that acquires the lock is raised, the
-    task does not hold the lock and does not wait in line. A cancelled release is completed before the cancellation is
-    raised. With a ``ttl``, a thread renews the lease of each hold, also while the loop is busy.
+    The object is an asynchronous context manager, and a decorator of coroutine functions. When the cancellation of a
+    task that acquires the lock is raised, the task does not hold the lock and does not wait in line. A cancelled
+    release is completed before the cancellation is raised. With a ``ttl``, a thread renews the lease of each hold, also
+    while the loop is busy.
     """
+
+    __reduce__ = refuse_copies
 
     def __init__(self, store: AsyncStore, core: Exclusive) -> None:
         self._driver = driver_of(store)
         self._core = core
+
+    __repr__ = core_repr
 
     @property
     def name(self) -> str:
@@ -56,7 +62,7 @@ class Hold:
         got: list[str] = []
         over: list[object] = []
         try:
-            return await self._driver.drive(self._core._acquire_steps(blocking, timeout, got))
+            return await self._driver.drive(self._core._acquire_steps(blocking, timeout, got, asyncio.current_task()))
         except BaseException as error:  # see `fscoord.recipes._cleanup`
             try:
                 await self._driver.run_cleanup(error, partial(self._core._undo, got))
@@ -90,7 +96,7 @@ class Hold:
                 await_end(over)
                 raise
             raise
-        raise RuntimeError(self._not_held())
+        raise self._not_held()
 
     async def _release(self, gone: list[Any]) -> bool:
         """Release the last acquisition, after recording it in `gone`; return False if there is none."""
@@ -100,7 +106,7 @@ class Hold:
         """Complete an interrupted `_release` without the loop. It may be called twice."""
         self._core._finish(gone, None)
 
-    def _not_held(self) -> str:
+    def _not_held(self) -> Exception:
         return self._core._not_held()
 
     async def check(self) -> None:
@@ -141,7 +147,7 @@ class Hold:
                 await_end(over)
                 raise
             raise
-        raise RuntimeError(self._not_held())
+        raise self._not_held()
 
 
 class Lock(Hold):
@@ -153,7 +159,7 @@ class Lock(Hold):
     def __init__(
         self, store: AsyncStore, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
-        super().__init__(store, recipes.Lock(store.store, name, timeout, ttl))
+        super().__init__(store, recipes.Lock(driver_of(store).store, name, timeout, ttl))
 
     async def locked(self) -> bool:
         """Return whether any contender holds the lock."""
@@ -194,8 +200,8 @@ class RLock(Lock):
             return False
         return await super()._release(gone) if self._is_freed(gone) else True
 
-    def _not_held(self) -> str:
-        return f"the lock {self.name!r} is not held by this object, in this task"
+    def _not_held(self) -> Exception:
+        return RuntimeError(f"the lock {self.name!r} is not held by this object, in this task")
 
     def _is_freed(self, gone: list[Any]) -> bool:
         """Decrease the count of acquisitions, and return whether it is 0. This calls no function: see `_cleanup`."""
@@ -217,7 +223,14 @@ class Semaphore(Hold):
     def __init__(
         self, store: AsyncStore, name: Key, value: int = 1, timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
-        super().__init__(store, recipes.Semaphore(store.store, name, value, timeout, ttl))
+        self._semaphore = recipes.Semaphore(driver_of(store).store, name, value, timeout, ttl)
+        super().__init__(store, self._semaphore)
+
+    async def release(self, n: int = 1) -> None:
+        """Release the latest `n` acquisitions of this object; see `fscoord.recipes.Semaphore.release`."""
+        if n == 1:
+            return await super().release()
+        return await self._driver.run(partial(self._semaphore.release, n))
 
 
 class ReadWriteLock:
@@ -228,12 +241,21 @@ class ReadWriteLock:
         writer: the lock for writers, used in the same way.
     """
 
+    __reduce__ = refuse_copies
+
     def __init__(
         self, store: AsyncStore, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
-        core = recipes.ReadWriteLock(store.store, name, timeout, ttl)
-        self.reader: Hold = Hold(store, core.reader)
-        self.writer: Hold = Hold(store, core.writer)
+        self._store = store
+        self._core = recipes.ReadWriteLock(driver_of(store).store, name, timeout, ttl)
+        self.reader: Hold = Hold(store, self._core.reader)
+        self.writer: Hold = Hold(store, self._core.writer)
+
+    __repr__ = core_repr
+
+    async def held_side(self) -> str | None:
+        """Return the side that contenders hold, ``"reader"`` or ``"writer"``; None if the lock is free."""
+        return await driver_of(self._store).run(self._core.held_side)
 
     async def holders(self) -> list[recipes.Contender]:
         """Return the holders, the readers or the writer, in the order of their tokens."""
@@ -255,7 +277,7 @@ class Election(Hold):
         timeout: Timeout | None = None,
         ttl: Timeout | None = None,
     ) -> None:
-        self._election = recipes.Election(store.store, name, data, timeout, ttl)
+        self._election = recipes.Election(driver_of(store).store, name, data, timeout, ttl)
         super().__init__(store, self._election)
 
     async def campaign(self, timeout: Timeout | None = math.inf) -> bool:

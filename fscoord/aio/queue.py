@@ -7,9 +7,9 @@ from contextlib import suppress
 from functools import partial
 
 from fscoord import recipes
-from fscoord._arguments import Key, Timeout, Value
+from fscoord._arguments import Key, Timeout, Value, refuse_copies
 from fscoord.aio._executor import CALL_WAS_MADE
-from fscoord.aio.store import AsyncStore, driver_of
+from fscoord.aio.store import AsyncStore, core_repr, driver_of
 from fscoord.errors import FscoordError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._item import Taken
@@ -25,12 +25,18 @@ class Item:
 
     Attributes:
         data: the value that was put into the queue.
+        deliveries: how often the item has been handed out; see `fscoord.recipes.Item`.
     """
+
+    __reduce__ = refuse_copies
 
     def __init__(self, store: AsyncStore, core: recipes.Item) -> None:
         self._driver = driver_of(store)
         self._core = core
         self.data: bytes = core.data
+        self.deliveries: int = core.deliveries
+
+    __repr__ = core_repr
 
     async def ack(self) -> None:
         """Acknowledge the item, which removes it from the queue; see `fscoord.recipes.Item.ack` for the errors."""
@@ -72,10 +78,22 @@ class Item:
 class Queue:
     """Items that are taken in the order in which they were put, at least once; see `fscoord.recipes.Queue`."""
 
-    def __init__(self, store: AsyncStore, name: Key, timeout: Timeout | None = None) -> None:
+    _recipe: type[recipes.Queue] = recipes.Queue
+
+    def __init__(
+        self,
+        store: AsyncStore,
+        name: Key,
+        timeout: Timeout | None = None,
+        *,
+        max_deliveries: int | None = None,
+        dead_letter: Key | None = None,
+    ) -> None:
         self._store = store
         self._driver = driver_of(store)
-        self._core = recipes.Queue(store.store, name, timeout)
+        self._core = self._recipe(store.store, name, timeout, max_deliveries=max_deliveries, dead_letter=dead_letter)
+
+    __repr__ = core_repr
 
     @property
     def name(self) -> str:
@@ -130,9 +148,8 @@ class Queue:
 class PriorityQueue(Queue):
     """A `Queue` whose item with the lowest `priority` is taken first; see `fscoord.recipes.PriorityQueue`."""
 
-    def __init__(self, store: AsyncStore, name: Key, timeout: Timeout | None = None) -> None:
-        super().__init__(store, name, timeout)
-        self._core: recipes.PriorityQueue = recipes.PriorityQueue(store.store, name, timeout)
+    _recipe = recipes.PriorityQueue
+    _core: recipes.PriorityQueue
 
     async def put(self, value: Value, priority: int = 0) -> None:
         """Add an item. Items with a lower `priority` are taken first."""

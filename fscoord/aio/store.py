@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Generator, Iterable
 from datetime import timedelta
 from functools import partial
+from types import EllipsisType
 from typing import Any, TypeVar, cast
 
 from fscoord._arguments import Key, Timeout, Value, check_int64, key_bytes, keys_bytes, to_seconds
@@ -15,9 +16,10 @@ from fscoord.aio._executor import CallExecutor
 from fscoord.store import Capabilities, Member, Store, barrier_steps
 from fscoord.stores.url import open_store as open_sync_store
 
-__all__ = ["AsyncStore", "Opening", "driver_of", "open_store"]
+__all__ = ["AsyncStore", "Opening", "core_repr", "driver_of", "open_store"]
 
 A = TypeVar("A", bound="AsyncStore")
+D = TypeVar("D")
 
 
 class AsyncStore:
@@ -41,8 +43,11 @@ class AsyncStore:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
         self._driver = StoreDriver(store)
+        self._store = store
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._store!r})"
 
     @property
     def store(self) -> Store:
@@ -90,9 +95,17 @@ class AsyncStore:
         """See `~fscoord.Store.check`."""
         return await self._driver.run(partial(self._store.check, keys_bytes(keys)))
 
-    async def delete_key(self, key: Key) -> bool:
+    async def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
         """See `~fscoord.Store.delete_key`."""
-        return await self._driver.run(partial(self._store.delete_key, key))
+        return await self._driver.run(partial(self._store.delete_key, key, expected=expected))
+
+    async def create(self, key: Key, value: Value) -> bool:
+        """See `~fscoord.Store.create`."""
+        return await self._driver.run(partial(self._store.create, key, value))
+
+    async def pop(self, key: Key) -> bytes | None:
+        """See `~fscoord.Store.pop`."""
+        return await self._driver.run(partial(self._store.pop, key))
 
     async def num_keys(self) -> int:
         """See `~fscoord.Store.num_keys`."""
@@ -140,13 +153,15 @@ class AsyncStore:
 
     # -- operations that may wait ----------------------------------------------------------------------------------
 
-    async def get(self, key: Key) -> bytes:
+    async def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
         """See `~fscoord.Store.get`."""
-        return cast(bytes, (await self._driver.wait(WaitRequest(VALUES, [key_bytes(key)], self._limit(None))))[0])
+        if not isinstance(default, EllipsisType):
+            return await self._driver.run(partial(self._store.get, key, default=default, timeout=timeout))
+        return (await self.multi_get([key], timeout=timeout))[0]
 
-    async def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
+    async def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
         """See `~fscoord.Store.multi_get`."""
-        return cast(list[bytes], await self._driver.wait(WaitRequest(VALUES, keys_bytes(keys), self._limit(None))))
+        return cast(list[bytes], await self._driver.wait(WaitRequest(VALUES, keys_bytes(keys), self._limit(timeout))))
 
     async def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         """See `~fscoord.Store.wait`."""
@@ -166,11 +181,11 @@ class AsyncStore:
         request = WaitRequest(KEYS, keys_bytes(keys), self._limit(timeout), sessions=needed)
         return cast(list[int], await self._driver.wait(request))
 
-    async def queue_pop(self, key: Key, block: bool = True) -> bytes:
+    async def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
         """See `~fscoord.Store.queue_pop`."""
-        name = key_bytes(key)
+        name, limit = key_bytes(key), self._limit(timeout)
         if block:
-            return cast(bytes, await self._driver.wait(WaitRequest(ITEM, [name], self._limit(None))))
+            return cast(bytes, await self._driver.wait(WaitRequest(ITEM, [name], limit)))
         give_back = partial(self._store.queue_push, name)
         return await self._driver.run(partial(self._store.queue_pop, name, block=False), give_back)
 
@@ -199,9 +214,21 @@ class AsyncStore:
         return to_seconds(self._store.timeout if timeout is None else timeout)
 
 
-def driver_of(store: AsyncStore) -> StoreDriver:
-    """Return the driver that makes the calls and waits of `store`, for the recipes."""
-    return store._driver
+def driver_of(store: object) -> StoreDriver:
+    """Return the driver that makes the calls and waits of `store`, for the recipes.
+
+    Raises:
+        TypeError: `store` is something else. The message says what to pass instead.
+    """
+    if isinstance(store, AsyncStore):
+        return store._driver
+    instead = "AsyncStore(store)" if isinstance(store, Store) else f"aio.open_store({store!r})"
+    raise TypeError(f"a store for tasks is needed, got {type(store).__name__}: {instead}")
+
+
+def core_repr(self: Any) -> str:
+    """Return the repr of an object for tasks: its class, and the repr of the blocking recipe that it drives."""
+    return f"<aio.{type(self).__name__} {repr(self._core).partition(' ')[2]}"
 
 
 class Opening(Coroutine[Any, Any, AsyncStore]):

@@ -7,9 +7,15 @@ main differences are: rank and world size are read from the environment when the
 with the barrier that it was in, and `register_barrier` refuses what can't be found by a name of its own.
 """
 
-from fscoord.barriers.base import BARRIER_REGISTRY, Barrier, BarrierConfig, create_barrier_from_config, register_barrier
+from fscoord.barriers.base import (
+    BARRIER_REGISTRY,
+    Barrier,
+    BarrierConfig,
+    create_barrier_from_config,
+    register_barrier,
+)
 from fscoord.barriers.store import FileStoreBarrier, StoreBarrier
-from fscoord.barriers.torch import DistBarrier, TCPStoreBarrier
+from fscoord.barriers.torch import DistBarrier, TCPStoreBarrier, register_in_torch
 
 __all__ = [
     "BARRIER_REGISTRY",
@@ -21,4 +27,5 @@ __all__ = [
     "TCPStoreBarrier",
     "create_barrier_from_config",
     "register_barrier",
+    "register_in_torch",
 ]

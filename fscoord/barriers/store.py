@@ -6,6 +6,7 @@ from typing import Any
 
 from fscoord._arguments import Key, MalformedText, Timeout, key_bytes, key_text, parse_uint63, to_seconds
 from fscoord._runtime import system
+from fscoord._runtime.logging import logger
 from fscoord.barriers.base import Barrier, register_barrier
 from fscoord.collectives import barrier
 from fscoord.collectives.arrivals import Decoder, check_rank
@@ -36,9 +37,7 @@ class BarrierSequence:
             BarrierError: the key holds something other than a number.
         """
         key = self._key(rank)
-        if not self._store.check([key]):
-            return 0
-        text = self._store.get(key)
+        text = self._store.get(key, default=b"0")
         try:
             return parse_uint63(text)
         except MalformedText as error:
@@ -115,8 +114,8 @@ class StoreBarrier(Barrier):
         **options: Any,
     ) -> None:
         self._rank, self._world_size = rank_and_world_size(rank, world_size)
-        check_rank(self._rank, self._world_size)
-        prefix = key_bytes(barrier_prefix)
+        self._rank, self._world_size = check_rank(self._rank, self._world_size)
+        prefix = self._prefix = key_bytes(barrier_prefix)
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._fail_fast = fail_fast
         self._decoder = rank_tracing_decoder
@@ -167,6 +166,8 @@ class StoreBarrier(Barrier):
         """
         limit = self._timeout if timeout is None else to_seconds(timeout)
         number = self._sequence.next_of(self._rank)
+        words = "Executing barrier barrier_prefix=%s timeout_secs=%s"  # as in torch
+        logger(__name__).info(words, key_text(self._prefix), limit)
         missing: list[int] = []
 
         def named(rank: int) -> str:

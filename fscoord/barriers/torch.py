@@ -9,14 +9,15 @@ from typing import Any, Final
 from fscoord._arguments import DEFAULT_TIMEOUT, Key, Timeout, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
-from fscoord.barriers.base import Barrier, register_barrier
+from fscoord._runtime.logging import logger
+from fscoord.barriers.base import BARRIER_REGISTRY, Barrier, register_barrier
 from fscoord.barriers.store import StoreBarrier
 from fscoord.collectives.arrivals import Decoder
 from fscoord.errors import BarrierError, NoProcessGroupError, StoreTimeoutError, missing_extra
 from fscoord.store import Store
 from fscoord.stores.url import open_store
 
-__all__ = ["DistBarrier", "TCPStoreBarrier"]
+__all__ = ["DistBarrier", "TCPStoreBarrier", "register_in_torch"]
 
 FIRST_PAUSE_S: Final = 0.00005
 LONGEST_PAUSE_S: Final = 0.01
@@ -72,9 +73,20 @@ class TCPStoreBarrier(StoreBarrier):
         self._libuv = bool(use_checkpoint_barrier_tcpstore_libuv)
         self._init_timeout = to_seconds(timeout_barrier_init_secs)
         self._store_timeout = to_seconds(timeout_secs)
+        prefix = prefixes[0] if prefixes else "barrier"
+        told: dict[str, object] = {
+            "master_address": master_address,
+            "tcpstore_port": tcpstore_port,
+            "rank": global_rank,
+        }
+        told |= {"world_size": global_world_size, "barrier_prefix": prefix}
+        told |= {"timeout_barrier_init_secs": timeout_barrier_init_secs}
+        told |= {"use_checkpoint_barrier_tcpstore_libuv": self._libuv, "timeout_secs": timeout_secs}
+        words = " ".join(f"{name}={value}" for name, value in told.items())
+        logger(__name__).info("Initializing TCPStore %s", words)  # as in torch
         super().__init__(
             f"tcp://{master_address}:{int(tcpstore_port)}",
-            prefixes[0] if prefixes else "barrier",
+            prefix,
             rank=global_rank,
             world_size=global_world_size,
             timeout=timeout_secs,
@@ -162,3 +174,22 @@ class DistBarrier(Barrier):
             system.time.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE_S)
         work.wait()
+
+
+def register_in_torch() -> None:
+    """Add the barriers whose names torch does not use to the ``BARRIER_REGISTRY`` of torch's own module.
+
+    Then ``create_barrier_from_config(BarrierConfig("file_store", {...}))`` of
+    ``torch.distributed.checkpoint._experimental.barriers`` makes a `FileStoreBarrier`, which is an instance of torch's
+    ``Barrier``. A second call does nothing.
+
+    Raises:
+        ImportError: torch is not installed, or has no such module.
+    """
+    try:
+        from torch.distributed.checkpoint._experimental import barriers as theirs
+    except ImportError as error:
+        raise missing_extra("fscoord.barriers.register_in_torch", "torch", "torch") from error
+    for name, barrier_class in BARRIER_REGISTRY.items():
+        if theirs.BARRIER_REGISTRY.setdefault(name, barrier_class) is barrier_class:
+            theirs.Barrier.register(barrier_class)

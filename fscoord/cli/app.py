@@ -25,7 +25,7 @@ from fscoord.cli.queues import items, length, pop, push, put_item, take_item
 from fscoord.cli.run import run as launch
 from fscoord.cli.top import top
 from fscoord.cli.trace import trace
-from fscoord.cli.values import add, append, cas, delete, get, keys, set_, wait, watch
+from fscoord.cli.values import add, append, cas, create, delete, get, keys, set_, wait, watch
 
 __all__ = ["cli", "run"]
 
@@ -63,7 +63,7 @@ def cli(ctx: click.Context) -> int:
     \b
     Exit codes:
         0  done
-        1  the condition is false: cas lost, no such key to delete, an empty queue, a lock that was not
+        1  the condition is false: cas or create lost, no such key to delete, an empty queue, a lock that was not
            acquired (-n, -w) or has no holder, a lost process of the demo, a job that failed, a directory
            that the doctor could not prove safe, findings of ps, a repair without --yes
        64  wrong usage or wrong values, as in sysexits.h (a 2 comes from the COMMAND that a verb runs)
@@ -104,7 +104,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 VERBS: Final = {
     "Begin here": (demo, doctor, launch),
-    "Keys and values": (get, set_, add, cas, append, delete, wait, keys, watch),
+    "Keys and values": (get, set_, create, add, cas, append, delete, wait, keys, watch),
     "Several processes": (barrier, once, join, group),
     "Locks and elections": (lock, rwlock, sem, elect, leader, holders, break_lock),
     "Queues of values, each given out once": (push, pop, length),

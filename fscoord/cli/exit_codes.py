@@ -23,7 +23,8 @@ TIMEOUT = 75
 PERMISSION = 77
 INTERRUPTED = 130
 
-_EXTRA = frozenset({"click", "rich"})
+_FOREIGN_CALLS = "_ctypes"
+_EXTRA = frozenset({"click", "rich", _FOREIGN_CALLS})
 
 
 class OutputError(Exception):
@@ -94,6 +95,11 @@ def _words(error: BaseException) -> str:
         return f"{_words(error.cause)}; {error.hint}"
     if isinstance(error, click.ClickException):
         return error.format_message() + _hint(error)
+    if isinstance(error, ImportError) and error.name == _FOREIGN_CALLS:
+        return (
+            "this Python was built without libffi, so it has no module _ctypes, which the verbs that run a command"
+            " need: use another Python, or install the headers of libffi and build this one again"
+        )
     if _is_missing_extra(error):
         words = str(error)  # a store names the missing packages itself
         return words if "pip install" in words else "this command needs click and rich: pip install 'fscoord[cli]'"

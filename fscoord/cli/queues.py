@@ -137,11 +137,26 @@ def put_item(store: Store, queue: bytes, values: tuple[bytes, ...], priority: in
     shell_complete=complete_queue_of_items,
     help="Put an item whose COMMAND fails into the queue OTHER.",
 )
+@click.option(
+    "--max-deliveries",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Put an item into OTHER only after it was handed out N times.",
+)
 @click.option("--stdin", "by_stdin", is_flag=True, help="Pass the item to COMMAND on standard input.")
 @items_argument
 @command_options
 @with_store
-def take_item(store: Store, /, queue: bytes, no_wait: bool, each: bool, failed: bytes | None, **options: Any) -> int:
+def take_item(
+    store: Store,
+    /,
+    queue: bytes,
+    no_wait: bool,
+    each: bool,
+    failed: bytes | None,
+    max_deliveries: int | None,
+    **options: Any,
+) -> int:
     """Take an item of QUEUE, and run COMMAND for it.
 
     COMMAND finds the item in the environment variable FSCOORD_ITEM, or with --stdin on standard input. If COMMAND exits
@@ -155,6 +170,10 @@ def take_item(store: Store, /, queue: bytes, no_wait: bool, each: bool, failed: 
     verb ends with the exit code of COMMAND. With --failed it goes on: it puts an item whose COMMAND fails into the
     queue OTHER, and ends with the exit code of the last COMMAND that failed.
 
+    An item that kills each process that takes it, as by using up the memory, comes back first for ever. With
+    --max-deliveries N and --failed, an item that was handed out N times goes into the queue OTHER, and not before:
+    meanwhile an item whose COMMAND fails goes back. COMMAND finds the number in FSCOORD_DELIVERIES.
+
     As with "fscoord lock", this process has the item until all processes that COMMAND has started have ended. Signals
     are passed on to COMMAND. If this process is killed, all of these processes are killed.
 
@@ -165,10 +184,13 @@ def take_item(store: Store, /, queue: bytes, no_wait: bool, each: bool, failed: 
       fscoord take-item -n shards -c 'gzip "$FSCOORD_ITEM"' || echo "nothing to do, or failed"
     """
     command = parse_command(options)
-    source = PriorityQueue(store, queue)
+    if max_deliveries is not None and failed is None:
+        raise click.UsageError("--max-deliveries needs --failed OTHER, the queue of the items handed out so often")
     if failed == queue:
         raise click.UsageError("--failed must name another queue: from this one the item would be taken again at once")
     refuse = PriorityQueue(store, failed) if failed is not None else None
+    dead_letter = None if max_deliveries is None else failed
+    source = PriorityQueue(store, queue, max_deliveries=max_deliveries, dead_letter=dead_letter)
     code = 0
     with raise_on_termination():
         while True:
@@ -178,7 +200,7 @@ def take_item(store: Store, /, queue: bytes, no_wait: bool, each: bool, failed: 
                 if each:
                     return code
                 raise
-            ending = _work_on(item, command, options, refuse)
+            ending = _work_on(item, command, options, refuse if item.deliveries >= (max_deliveries or 1) else None)
             code = ending.code or code
             if not each or ending.interruption or (ending.code and refuse is None):
                 return code
@@ -192,7 +214,8 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
     """Count the items of QUEUE, and list those that are taken.
 
     Prints how many items wait and how many are taken. Then each item that is taken is a line: the state of its consumer
-    (see "fscoord members"), and host:pid. The items of a consumer that is known dead count as waiting.
+    (see "fscoord members"), how often the item has been handed out, and host:pid. The items of a consumer that is known
+    dead count as waiting.
 
     \b
     Examples:
@@ -201,10 +224,14 @@ def items(store: Store, queue: bytes, as_json: bool) -> None:
     """
     source = PriorityQueue(store, queue)
     waiting, taken, state_of = len(source), source.taken(), states_of(store)
-    takers = [{"owner": each.owner, "session": each.session, "alive": state_of(each).alive} for each in taken]
+    takers = [
+        {"owner": each.owner, "session": each.session, "alive": state_of(each).alive, "deliveries": each.token}
+        for each in taken
+    ]
     lines = [f"{waiting} waiting, {len(taken)} taken"]
     if taken:
-        lines += table_lines(("STATE", "PROCESS"), [(state_of(each).word, each.owner) for each in taken])
+        rows = [(state_of(each).word, str(each.token), each.owner) for each in taken]
+        lines += table_lines(("STATE", "DELIVERIES", "PROCESS"), rows, ("DELIVERIES",))
     show(as_json, {"queue": queue, "waiting": waiting, "taken": takers}, lines)
 
 
@@ -224,10 +251,10 @@ def _next_item(source: PriorityQueue, limit: timedelta, *, waits: bool, is_last:
 
 
 def _work_on(item: Item, command: list[str], options: dict[str, Any], refuse: PriorityQueue | None) -> Ending:
-    """Run the command for `item`, then acknowledge it; if the command failed, release it or move it to `refuse`."""
+    """Run the command for `item`, then acknowledge it; if the command failed, move it to `refuse` or release it."""
     by_stdin: bool = options["by_stdin"]
     with item, ExitStack() as stack:
-        own = environment(None)
+        own = {**environment(None), "FSCOORD_DELIVERIES": str(item.deliveries)}
         own.pop(VARIABLE, None)  # of another item, within whose command this one is taken
         if not by_stdin:
             own[VARIABLE] = _as_variable(item.data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -16,12 +17,15 @@ from fscoord._runtime.escaping import closer_look, printable
 from fscoord._runtime.signals import forward_signals, parse_signals, raise_on_termination
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import verbose
+from fscoord.cli.output import telling_if_slow
 from fscoord.launch import Agent, Announcer, Console, Job, Outcome, Streams, parse_streams
 from fscoord.launch.agent import file_name
 from fscoord.launch.announcer import describe_failure, last_lines
 from fscoord.launch.worker import find_accelerators
 
 __all__ = ["run"]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -113,8 +117,15 @@ def _static_options(function: Callable[..., int]) -> Callable[..., int]:
     return function
 
 
-_SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
-"""The words after the program belong to the program. As with torchrun, underscores may separate the words of a name."""
+def _full_name(name: str) -> str:
+    """Return the full name of an option: underscores may separate its words, and it may be cut, as with torchrun."""
+    name = name.replace("_", "-")
+    names = [option[2:] for parameter in run.params for option in parameter.opts if option.startswith("--" + name)]
+    return names[0] if len(names) == 1 and len(name) > 1 else name
+
+
+_SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_name}
+"""The words after the program belong to the program."""
 
 
 @click.command(context_settings=_SETTINGS)
@@ -228,6 +239,13 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": lambda na
     default="",
     help="The local ranks that are shown. [default: all]",
 )
+@click.option(
+    "--console",
+    metavar="RANK",
+    type=click.IntRange(min=0),
+    help="The rank whose worker has the console itself, so that its output is not copied line by line. [default: 0, if"
+    " it is the only worker]",
+)
 @click.option("--role", metavar="NAME", default="default", show_default=True, help="The role of this node's workers.")
 @click.option(
     "--log-dir",
@@ -255,11 +273,11 @@ def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
     port and no head node. PROGRAM is a Python script if its name ends in .py, a module with -m, and any executable
     otherwise. Each worker finds in its environment RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and the other variables of
     torchrun, and in FSCOORD_STORE a new store that all workers share. Each line that a worker prints has its rank
-    before it.
+    before it, unless the worker is the only one.
 
     When a worker fails, all workers stop, and start again up to --max-restarts times. They also start again when a node
     comes or goes. STREAMS are 1 for standard output, 2 for standard error, 3 for both, or 0:3,1:1 for each local rank.
-    Names of options may have underscores, as with torchrun.
+    Names of options may have underscores and be cut, as with torchrun.
 
     Exits with 1 if the job failed, after it has named the worker that failed first. Ctrl-C and SIGTERM stop the workers
     of this node; the other nodes go on if they are enough.
@@ -307,13 +325,16 @@ def _run_agent(
 ) -> Outcome:
     settings = rendezvous.RendezvousSettings.from_parameters(params)
     announcer = Announcer(console, quiet=options["quiet"])
-    backend, store = rendezvous.create_backend(params)
+    with telling_if_slow(log, f"waiting for the store of the rendezvous, {params.endpoint or 'a temporary file'}"):
+        backend, store = rendezvous.create_backend(params)
     log_dir = _log_dir(options["log_dir"], params.run_id)
     # Without an id two jobs on one path have the same one by accident, so no node joins a job that has begun.
     late_nodes = params.min_nodes if params.run_id == NO_ID else params.max_nodes
     handler = rendezvous.DynamicRendezvousHandler(
         settings, backend, store, params.local_addr, owns_store=True, late_nodes=late_nodes
     )
+    is_single = params.max_nodes == options["nproc_per_node"] == 1
+    console_rank = 0 if options["console"] is None and is_single else options["console"]
     has_files = any({**options["redirects"], **options["tee"]}.values())
     job = Job(
         command,
@@ -322,7 +343,7 @@ def _run_agent(
         options["max_restarts"],
         options["monitor_interval"],
         options["grace"],
-        Streams(options["redirects"], options["tee"], options["local_ranks_filter"]),
+        Streams(options["redirects"], options["tee"], options["local_ranks_filter"], console_rank),
         trace,
         options["role"],
         options["forward_signals"],

@@ -1,4 +1,4 @@
-"""The verbs on keys and their values: get, set, add, cas, append, delete, wait, keys, watch."""
+"""The verbs on keys and their values: get, set, create, add, cas, append, delete, wait, keys, watch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fscoord.errors import StoreTimeoutError
 from fscoord.recipes import Fenced
 from fscoord.store import Store, wait_for_change
 
-__all__ = ["add", "append", "cas", "delete", "get", "keys", "set_", "wait", "watch"]
+__all__ = ["add", "append", "cas", "create", "delete", "get", "keys", "set_", "wait", "watch"]
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +46,10 @@ keys_argument = click.argument(
 @click.command()
 @key_argument
 @click.option("--fenced", is_flag=True, help="Read a value that was written by set --token.")
+@click.option("--default", metavar="VALUE", type=raw, help="Print VALUE at once, if KEY has no value.")
 @as_json
 @with_store_to_get
-def get(store: Store, key: bytes, fenced: bool, as_json: bool) -> None:
+def get(store: Store, key: bytes, fenced: bool, default: bytes | None, as_json: bool) -> None:
     """Print the value of KEY. Wait until another process sets it, if it has none.
 
     The value is printed byte for byte. On a terminal a newline is added if the value does not end in one.
@@ -57,11 +58,14 @@ def get(store: Store, key: bytes, fenced: bool, as_json: bool) -> None:
     Examples:
       fscoord get master_addr
       fscoord get --timeout 0 config > config.bin   # do not wait
+      fscoord get --default 0 step                  # do not wait either, and succeed
       fscoord get --read-only phase                 # of a store that another user writes
       fscoord get --json master_addr                # {"key": "master_addr", "value": "node7"}
     """
+    if fenced and default is not None:
+        raise click.UsageError("--fenced and --default exclude each other")
     with telling_if_slow(log, f"waiting for {key_text(key)!r}, {limit_text(store.timeout)}"):
-        value = Fenced(store, key).get() if fenced else store.get(key)
+        value = Fenced(store, key).get() if fenced else store.get(key, default=... if default is None else default)
     if as_json:
         write_json({"key": key, "value": value})
     else:
@@ -98,6 +102,25 @@ def set_(store: Store, key: bytes, value: bytes, token: int | None) -> None:
         store.set(key, content(value))
     else:
         Fenced(store, key).set(content(value), token)
+
+
+@click.command()
+@key_argument
+@click.argument("value", type=raw)
+@with_store
+def create(store: Store, key: bytes, value: bytes) -> int:
+    """Set KEY to VALUE if KEY has no value, in one step.
+
+    If VALUE is "-", it is read from standard input.
+
+    Exits with 0 if this call has set the value, and with 1 if there was one. A TCPStore has no such operation (exit
+    code 69); use cas there.
+
+    \b
+    Examples:
+      fscoord create prepared yes && ./prepare      # one of all callers prepares
+    """
+    return 0 if store.create(key, content(value)) else FALSE
 
 
 @click.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a number
@@ -171,19 +194,34 @@ def append(store: Store, key: bytes, value: bytes) -> None:
 
 @click.command()
 @keys_argument
+@click.option("--expected", metavar="VALUE", type=raw, help="Remove a KEY only if this is its value.")
+@click.option(
+    "--print", "prints", is_flag=True, help="Print the value that is removed. Only with one KEY that has one."
+)
 @with_store
-def delete(store: Store, names: tuple[bytes, ...]) -> int:
+def delete(store: Store, names: tuple[bytes, ...], expected: bytes | None, prints: bool) -> int:
     """Remove each KEY with its value and its queue.
 
-    Exits with 1 if one of the keys did not exist.
+    Exits with 1 if one of the keys did not exist, or was not removed. Each removal is one step with the look at its
+    value. A TCPStore has neither --expected nor --print (exit code 69).
 
     \b
     Examples:
       fscoord delete leader
       fscoord keys tmp/ | xargs -r fscoord delete
+      fscoord delete --expected "$(hostname)" leader
+      address=$(fscoord delete --print address)     # one of all callers gets it
     """
-    were_there = [store.delete_key(name) for name in names]
-    return 0 if all(were_there) else FALSE
+    if not prints:
+        were_there = [store.delete_key(name, expected=expected) for name in names]
+        return 0 if all(were_there) else FALSE
+    if len(names) > 1 or expected is not None:
+        raise click.UsageError("--print takes one KEY and no --expected")
+    value = store.pop(names[0])
+    if value is None:
+        return FALSE
+    write_value(value)
+    return 0
 
 
 @click.command()
@@ -318,9 +356,9 @@ def _read_all(store: Store, prefix: bytes) -> Values:
     backoff = Backoff(to_seconds(store.timeout))
     while True:
         names = [key_bytes(name) for name in store.list_keys(prefix)]
-        if store.check(names):  # else one was deleted meanwhile, and would be waited for
+        if store.check(names):  # else one was deleted meanwhile
             with suppress(StoreTimeoutError):
-                return dict(zip(names, store.multi_get(names), strict=True))
+                return dict(zip(names, store.multi_get(names, timeout=0), strict=True))
         if not backoff.pause():
             raise StoreTimeoutError(
                 f"keys below {key_text(prefix)!r} were deleted during each of {backoff.tries} reads of them within"

@@ -38,7 +38,7 @@ from fscoord.collectives.arrivals import Decoder
 from fscoord.collectives.c10d import BarrierStore, ExchangeStore
 from fscoord.collectives.timeout import TimeoutStore, store_timeout
 from fscoord.errors import StoreTimeoutError
-from fscoord.store import Store, begin_span, run_blocking, wait_on
+from fscoord.store import Store, begin_span, needed_store, run_blocking, wait_on
 
 __all__ = [
     "BarrierStore",
@@ -287,7 +287,7 @@ def broadcast(
         BarrierError: `rank` or `source` is not below `world_size`.
         TypeError: on the source, if `data` is None; and everywhere, if `store` is not a store of fscoord.
     """
-    c10d.refuse_foreign(store, "broadcast")
+    needed_store(store)
     return run_blocking(store, steps.broadcast(store, data, rank, world_size, key, timeout, source))
 
 
@@ -314,5 +314,5 @@ def gather(
         BarrierError: `rank` or `target` is not below `world_size`.
         TypeError: `store` is not a store of fscoord.
     """
-    c10d.refuse_foreign(store, "gather")
+    needed_store(store)
     return run_blocking(store, steps.gather(store, data, rank, world_size, key, timeout, target))

@@ -253,13 +253,15 @@ class Attempt(NamedTuple):
             return f"{rank} (rank_tracing_decoder raised {error!r})"
 
 
-def check_rank(rank: int, world_size: int) -> None:
-    """Raise `BarrierError` unless `rank` is between 0 and `world_size` - 1."""
+def check_rank(rank: int, world_size: int) -> tuple[int, int]:
+    """Return both as `int`. Raise `BarrierError` unless `rank` is between 0 and `world_size` - 1."""
     if rank.__class__ is int and world_size.__class__ is int and 0 <= rank < world_size <= INT64_MAX:
-        return  # the usual case, without a call
-    check_positive("world_size", world_size)
-    if not 0 <= check_int64("rank", rank) < world_size:
+        return rank, world_size  # the usual case, without a call
+    world_size = check_positive("world_size", world_size)
+    rank = check_int64("rank", rank)
+    if not 0 <= rank < world_size:
         raise BarrierError(f"rank {rank} is not one of {world_size}: ranks go from 0 to world_size - 1")
+    return rank, world_size
 
 
 class Arrivals:
@@ -477,7 +479,7 @@ class Arrivals:
         return self._events(self._read_text())
 
     def _read_text(self) -> bytes:
-        return self._store.get(self._arrivals) if self._store.check([self._arrivals]) else b""
+        return self._store.get(self._arrivals, default=b"")
 
     def _events(self, text: bytes) -> list[Event]:
         """Return each arrival in the present round as (rank, True), and each time-out token as (rank, False)."""

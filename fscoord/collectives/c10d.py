@@ -11,6 +11,7 @@ functions call, with the types that torch's stubs give them (torch/_C/_distribut
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -21,13 +22,16 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.collectives.arrivals import MISSING_MAX, Decoder, check_rank
 from fscoord.collectives.timeout import TimeoutStore, store_timeout
-from fscoord.errors import StoreTimeoutError
-from fscoord.store import Store
+from fscoord.errors import FscoordError, StoreTimeoutError, joined
+from fscoord.store import needed_store
 
-__all__ = ["BarrierStore", "ExchangeStore", "barrier", "get_all", "refuse_foreign", "synchronize"]
+__all__ = ["BarrierStore", "ExchangeStore", "barrier", "get_all", "synchronize"]
 
 IGNORED: Final = "<val_ignored>"
 """The value of a key that only has to exist, as in torch."""
+
+CALLED: Final = ("set", "add", "wait")
+"""The methods of a store that each of the functions calls."""
 
 
 class BarrierStore(TimeoutStore, Protocol):
@@ -63,18 +67,10 @@ class ExchangeStore(BarrierStore, Protocol):
         """Wait until all of `keys` have values, and return the values in the order of `keys`."""
 
 
-def refuse_foreign(store: object, function: str) -> None:
-    """Raise `TypeError` if `store` is not a store of fscoord."""
-    if not isinstance(store, Store):
-        raise TypeError(
-            f"{function} needs a store of fscoord, not {type(store).__name__}: torch has no such function, and so no"
-            " protocol for it"
-        )
-
-
 def get_all(store: ExchangeStore, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> list[bytes]:
     """Do what torch's ``get_all`` does. Without `timeout`, the store's timeout applies."""
-    check_rank(rank, world_size)
+    needed_store(store, *CALLED)
+    rank, world_size = check_rank(rank, world_size)
     name = key_text(key_bytes(prefix))
     with nullcontext() if timeout is None else store_timeout(store, timeout):
         return _get_all(store, rank, name, world_size)
@@ -84,7 +80,8 @@ def synchronize(
     store: ExchangeStore, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None
 ) -> list[bytes]:
     """Do what torch's ``synchronize`` does."""
-    check_rank(rank, world_size)
+    needed_store(store, *CALLED)
+    rank, world_size = check_rank(rank, world_size)
     prefix = key_text(key_bytes(key_prefix))
     with _limited(store, timeout):
         store.set(f"{prefix}{rank}", cast(Any, data))  # see `ExchangeStore`
@@ -106,9 +103,10 @@ def barrier(
         StoreTimeoutError: the wait timed out, with `rank`. Rank 0 names the missing ranks. The other ranks refer to
             rank 0, if it is there; otherwise the error of the store passes.
     """
-    check_positive("world_size", world_size)
+    needed_store(store, *CALLED)
+    world_size = check_positive("world_size", world_size)
     if rank is not None:
-        check_rank(rank, world_size)
+        rank, world_size = check_rank(rank, world_size)
     prefix, trace_s, started = key_text(key_bytes(key_prefix)), to_seconds(trace_timeout), system.time.monotonic()
     with _limited(store, barrier_timeout):
         last_member = _arrive(store, world_size, prefix)
@@ -126,13 +124,15 @@ def barrier(
             else:
                 raise
             limit = to_seconds(DEFAULT_TIMEOUT if barrier_timeout is None else barrier_timeout)
-            raise StoreTimeoutError(
+            ours: FscoordError = StoreTimeoutError(
                 f"Timed out waiting on barrier on rank {rank}, for key prefix: {prefix} (world_size={world_size},"
                 f" missing_ranks=[{shown}], timeout={limit:g})",
                 keys=[last_member],
                 missing_ranks=names,
                 waited=system.time.monotonic() - started,
-            ) from error
+            )
+            theirs = _store_error_of_torch(store)
+            raise (ours if theirs is None else joined(ours, theirs)) from error
 
 
 def _limited(store: BarrierStore, timeout: Timeout | None) -> AbstractContextManager[None]:
@@ -190,6 +190,14 @@ def _is_rank_0_there(store: BarrierStore, prefix: str, rank: int) -> bool:
             raise
         return False
     return True
+
+
+def _store_error_of_torch(store: BarrierStore) -> type[Exception] | None:
+    """Return torch's class for the errors of stores if `store` is one of torch's; otherwise None."""
+    if any(each.__module__.startswith("torch.") for each in type(store).__mro__):
+        found: type[Exception] | None = getattr(sys.modules.get("torch.distributed"), "DistStoreError", None)
+        return found
+    return None
 
 
 def _is_timeout(error: Exception, store: BarrierStore) -> bool:

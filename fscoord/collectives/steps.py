@@ -26,7 +26,7 @@ from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps, new_tuple
 from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank
 from fscoord.errors import StoreTimeoutError, UsedBeforeError
-from fscoord.store import Store, begin_span, closer_look, how_to_run_again
+from fscoord.store import NUM_MEMBERS, Store, begin_span, closer_look, how_to_run_again
 
 __all__ = ["arrivals_of", "barrier", "broadcast", "check_needs_rank", "gather", "get_all", "synchronize"]
 
@@ -105,7 +105,7 @@ def _barrier(
     check_needs_rank(rank, rank_tracing_decoder, fail_fast=fail_fast)
     if rank is None:
         to_seconds(trace_timeout)
-        check_positive("world_size", world_size)
+        world_size = check_positive("world_size", world_size)
         return (yield from _anonymous_barrier(store, world_size, key_bytes(key_prefix), _limit(store, barrier_timeout)))
     arrivals = arrivals_of(store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
     try:
@@ -144,7 +144,7 @@ def arrivals_of(
 ) -> Arrivals:
     """Check the arguments of a call of `fscoord.barrier` that begins now, and return them as `Arrivals`."""
     limit, start = to_seconds(store.timeout if barrier_timeout is None else barrier_timeout), system.time.monotonic()
-    check_rank(rank, world_size)
+    rank, world_size = check_rank(rank, world_size)
     prefix = key_bytes(key_prefix)
     is_usual = trace_timeout.__class__ is float and trace_timeout >= 0  # without a call
     trace_s = trace_timeout if is_usual else to_seconds(trace_timeout)
@@ -180,7 +180,7 @@ def _broadcast(
     store: Store, data: Value | None, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, source: int
 ) -> WaitSteps[bytes]:
     call = _attempt(store, key_prefix, rank, world_size, timeout)
-    check_rank(source, world_size)
+    source, world_size = check_rank(source, world_size)
     key = call.prefix + b"/broadcast"
     if rank == source:
         if data is None:
@@ -199,7 +199,7 @@ def _gather(
     store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, target: int
 ) -> WaitSteps[list[bytes] | None]:
     call, content = _attempt(store, key_prefix, rank, world_size, timeout), value_bytes(data)
-    check_rank(target, world_size)
+    target, world_size = check_rank(target, world_size)
     prefix = call.data_prefix()
     end = prefix + b"/gathered"
     if store.check([end]):
@@ -215,7 +215,7 @@ def _gather(
 def _attempt(store: Store, prefix: Key, rank: int, world_size: int, timeout: Timeout | None) -> Attempt:
     """Check the arguments of a call that begins now, and return them as an `Attempt`."""
     limit, start = _limit(store, timeout), system.time.monotonic()
-    check_rank(rank, world_size)
+    rank, world_size = check_rank(rank, world_size)
     return Attempt(key_bytes(prefix), rank, world_size, limit, start)
 
 
@@ -229,8 +229,10 @@ def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: fl
     try:
         yield BarrierRequest(prefix, world_size, timeout)
     except StoreTimeoutError as error:
-        counter = prefix + b"/num_members"
-        came = store.get(counter).decode(errors="replace") if store.check([counter]) else "none"
+        count = store.get(prefix + NUM_MEMBERS, default=None)
+        if count is None:  # the server of a `TCPStore` counts in the key itself
+            count = store.get(prefix, default=b"none")
+        came = count.decode(errors="replace")
         mixed = "; other callers gave a rank: either all do, or none" if store.check([prefix + b"/arrivals"]) else ""
         raise StoreTimeoutError(
             f"Timed out waiting on barrier for key prefix: {key_text(prefix)} (world_size={world_size},"
@@ -296,10 +298,11 @@ def _give(store: Store, key: bytes, content: bytes) -> bool:
     Raises:
         UsedBeforeError: the key has another value. The value is unchanged, because another rank may have read it.
     """
-    if not store.check([key]):
+    found = store.get(key, default=None)
+    if found is None:
         store.set(key, content)
         return True
-    if store.get(key) != content:
+    if found != content:
         raise UsedBeforeError(
             f"key {key_text(key)!r} already holds other data: the prefix was used before, or two callers gave the"
             f" same rank; {how_to_run_again(store)}"

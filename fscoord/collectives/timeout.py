@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from fscoord._arguments import Timeout, to_seconds, to_timedelta
 from fscoord._runtime import system
 from fscoord.errors import StoreClosedError
-from fscoord.store import Store
+from fscoord.store import Store, needed_store
 
 __all__ = ["TimeoutStore", "store_timeout"]
 
@@ -24,6 +24,11 @@ class TimeoutStore(Protocol):
 
     def set_timeout(self, timeout: timedelta, /) -> object:
         """Set the time that operations wait by default. The result is ignored."""
+
+
+FOREIGN_MIN: Final = timedelta(milliseconds=1)
+FOREIGN_MAX: Final = timedelta(days=36_500)
+"""The least and the greatest timeout that is set on a store of another package."""
 
 
 @contextmanager
@@ -40,12 +45,14 @@ def store_timeout(store: TimeoutStore, timeout: Timeout) -> Iterator[None]:
         timeout: seconds or a `timedelta`.
 
     Raises:
-        TypeError: `timeout` is neither a number nor a `timedelta`.
+        TypeError: `store` is not a store, or `timeout` is neither a number nor a `timedelta`.
         ValueError: `timeout` is negative or NaN.
         StoreClosedError: the handle is closed.
     """
     limit = to_timedelta(to_seconds(timeout))
-    base: Any = _base(store)  # torch's stubs leave out its `timeout`
+    if not isinstance(store, Store):  # in torch 0 is no limit, and `timedelta.max` overflows
+        limit = min(max(limit, FOREIGN_MIN), FOREIGN_MAX)
+    base: Any = _base(needed_store(store, "set_timeout", "set"))  # torch's stubs leave out its `timeout`
     token = _Token(limit)
     system.process_epoch()  # in a child of a fork(2) in C this creates the lock again
     try:
@@ -107,7 +114,8 @@ def _pop(base: TimeoutStore, token: _Token) -> None:
 def _base(store: TimeoutStore) -> TimeoutStore:
     """Return the store that has the timeout of `store`.
 
-    A `PrefixStore` has no timeout of its own; its underlying store has it.
+    A `PrefixStore` has no timeout of its own; its underlying store has it. A store of another package has one, also if
+    it wraps a store of fscoord: a `TorchStore` passes its own timeout to each operation.
     """
     inner = getattr(store, "underlying_store", None)
-    return _base(inner) if isinstance(inner, Store) else store
+    return _base(inner) if isinstance(store, Store) and isinstance(inner, Store) else store

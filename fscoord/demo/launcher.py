@@ -39,7 +39,8 @@ def run(
 
     Args:
         processes: how many processes to start, 256 at most.
-        directory: the directory of the text files, which may be at any depth; None: this package's own sources.
+        directory: the directory of the text files, which may be at any depth; None: this package's own sources or, if
+            they are in an archive, those of Python's ``json``.
         kill: whether to kill one process with SIGKILL while it holds a file.
         timeout: the longest wait of the processes for each other, in seconds.
         on_event: called with every step that the processes report, as a dict with the key ``event``.
@@ -75,7 +76,7 @@ class _Processes:
 
     def __init__(self, store: str, trace: str | None) -> None:
         self._store = store
-        own = {"PYTHONPATH": system.os.pathsep.join(filter(None, sys.path))}
+        own = {"PYTHONPATH": system.import_path()}
         if trace is not None:
             own[tracing.ENVIRONMENT_VARIABLE] = system.os.path.abspath(trace)
         self._environment = {**system.os.environ, **own}

@@ -24,7 +24,9 @@ __all__ = ["OWN_SOURCES", "Survivors", "Worker", "assemble", "count", "main", "t
 
 
 OWN_SOURCES = system.os.path.dirname(system.os.path.dirname(system.os.path.abspath(__file__)))
-"""The directory that is counted by default: this package's own sources."""
+"""The directory that is counted by default: this package's own sources. A zipapp or PEX has them in no directory."""
+if not system.os.path.isdir(OWN_SOURCES):
+    OWN_SOURCES = system.os.path.dirname(json.__file__)
 
 _WORD = re.compile(r"[^\W\d_]+")
 _PROBE = 8192

@@ -147,7 +147,7 @@ class LocalAgent(AgentProtocol):
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 cwd="/",
-                env={**system.os.environ, "PYTHONPATH": system.os.pathsep.join(_import_path())},
+                env={**system.os.environ, "PYTHONPATH": system.import_path()},
                 start_new_session=True,
             )
         if self._directory:
@@ -214,10 +214,6 @@ class MailboxAgent(LocalAgent):
             return super()._late()
         self.is_silent = True
         return SilentError(f"the file system did not answer within {self._limit:g} s ({self._act})")
-
-
-def _import_path() -> list[str]:
-    return [system.os.path.abspath(entry) for entry in sys.path if entry] or [""]
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

@@ -250,10 +250,8 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         Return None if there is none, or if another version of Optuna or Python has saved it. Optuna could fail to load
         such a pickle, and reads the whole journal instead.
         """
-        if not self._has_snapshots or not self._view.check([SNAPSHOT]):
-            return None
         tag = _snapshot_tag()
-        value = self._view.get(SNAPSHOT)
+        value = self._view.get(SNAPSHOT, default=b"") if self._has_snapshots else b""
         if not value.startswith(tag):
             return None
         try:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
+from types import EllipsisType
 from typing import Any, Final, ParamSpec, TypeVar
 
 from fscoord import environment
@@ -24,6 +25,7 @@ from fscoord.errors import (
     StoreGoneError,
     StoreTimeoutError,
     UsedBeforeError,
+    joined,
     missing_extra,
 )
 from fscoord.store import Store, closer_look, session_states
@@ -41,6 +43,7 @@ __all__ = ["SCHEME", "TorchStore", "rendezvous"]
 
 SCHEME = "fscoord"
 
+D = TypeVar("D")
 P = ParamSpec("P")
 R = TypeVar("R")
 N = TypeVar("N", int, float)
@@ -57,9 +60,9 @@ def _raise_torch_errors(method: Callable[P, R]) -> Callable[P, R]:
         try:
             return method(*arguments, **named)
         except QueueEmptyError as error:
-            raise dist.QueueEmptyError(str(error)) from error
+            raise joined(error, getattr(dist, "QueueEmptyError", dist.DistStoreError)) from error  # none in torch 2.6
         except FscoordError as error:
-            raise dist.DistStoreError(str(error)) from error
+            raise joined(error, dist.DistStoreError) from error
 
     return call
 
@@ -71,9 +74,10 @@ _open_stores: set[TorchStore] = set()
 class TorchStore(dist.Store):
     """`store` as a real ``torch.distributed.Store``, for ``init_process_group(store=...)`` and other code of torch.
 
-    Every error of the store is raised as a ``DistStoreError``, with the original as its ``__cause__``. So torch's own
-    ``elastic.utils.store.barrier`` names the missing ranks after a timeout. `ValueError` and `OverflowError` are raised
-    unchanged. A timeout of zero means no limit, as in torch. With a negative timeout an operation tries once.
+    Every error of the store is raised as an error of the same class that is also a ``DistStoreError``, with the
+    original as its ``__cause__``. So torch's own ``elastic.utils.store.barrier`` names the missing ranks after a
+    timeout. `ValueError` and `OverflowError` are raised unchanged. A timeout of zero means no limit, as in torch. With
+    a negative timeout an operation tries once.
 
     torch's C++ base class keeps the timeout. Each operation passes its present value to `store`.
 
@@ -137,9 +141,9 @@ class TorchStore(dist.Store):
         self._store_with_timeout().set(key, value)
 
     @_raise_torch_errors
-    def get(self, key: Key) -> bytes:
-        """See `Store.get`."""
-        return self._store_with_timeout().get(key)
+    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
+        """See `Store.get`; a timeout of zero has no limit."""
+        return self._store_with_timeout().get(key, default=default, timeout=_call_timeout(timeout))
 
     @_raise_torch_errors
     def add(self, key: Key, amount: int) -> int:
@@ -159,13 +163,12 @@ class TorchStore(dist.Store):
     @_raise_torch_errors
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         """See `Store.wait`; a timeout of zero has no limit."""
-        store = self._store_with_timeout()
-        store.wait(keys, None if timeout is None else _from_torch(timeout))
+        self._store_with_timeout().wait(keys, _call_timeout(timeout))
 
     @_raise_torch_errors
-    def delete_key(self, key: Key) -> bool:
+    def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
         """See `Store.delete_key`."""
-        return self._store_with_timeout().delete_key(key)
+        return self._store_with_timeout().delete_key(key, expected=expected)
 
     deleteKey = delete_key  # noqa: N815 - the name that C++ calls
 
@@ -182,9 +185,9 @@ class TorchStore(dist.Store):
         self._store_with_timeout().append(key, value)
 
     @_raise_torch_errors
-    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
-        """See `Store.multi_get`."""
-        return self._store_with_timeout().multi_get(keys)
+    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
+        """See `Store.multi_get`; a timeout of zero has no limit."""
+        return self._store_with_timeout().multi_get(keys, timeout=_call_timeout(timeout))
 
     @_raise_torch_errors
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
@@ -208,14 +211,24 @@ class TorchStore(dist.Store):
         return self._store_with_timeout().list_keys(prefix)
 
     @_raise_torch_errors
+    def create(self, key: Key, value: Value) -> bool:
+        """See `Store.create`."""
+        return self._store_with_timeout().create(key, value)
+
+    @_raise_torch_errors
+    def pop(self, key: Key) -> bytes | None:
+        """See `Store.pop`."""
+        return self._store_with_timeout().pop(key)
+
+    @_raise_torch_errors
     def queue_push(self, key: Key, value: Value) -> None:
         """See `Store.queue_push`."""
         self._store_with_timeout().queue_push(key, value)
 
     @_raise_torch_errors
-    def queue_pop(self, key: Key, block: bool = True) -> bytes:
-        """See `Store.queue_pop`."""
-        return self._store_with_timeout().queue_pop(key, block)
+    def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
+        """See `Store.queue_pop`; a timeout of zero has no limit."""
+        return self._store_with_timeout().queue_pop(key, block, timeout=_call_timeout(timeout))
 
     @_raise_torch_errors
     def queue_len(self, key: Key) -> int:
@@ -225,8 +238,7 @@ class TorchStore(dist.Store):
     @_raise_torch_errors
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
         """See `Store.barrier`."""
-        store = self._store_with_timeout()
-        store.barrier(key, world_size, None if timeout is None else _from_torch(timeout))
+        self._store_with_timeout().barrier(key, world_size, _call_timeout(timeout))
 
 
 def _to_torch(limit: timedelta) -> timedelta:
@@ -237,6 +249,10 @@ def _to_torch(limit: timedelta) -> timedelta:
 def _from_torch(limit: Timeout) -> Timeout:
     left = limit.total_seconds() if isinstance(limit, timedelta) else limit
     return timedelta.max if left == 0 else max(left, 0)
+
+
+def _call_timeout(timeout: Timeout | None) -> Timeout | None:
+    return None if timeout is None else _from_torch(timeout)
 
 
 def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[tuple[TorchStore, int, int]]:

@@ -80,7 +80,8 @@ def run_held(
 ) -> Ending:
     """Run `command` on this process's terminal and with this process's input, until the command has ended.
 
-    The signals INT, TERM, HUP, QUIT, USR1 and USR2 are forwarded to the command or, after its end, to its descendants.
+    The command also inherits the descriptors that this process has inherited. The signals INT, TERM, HUP, QUIT, USR1
+    and USR2 are forwarded to the command or, after its end, to its descendants.
 
     Args:
         command: the program and its arguments.
@@ -142,7 +143,7 @@ class _HeldCommand:
                 self._process = subprocess.Popen(  # noqa: S603 - the command is what the user wants to run
                     [*warden.program(self.mode, theirs, report, patience), *self.command],
                     env=dict(self.environment),
-                    pass_fds=[theirs, report],
+                    pass_fds=[theirs, report, *_inherited()],
                     stdin=self.stdin,
                     stdout=None if self.output_max is None else subprocess.PIPE,
                 )
@@ -215,6 +216,22 @@ class _HeldCommand:
             f"the warden of the command, a child of process {self._process.pid}, was killed, and with it the command"
             " and all processes that it had started"
         )
+
+
+def _inherited() -> list[int]:
+    """Return the descriptors above 2 that the caller of this process has passed, such as those of make's job server.
+
+    The command gets them as under flock(1). Python and this package make all other descriptors close at exec. They are
+    named one by one: with ``close_fds=False`` the two pipes would have to be inheritable, and a command that another
+    thread starts at this moment would keep them open.
+    """
+    found = []
+    with suppress(OSError):  # there is no /dev/fd
+        for number in map(int, system.os.listdir("/dev/fd")):
+            with suppress(OSError):  # it was closed meanwhile, such as that of the list
+                if number > 2 and system.os.get_inheritable(number):
+                    found.append(number)
+    return found
 
 
 def _order(descriptor: int, number: int) -> None:

@@ -33,7 +33,6 @@ process. The lists of children in /proc took 1.2 ms.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -70,8 +69,19 @@ Prctl = Callable[..., int]
 
 
 def program(mode: str, orders: int, report: int, lease_s: float = 0) -> list[str]:
-    """Return the arguments that start a warden. The arguments of the command follow them."""
-    return [sys.executable, "-I", "-S", __file__, mode, str(orders), str(report), str(lease_s)]
+    """Return the arguments that start a warden. The arguments of the command follow them.
+
+    Raises:
+        ImportError: this Python has no ``_ctypes``, without which a warden could not kill what it must kill.
+    """
+    import ctypes  # noqa: F401 - not at the top: without it, all that needs no warden works
+
+    itself = [__file__]
+    if not os.path.exists(__file__):  # an archive, such as a zipapp, has no file that a new process could execute
+        from inspect import getsource
+
+        itself = ["-c", getsource(sys.modules[__name__])]
+    return [sys.executable, "-I", "-S", *itself, mode, str(orders), str(report), str(lease_s)]
 
 
 def main(mode: str, orders: int, report: int, lease_s: float, command: list[str]) -> None:
@@ -363,6 +373,8 @@ def _note(*_: object) -> None:
 
 
 def _prctl() -> Prctl:
+    import ctypes
+
     try:
         call: Prctl = ctypes.CDLL(None, use_errno=True).prctl
         return call

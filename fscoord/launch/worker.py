@@ -1,6 +1,7 @@
 """`WorkerGroup`: starts the workers of one node in one round, each under a warden, copies their output and stops them.
 
 The output of a worker goes to the console, with the worker's rank before each line, to files, or to both (`Streams`).
+One worker may have the console itself.
 
 The module is long, but one thing: the starts and ends of a worker and of its output are one sequence.
 """
@@ -126,7 +127,12 @@ class WorkerGroup:
         values = {**system.os.environ, **environment, "TORCHELASTIC_ERROR_FILE": error_file}
         worker = _Worker(rank, local_rank, error_file, self._ends.put)
         try:
-            worker.start(self._command, values)
+            passed = {
+                stream: self._console.descriptor(stream)
+                for stream in (STDOUT, STDERR)
+                if self._streams.is_passed(rank, local_rank, stream)
+            }
+            worker.start(self._command, values, passed)
             for stream, name in ((STDOUT, "stdout.log"), (STDERR, "stderr.log")):
                 prefix = f"[{rank}] ".encode() if self._streams.is_shown(local_rank, stream) else b""
                 path = system.os.path.join(directory, name)
@@ -185,8 +191,8 @@ class _Worker:
         self._unused: list[IO[bytes] | None] = []  # the pipes and files that no thread uses
         self._span: tracing.Span | None = None
 
-    def start(self, command: list[str], environment: Mapping[str, str]) -> None:
-        """Start the warden, which starts the worker."""
+    def start(self, command: list[str], environment: Mapping[str, str], passed: Mapping[int, int]) -> None:
+        """Start the warden, which starts the worker; `passed` has the descriptors of streams that are not copied."""
         self._span = tracing.begin("worker", f"worker {self._rank}", "", None, "worker_rank", self._rank)
         reader, writer = system.os.pipe()
         self._report = system.os.fdopen(reader, "rb")
@@ -195,8 +201,8 @@ class _Worker:
             self._process = subprocess.Popen(  # noqa: S603 - the command is what the user wants to run
                 [*warden.program(warden.WORKER, 0, writer), *command],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stdout=passed.get(STDOUT, subprocess.PIPE),
+                stderr=passed.get(STDERR, subprocess.PIPE),
                 env=dict(environment),
                 pass_fds=[writer],
                 start_new_session=True,  # so that the terminal sends Ctrl-C to the agent alone
@@ -206,16 +212,17 @@ class _Worker:
             system.os.close(writer)
 
     def follow(self, console: Console, stream: int, prefix: bytes, file: IO[bytes] | None) -> None:
-        """Start a thread that copies the output `stream`.
+        """Start a thread that copies the output `stream`, unless it was passed.
 
         With the second stream, also start a thread that reads the report.
         """
         assert self._process is not None
         pipe = self._process.stdout if stream == STDOUT else self._process.stderr
-        self._unused.append(file)
-        self._spawn(console.follow, pipe, stream, prefix, file, self._tails[stream], self._has_ended.is_set)
-        self._unused.remove(file)
-        self._unused.remove(pipe)
+        if pipe is not None:
+            self._unused.append(file)
+            self._spawn(console.follow, pipe, stream, prefix, file, self._tails[stream], self._has_ended.is_set)
+            self._unused.remove(file)
+            self._unused.remove(pipe)
         if stream == STDERR:
             self._spawn(self._listen, list(self._threads))
             self._unused.remove(self._report)
@@ -314,11 +321,14 @@ class Streams:
         redirects: the streams that go to files only, as `parse_streams` returns them.
         tee: the streams that go to files as well as to the console.
         shown_ranks: the local ranks whose streams may go to the console; None: all local ranks.
+        console_rank: the rank whose worker has the console itself for each stream that goes there only; None: no rank.
+            Its lines have no rank before them, and the failure of this worker has no last lines.
     """
 
     redirects: Mapping[int | None, int] = field(default_factory=dict)
     tee: Mapping[int | None, int] = field(default_factory=dict)
     shown_ranks: frozenset[int] | None = None
+    console_rank: int | None = None
 
     def is_file(self, local_rank: int, stream: int) -> bool:
         """Return whether `stream`, 1 or 2, of the worker with this local rank goes to a file."""
@@ -329,6 +339,10 @@ class Streams:
         if self.shown_ranks is not None and local_rank not in self.shown_ranks:
             return False
         return not _mode(self.redirects, local_rank) & stream or bool(_mode(self.tee, local_rank) & stream)
+
+    def is_passed(self, rank: int, local_rank: int, stream: int) -> bool:
+        """Return whether the worker has the console itself as its `stream`, 1 or 2."""
+        return rank == self.console_rank and self.is_shown(local_rank, stream) and not self.is_file(local_rank, stream)
 
 
 def _mode(streams: Mapping[int | None, int], local_rank: int) -> int:
@@ -357,6 +371,9 @@ def find_accelerators() -> tuple[str, int]:
     kind, count = done.stdout.decode().split()[-2:]
     return kind, int(count)
 
+
+BAR_S = 0.25
+"""The least time between two states of one line on the console, in seconds, such as those of a progress bar."""
 
 LINES_MAX = 1000
 """How many lines may wait for the reader of a stream before the workers wait for it, too."""
@@ -510,6 +527,11 @@ class Console:
         if sink is not None:
             sink.put(line, has_ended)
 
+    def descriptor(self, stream: int) -> int:
+        """Return the descriptor of `stream`, 1 or 2, for a child process."""
+        sink = self._sinks.get(stream)
+        return subprocess.DEVNULL if sink is None else sink.file.fileno()
+
     def error_text(self) -> TextIO | None:
         """Return a text file for ``sys.stderr`` that goes to stream 2. Its writers do not wait for a reader."""
         sink = self._sinks.get(STDERR)
@@ -529,30 +551,49 @@ class Console:
         `has_ended` returns whether all writers of the pipe have ended. Then the pipe has little left, for which the
         reader of the console is not waited for.
 
-        The console gets each line with `prefix` before it, or no line if `prefix` is empty. `file` gets the unchanged
-        lines, unless it is None. At the end, both the pipe and the file are closed.
+        The console gets each line with `prefix` before it, or no line if `prefix` is empty. A carriage return begins
+        another state of a line, as in a progress bar. The console gets a state before the end of its line as well, if
+        `BAR_S` has passed since the last such state. A console that is a regular file, and `tail`, get the last state
+        of each line. `file` gets all bytes unchanged, unless it is None. At the end, both the pipe and the file are
+        closed.
 
         A file that can't be written, such as on a full disk, ends there, and the console gets a message. The pipe is
         read on: without a reader the worker would die of SIGPIPE.
         """
+        is_live = bool(prefix) and stream in self._sinks and not _is_regular(self._sinks[stream].file)
+        rest = shown = b""  # the line that has not ended, and its state on the console
+        due = -math.inf
         try:
-            for line in iter(lambda: pipe.readline(LINE_MAX), b""):
-                whole = line if line.endswith(b"\n") else line + b"\n"
-                if prefix:
-                    self.write(stream, prefix + whole, has_ended)
-                if file is not None and not self._log(file, line):
+            while True:
+                state = _last_state(rest) if is_live and b"\r" in rest else b""
+                if state.strip() and state != shown:
+                    left = due - system.time.monotonic()
+                    if left <= 0 or not _has_data(pipe, left):
+                        self.write(stream, prefix + state + b"\n", has_ended)
+                        shown, due = state, system.time.monotonic() + BAR_S
+                        continue
+                piece = _read_some(pipe)
+                if piece and file is not None and not self._log(file, piece):
                     file = None
-                tail.append(whole)
+                lines, rest = _split(rest + piece) if piece else ([rest] if rest else [], b"")
+                for line in lines:
+                    last = _last_state(line)
+                    if prefix and not (shown and last == shown):
+                        self.write(stream, prefix + last + b"\n", has_ended)
+                    tail.append(last + b"\n")
+                    shown = b""
                 del tail[:-TAIL]
+                if not piece:
+                    return
         finally:
             pipe.close()
             if file is not None:
                 file.close()
 
-    def _log(self, file: IO[bytes], line: bytes) -> bool:
-        """Write `line` to `file`. After an error close the file, print the error, and return False."""
+    def _log(self, file: IO[bytes], piece: bytes) -> bool:
+        """Write `piece` to `file`. After an error close the file, print the error, and return False."""
         try:
-            file.write(line)
+            file.write(piece)
             file.flush()
         except OSError as error:
             with suppress(OSError):  # it tries once more to write its buffer
@@ -578,6 +619,42 @@ class _ErrorText:
 
     def flush(self) -> None:
         pass
+
+
+def _split(text: bytes) -> tuple[list[bytes], bytes]:
+    """Return the lines of `text` without their ends, and what is needed of the line that has not ended."""
+    *lines, rest = text.split(b"\n")
+    if b"\r" in rest:  # earlier states are not needed. Without this, a bar of a long time would become a long line
+        rest = b"\r" + _last_state(rest) + b"\r" * rest.endswith(b"\r")
+    while len(rest) > LINE_MAX:
+        lines.append(rest[:LINE_MAX])
+        rest = rest[LINE_MAX:]
+    return lines, rest
+
+
+def _last_state(line: bytes) -> bytes:
+    r"""Return what `line` has after its last carriage return, except one at its end: ``\r\n`` is the end of a line."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+def _read_some(pipe: IO[bytes]) -> bytes:
+    """Return the data that `pipe` has, at most `LINE_MAX` bytes. Wait if there is none; at the end return ``b""``."""
+    read: Callable[[int], bytes] = pipe.read1  # type: ignore[attr-defined]
+    return read(LINE_MAX)
+
+
+def _has_data(pipe: IO[bytes], seconds: float) -> bool:
+    """Return whether `pipe` has data or has ended, at the latest after `seconds`."""
+    poll = system.select.poll()
+    poll.register(pipe, system.select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def _is_regular(file: IO[bytes]) -> bool:
+    try:
+        return system.stat.S_ISREG(system.os.fstat(file.fileno()).st_mode)
+    except (OSError, ValueError):  # it is in memory
+        return False
 
 
 def _binary(text: IO[str] | None) -> IO[bytes] | None:

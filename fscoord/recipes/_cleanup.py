@@ -32,15 +32,12 @@ from typing import Any, Final
 
 from fscoord._runtime import system
 
-__all__ = ["HERE", "await_end", "go_on_in_thread"]
+__all__ = ["await_end", "go_on_in_thread"]
 
 END: Final = "end"
 
 WAIT_MAX_S: Final = 1.0
 """How long to wait for the thread. Its work takes microseconds, unless another process blocks the store."""
-
-HERE: Final = system.threading.local()
-"""``HERE.__dict__`` is a different object in each thread. To get it is not a call, unlike `threading.get_ident`."""
 
 
 def _run(over: list[object], undo: Callable[..., object], *arguments: Any) -> None:

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
-from typing import Final, NamedTuple, TypeVar
+import weakref
+from collections.abc import Callable
+from contextlib import ContextDecorator, suppress
+from typing import Any, Final, NamedTuple, TypeVar
 
-from fscoord._arguments import Key, Timeout, key_bytes, to_seconds
+from fscoord._arguments import Key, Timeout, key_bytes, refuse_copies, to_seconds
 from fscoord._runtime import system, tracing
 from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.awaited import LOCK
 from fscoord._waiting.wait import WaitSteps
 from fscoord.errors import FscoordError, LockLostError
-from fscoord.recipes._cleanup import HERE, await_end, go_on_in_thread
+from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._entry import Entry
+from fscoord.recipes._keys import shown
 from fscoord.recipes._lease import LeaseRenewer
-from fscoord.recipes._line import Line, Policy
-from fscoord.store import Store, begin_span, run_blocking
+from fscoord.recipes._line import Line, Policy, callers
+from fscoord.store import Store, begin_span, needed_store, run_blocking
 
 __all__ = ["Contender", "Exclusive", "HeldEntry"]
 
 HeldEntry = tuple[int, Entry, "LeaseRenewer | None"]
 """One hold: the `system.process_epoch` of the process that acquired it, its entry, and its lease's renewer, if any."""
 _POP: Final = list[HeldEntry].pop
+RUNS_LATER: Final = 0x20 | 0x80 | 0x200
+"""The flags of a code object whose call only makes a generator, a coroutine or both (CO_GENERATOR and so on)."""
+
+F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound="Exclusive")
 
 
@@ -40,10 +47,11 @@ class Contender(NamedTuple):
     token: int
 
 
-class Exclusive:
+class Exclusive(ContextDecorator):
     """A resource that `policy` grants to the first contenders in line, while the others wait in the order of arrival.
 
-    Threads may share an object. In a forked child the object holds nothing. It is also a context manager.
+    Threads may share an object. In a forked child the object holds nothing. It is also a context manager, and a
+    decorator of functions.
     """
 
     _mode = "x"
@@ -52,17 +60,30 @@ class Exclusive:
     _kind = LOCK
     _whose = "process"
 
+    __reduce__ = refuse_copies
+
     def __init__(
         self, store: Store, name: Key, policy: Policy, timeout: Timeout | None = None, ttl: Timeout | None = None
     ) -> None:
-        self._store = store
+        self._store = needed_store(store)
         self._ttl = 0.0 if ttl is None else to_seconds(ttl)
         if ttl is not None and not 0 < self._ttl < math.inf:
             raise ValueError(f"ttl must be a time above zero, not {ttl!r}; without it a hold has no end")
         self._line = Line(store, name, policy, self._ttl)
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._held: list[HeldEntry] = []
+        # Its ``__dict__`` is another object in each thread, and to get it is not a call, unlike `threading.get_ident`.
+        # Made here, and not at the import, so that it is that of gevent or eventlet if they have replaced it since.
+        self._here = system.threading.local()
         self._spans: dict[str, tracing.Span] = {}  # in a process that records a trace: of each request, by its entry
+
+    def __repr__(self) -> str:
+        return shown(self, self._store, key_bytes(self.name), self._state())
+
+    def _state(self) -> str:
+        """Return whether this object, in this process, holds the resource, and with which tokens."""
+        tokens = [str(entry.token) for epoch, entry, _ in list(self._held) if epoch == system.process_epoch()]
+        return f"held with token{'s' if len(tokens) > 1 else ''} {', '.join(tokens)}" if tokens else "not held"
 
     @property
     def name(self) -> str:
@@ -83,6 +104,7 @@ class Exclusive:
         line = self._line
         name = line.new_id()
         got.append(name)
+        callers[name] = weakref.ref(system.threading.current_thread())
         if tracing.recorder is not None:
             self._begin_span(name)
         served = line.take_free(name, self._mode)
@@ -90,11 +112,14 @@ class Exclusive:
             served = run_blocking(self._store, self._standing_in_line(name, blocking, limit))
         return self._keep(served, name)
 
-    def _acquire_steps(self, blocking: bool, timeout: Timeout | None, got: list[str]) -> WaitSteps[bool]:
-        """Acquire, with the arguments of `threading`. `got` receives the entry's id first, so that `_undo` finds it."""
+    def _acquire_steps(
+        self, blocking: bool, timeout: Timeout | None, got: list[str], caller: object
+    ) -> WaitSteps[bool]:
+        """Acquire for the task `caller`. `got` receives the entry's id first, so that `_undo` finds it."""
         limit = self._limit(blocking, timeout)
         name = self._line.new_id()
         got.append(name)
+        callers[name] = weakref.ref(caller)
         if tracing.recorder is not None:
             self._begin_span(name)
         served = self._line.take_free(name, self._mode)
@@ -108,7 +133,12 @@ class Exclusive:
         entry = self._line.join(name, self._mode, only_if_served=not blocking, limit=limit)
         if entry is None or entry.token:
             return entry
+        if limit > 0:
+            self._check_wait(entry)
         return (yield from self._line.await_turn(entry, max(0.0, end - system.time.monotonic()), self._kind))
+
+    def _check_wait(self, entry: Entry) -> None:
+        """Raise an error if the wait of `entry` can't end. The entry then leaves the line."""
 
     def _keep(self, served: Entry | None, name: str) -> bool:
         """Record the hold of the entry `served` and return True, or return False if `served` is None.
@@ -118,6 +148,7 @@ class Exclusive:
         if self._spans:
             self._note_turn(served, name)
         if served is None:
+            callers.pop(name, None)
             return False
         renewal = LeaseRenewer(self.name, self._line.renew, served) if self._ttl else None
         self._held.append((system.process_epoch(), served, renewal))
@@ -145,6 +176,7 @@ class Exclusive:
                     self._held.remove(held)
                 except ValueError as error:  # another thread has released it
                     raise_unless_absent(error)
+            callers.pop(name, None)
             self._line.leave_quietly(name)
             if self._spans:
                 self._end_span(name, "failed")
@@ -169,6 +201,7 @@ class Exclusive:
         tracing.end(self._spans.pop(name, None), outcome)
 
     def _stop(self, held: HeldEntry) -> None:
+        callers.pop(held[1].id, None)
         if held[2] is not None:
             held[2].end()
 
@@ -231,8 +264,9 @@ class Exclusive:
                 if self._spans:
                     self._end_span(held[1].id, "released")
 
-    def _not_held(self) -> str:
-        return f"{self._what} {self.name!r} is not held by this object, in this {self._whose}"
+    def _not_held(self) -> Exception:
+        """Return the error of a release too many."""
+        return RuntimeError(f"{self._what} {self.name!r} is not held by this object, in this {self._whose}")
 
     def _current(self) -> Entry | None:
         """Return the entry of this process's latest hold, or None."""
@@ -278,7 +312,7 @@ class Exclusive:
         """
         gone: list[HeldEntry | str] = []
         over: list[object] = []
-        here = HERE.__dict__
+        here = self._here.__dict__
         try:
             if self._release(gone, here):
                 return
@@ -292,7 +326,7 @@ class Exclusive:
                 await_end(over)
                 raise
             raise
-        raise RuntimeError(self._not_held())
+        raise self._not_held()
 
     def check(self) -> None:
         """Check in the store that this object's latest acquisition is still valid.
@@ -302,7 +336,7 @@ class Exclusive:
         """
         entry = self._current()
         if entry is None:
-            raise LockLostError(self._not_held())
+            raise LockLostError(str(self._not_held()))
         if not self._line.still_holds(entry):
             raise self._line.lost(entry)
 
@@ -318,8 +352,21 @@ class Exclusive:
         """
         entry = self._current()
         if entry is None:
-            raise RuntimeError(self._not_held())
+            raise RuntimeError(str(self._not_held()))
         return entry.token
+
+    def __call__(self, function: F) -> F:
+        """Return `function` with a ``with`` of this object around each call: ``@Lock(store, "report")``.
+
+        Raises:
+            TypeError: the body of `function` runs after the call: it is a coroutine function or a generator function.
+        """
+        if getattr(getattr(function, "__code__", None), "co_flags", 0) & RUNS_LATER:
+            raise TypeError(
+                f"the body of {function.__qualname__} runs after the call, when {self._what} {self.name!r} would be"
+                " released already: use a `with` in the body, or fscoord.aio for a coroutine function"
+            )
+        return super().__call__(function)
 
     def __enter__(self: H) -> H:
         got: list[str] = []
@@ -339,7 +386,7 @@ class Exclusive:
     def __exit__(self, *_: object) -> None:
         gone: list[HeldEntry | str] = []
         over: list[object] = []
-        here = HERE.__dict__
+        here = self._here.__dict__
         try:
             if self._release(gone, here):
                 return
@@ -353,7 +400,7 @@ class Exclusive:
                 await_end(over)
                 raise
             raise
-        raise RuntimeError(self._not_held())
+        raise self._not_held()
 
 
 def _shown(entry: Entry) -> Contender:

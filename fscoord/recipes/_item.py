@@ -6,34 +6,42 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
-from fscoord._arguments import MalformedText, key_bytes, key_text, parse_uint63, words_in
+from fscoord._arguments import MalformedText, key_bytes, key_text, parse_uint63, refuse_copies, utf8, words_in
 from fscoord._runtime import system
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
-from fscoord.recipes._keys import add_checked, foreign_value_error, get_or_none
+from fscoord.recipes._keys import add_checked, foreign_value_error, get_or_none, shown
 from fscoord.store import Store
 
-__all__ = ["Claim", "Item", "Items", "Taken", "new_claim", "parse_claim"]
+__all__ = ["NEVER_TAKEN", "Claim", "Item", "Items", "Taken", "new_claim", "parse_claim"]
 
 
 class Claim(NamedTuple):
-    """The value that a consumer writes beside an item to take the item.
+    """The value that a consumer writes beside an item to take the item, and to release it.
 
     Attributes:
-        text: the value: session, owner and a random word, so that no two claims are equal.
-        session: the session number of the consumer's handle; 0 on a store without sessions.
-        owner: the consumer's process, ``host:pid``.
+        text: the value: deliveries, session, owner and a random word, so that no two claims are equal. A released item
+            has a claim of the deliveries alone.
+        deliveries: how often the item has been handed out.
+        session: the session number of the consumer's handle; 0 on a store without sessions, or of a released item.
+        owner: the consumer's process, ``host:pid``; empty if the item was released.
     """
 
     text: bytes
+    deliveries: int
     session: int
     owner: str
 
 
-def new_claim(session: int) -> Claim:
+NEVER_TAKEN = Claim(b"", 0, 0, "")
+"""Stands for the claim on an item that has none."""
+
+
+def new_claim(session: int, deliveries: int) -> Claim:
     """Return a new claim of this process."""
     owner = system.process_name()
-    return Claim(f"{session} {owner} {system.random_bytes(8).hex()}".encode(), session, owner)
+    text = f"{deliveries} {session} {owner} {system.random_bytes(8).hex()}"
+    return Claim(text.encode(), deliveries, session, owner)
 
 
 def parse_claim(key: bytes, text: bytes) -> Claim:
@@ -43,8 +51,10 @@ def parse_claim(key: bytes, text: bytes) -> Claim:
         FscoordError: `text` is not a claim.
     """
     try:
-        session, owner, _ = words_in(text, " ", 3)
-        return Claim(text, parse_uint63(session), owner)
+        if b" " not in text:
+            return Claim(text, parse_uint63(utf8(text)), 0, "")
+        deliveries, session, owner, _ = words_in(text, " ", 4)
+        return Claim(text, parse_uint63(deliveries), parse_uint63(session), owner)
     except MalformedText as error:
         raise foreign_value_error(key, text, "claim on an item") from error
 
@@ -89,14 +99,16 @@ class Items:
         """Return whether the claim in the store is still the claim in `taken`."""
         return get_or_none(self._store, self.claim_key(taken[0])) == taken[1].text
 
-    def remove(self, order_key: bytes) -> None:
+    def remove(self, taken: Taken) -> None:
         """Remove an item that this process has taken."""
+        order_key = taken[0]
         self._store.delete_key(self.item_key(order_key))  # first: an item without a claim would be handed out
         self._store.delete_key(self.claim_key(order_key))
 
-    def release(self, order_key: bytes) -> None:
-        """Let another consumer take an item that this process has taken."""
-        self._store.delete_key(self.claim_key(order_key))
+    def release(self, taken: Taken) -> None:
+        """Let another consumer take an item that this process has taken, and keep the number of its deliveries."""
+        order_key, claim = taken
+        self._store.compare_set(self.claim_key(order_key), claim.text, str(claim.deliveries))
         add_checked(self._store, self.returns)
         self._store.set(self.wakeup, b"1")
 
@@ -105,7 +117,7 @@ class Items:
         for each in taken:
             with suppress(FscoordError):
                 if self.is_held(each):
-                    self.release(each[0])
+                    self.release(each)
 
     def item_key(self, order_key: bytes) -> bytes:
         """Return the key of an item."""
@@ -124,13 +136,21 @@ class Item:
 
     Attributes:
         data: the value that was put.
+        deliveries: how often the item has been handed out, now included. A number above 1 means that an earlier
+            consumer died or released the item.
     """
+
+    __reduce__ = refuse_copies
 
     def __init__(self, items: Items, taken: Taken, data: bytes) -> None:
         self.data = data
+        self.deliveries: int = taken[1].deliveries
         self._items = items
         self._taken = taken
         self._is_over = False
+
+    def __repr__(self) -> str:
+        return shown(self, self._items._store, self._items.name, "finished" if self._is_over else "taken")
 
     def ack(self) -> None:
         """Remove the item from the queue for good.
@@ -152,14 +172,14 @@ class Item:
         if not self._items.is_held(self._taken):
             raise self._loss()
 
-    def _end(self, step: Callable[[bytes], None]) -> None:
+    def _end(self, step: Callable[[Taken], None]) -> None:
         if self._is_over:
             self._refuse()
         over: list[object] = []
         try:
             self._is_over = True
             if self._items.is_held(self._taken):
-                return step(self._taken[0])
+                return step(self._taken)
         except BaseException:  # `step` may be half done; `_cleanup` explains each of these lines
             try:
                 self._put_back()

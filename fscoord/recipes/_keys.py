@@ -1,4 +1,4 @@
-"""The keys of recipes: reads without waiting, retries of compare-and-sets, and errors for values of other programs."""
+"""The keys of recipes: reads without waiting, retries of compare-and-sets, errors for foreign values, and reprs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fscoord._waiting.timing import Backoff
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.store import Store
 
-__all__ = ["Refusals", "RefusedError", "add_checked", "foreign_value_error", "get_or_none", "parse_count"]
+__all__ = ["Refusals", "RefusedError", "add_checked", "foreign_value_error", "get_or_none", "parse_count", "shown"]
 
 ABSENT: Final = b"?"
 """A text that is never the value of a key that recipes read by `get_or_none`."""
@@ -67,6 +67,11 @@ class Refusals:
                 keys=[key_text(self._key)],
                 waited=waited,
             )
+
+
+def shown(recipe: object, store: Store, name: bytes, state: str = "") -> str:
+    """Return the repr of `recipe`, which has the key or the keys `name` of `store`. It makes no request."""
+    return f"<{type(recipe).__name__} {key_text(name)!r} of {store!r}{state and ', '}{state}>"
 
 
 def foreign_value_error(key: bytes, text: bytes, what: str) -> FscoordError:

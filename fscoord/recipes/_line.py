@@ -32,10 +32,11 @@ write, so that a writer recognises its own write. Each further row has one `~fsc
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count, takewhile
-from typing import Final
+from typing import Any, Final
 
 from fscoord._arguments import Key, MalformedText, check_positive, key_bytes, key_text, parse_uint63
 from fscoord._runtime import system
@@ -56,9 +57,20 @@ from fscoord.recipes._entry import (
 )
 from fscoord.recipes._keys import Refusals, RefusedError, foreign_value_error
 from fscoord.recipes._lease import LeaseMonitor, check_interval
-from fscoord.store import Store, closer_look, exchange, exchanges_keys, stopped_sessions
+from fscoord.store import Store, closer_look, exchange, exchanges_keys, needed_store, stopped_sessions
 
-__all__ = ["Entry", "Line", "Policy", "force_release", "in_line", "not_acquired", "one", "readers_or_writer"]
+__all__ = [
+    "Entry",
+    "Line",
+    "Policy",
+    "caller_of",
+    "callers",
+    "force_release",
+    "in_line",
+    "not_acquired",
+    "one",
+    "readers_or_writer",
+]
 
 
 SLOW_LOOK_S: Final = 1.0
@@ -66,6 +78,10 @@ SLOW_LOOK_S: Final = 1.0
 
 _waking: set[str] = set()
 """The ids of the entries whose wake keys this process is about to set."""
+
+callers: Final[dict[str, weakref.ref[Any]]] = {}
+"""By the id of an entry of this process: the thread or the task that holds it or waits, until it has left the line. The
+references are weak, so that the task of a loop that was closed is collected, and leaves the line."""
 
 _entry = tuple.__new__  # makes an `Entry` in half of the time that its own constructor takes
 
@@ -92,7 +108,7 @@ class Line:
 
     def __init__(self, store: Store, name: Key, policy: Policy, ttl: float = 0.0) -> None:
         self.name = key_text(key_bytes(name))
-        self._store = store
+        self._store = needed_store(store)
         self._prefix = key_bytes(name)
         self._key = self._prefix + b"/line"
         self._exchanges = exchanges_keys(store)  # whether a change of the line and of wake keys is one step
@@ -287,8 +303,9 @@ class Line:
         """Return the error that names the holders and the number of waiters."""
         entries = self.living()
         holders = [entry.owner for entry in entries if entry.token]
+        shown = [_owner_text(entry) for entry in entries if entry.token]
         return StoreTimeoutError(
-            not_acquired(what, self.name, timeout, holders, len(entries) - len(holders)) + closer_look(self._store),
+            not_acquired(what, self.name, timeout, shown, len(entries) - len(holders)) + closer_look(self._store),
             keys=[self.name],
             holder=holders[0] if holders else None,
             waited=timeout,
@@ -299,7 +316,7 @@ class Line:
         others = [other for other in self.living() if other.id != entry.id]
         stopped = stopped_sessions(self._store, [other.session for other in others if other.token])
         holders = [
-            f"{other.owner}, which is stopped" if other.session in stopped else other.owner
+            f"{other.owner}, which is stopped" if other.session in stopped else _owner_text(other)
             for other in others
             if other.token
         ]
@@ -446,7 +463,7 @@ class Line:
         return set(self._store.dead_sessions({other.session for other in each} - {0}))
 
     def _read(self) -> bytes:
-        return self._store.get(self._key) if self._store.check([self._key]) else b""
+        return self._store.get(self._key, default=b"")
 
     def _parse(self, text: bytes) -> State:
         try:
@@ -456,6 +473,22 @@ class Line:
 
     def _wake_key(self, name: str) -> bytes:
         return key_bytes(self._prefix + b"/wake/" + name.encode())
+
+
+def caller_of(entry: Entry) -> object | None:
+    """Return the thread or the task of this process that `entry` belongs to, or None."""
+    # A forked child also has the callers of its parent, whose entries have another owner.
+    reference = callers.get(entry.id) if entry.owner == system.process_name() else None
+    return None if reference is None else reference()
+
+
+def _owner_text(entry: Entry) -> str:
+    """Return the process of `entry`, ``host:pid``. If it is this process, the text says so, and names the caller."""
+    caller: Any = caller_of(entry)
+    if caller is None:
+        return entry.owner
+    name = f"thread {caller.name}" if isinstance(caller, system.threading.Thread) else f"task {caller.get_name()}"
+    return f"this process ({name}) as {entry.owner}"
 
 
 def not_acquired(what: str, name: str, limit: float, holders: Sequence[str], waiting: int) -> str:
@@ -489,7 +522,7 @@ def force_release(store: Store, name: Key, token: int) -> bool:
     Raises:
         ValueError: `token` is below 1.
     """
-    check_positive("token", token)
+    token = check_positive("token", token)
     line = Line(store, name, _admitted)
     held = [entry for entry in line.entries() if entry.token == token]
     return bool(held) and line.leave(held[0].id)

@@ -109,4 +109,5 @@ def items(values: Mapping[bytes, bytes]) -> Iterator[HeldItem]:
                 claim = parse_claim(key, text)
             except FscoordError:  # another program's key
                 continue
-            yield HeldItem(key_text(queue), claim.session, claim.owner)
+            if claim.owner:  # the item was not released
+                yield HeldItem(key_text(queue), claim.session, claim.owner)

@@ -12,8 +12,8 @@ from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.collectives.steps import barrier
 from fscoord.errors import StoreTimeoutError
-from fscoord.recipes._keys import add_checked, parse_count
-from fscoord.store import Store, closer_look, run_blocking
+from fscoord.recipes._keys import add_checked, parse_count, shown
+from fscoord.store import Store, closer_look, needed_store, run_blocking
 
 __all__ = ["DoubleBarrier", "Latch"]
 
@@ -41,11 +41,14 @@ class Latch:
     """
 
     def __init__(self, store: Store, name: Key, count: int) -> None:
-        self._store = store
+        self._store = needed_store(store)
         self._name = key_bytes(name)
         self._count = check_positive("count", count)
         self._counted, self._open = self._name + b"/counted", self._name + b"/open"
         key_bytes(self._counted)
+
+    def __repr__(self) -> str:
+        return shown(self, self._store, self._name)
 
     def count_down(self) -> int:
         """Count one call, and return how many calls are still missing."""
@@ -56,7 +59,7 @@ class Latch:
 
     def missing(self) -> int:
         """Return how many calls are still missing; 0 means that the latch is open."""
-        text = self._store.get(self._counted) if self._store.check([self._counted]) else b"0"
+        text = self._store.get(self._counted, default=b"0")
         return max(0, self._count - parse_count(self._counted, text))
 
     def wait(self, timeout: Timeout | None = None) -> None:
@@ -128,12 +131,15 @@ class DoubleBarrier:
         *,
         fail_fast: bool = False,
     ) -> None:
-        self._store = store
+        self._store = needed_store(store)
         self._name = key_bytes(name)
         self._world_size = world_size
         self._rank = rank
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._fail_fast = fail_fast
+
+    def __repr__(self) -> str:
+        return shown(self, self._store, self._name, f"rank {self._rank} of {self._world_size}")
 
     def enter(self, timeout: Timeout | None = None) -> None:
         """Wait until all ranks have called this method. A rank that calls it again after a timeout counts once.

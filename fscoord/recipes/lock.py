@@ -16,18 +16,18 @@ from fscoord._arguments import (
     key_bytes,
     key_text,
     parse_uint63,
+    refuse_copies,
     value_bytes,
 )
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.awaited import SEMAPHORE
 from fscoord.errors import StaleTokenError
-from fscoord.recipes._cleanup import HERE
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Contender, Exclusive, HeldEntry
-from fscoord.recipes._keys import Refusals, foreign_value_error
-from fscoord.recipes._line import one, readers_or_writer
-from fscoord.store import Store
+from fscoord.recipes._keys import Refusals, foreign_value_error, shown
+from fscoord.recipes._line import caller_of, callers, one, readers_or_writer
+from fscoord.store import Store, needed_store
 
 __all__ = ["Fenced", "Lock", "RLock", "ReadWriteLock", "Semaphore"]
 
@@ -78,6 +78,8 @@ class RLock(Lock):
 
     The thread must release the lock as often as it has acquired it. Only an acquisition through the same object is an
     acquisition by the holder. An acquisition through another object waits, even in the same thread.
+
+    A `threading.Condition` may use the lock. Its ``notify`` wakes only threads of this process.
     """
 
     _whose = "thread"
@@ -88,12 +90,27 @@ class RLock(Lock):
         self._owner: tuple[int, object] | None = None
 
     def _acquire(self, blocking: bool, timeout: Timeout | None, got: list[str]) -> bool:
-        if not self._is_owned_by(HERE.__dict__):
+        if not self._is_owned_by(self._here.__dict__):
             return super()._acquire(blocking, timeout, got)
         name = self._line.new_id()
         got.append(name)
         self._levels.append(name)
         return True
+
+    # `threading.Condition` calls these three. Without them it takes a failed ``acquire(False)`` for ownership.
+
+    def _is_owned(self) -> bool:
+        return self._is_owned_by(self._here.__dict__)
+
+    def _release_save(self) -> int:
+        levels = len(self._levels)
+        for _ in range(levels):
+            self.release()
+        return levels
+
+    def _acquire_restore(self, levels: int) -> None:
+        for _ in range(levels):
+            self.acquire()
 
     def _is_owned_by(self, here: object) -> bool:
         owner = self._owner
@@ -101,7 +118,7 @@ class RLock(Lock):
 
     def _begin(self, served: Entry) -> None:
         self._levels = [served.id]
-        self._owner = system.process_epoch(), HERE.__dict__
+        self._owner = system.process_epoch(), self._here.__dict__
 
     def _end(self, served: Entry) -> None:
         if self._levels[:1] == [served.id]:
@@ -123,6 +140,10 @@ class RLock(Lock):
             return super()._release(gone, here)
         gone.extend(map(_POP, (self._levels,)))
         return True
+
+
+class _NotHeldError(RuntimeError, ValueError):
+    """The error of `threading.BoundedSemaphore` at one release too many, and that of every other lock."""
 
 
 class Semaphore(Exclusive):
@@ -154,6 +175,26 @@ class Semaphore(Exclusive):
         self._mode = str(self._value)
         super().__init__(store, name, self._admits, timeout, ttl)
 
+    def release(self, n: int = 1) -> None:
+        """Release the latest `n` acquisitions of this object, as `threading.BoundedSemaphore.release` does.
+
+        Raises:
+            ValueError: `n` is below 1, or this object has fewer acquisitions. Nothing was released.
+            LockLostError: an acquisition was lost before.
+        """
+        if n != 1:  # nothing is called for the usual release, so that Ctrl-C can't come before it: see `_cleanup`
+            check_positive("n", n)
+            self._current()
+            if len(self._held) < n:
+                raise ValueError(f"{self._what} {self.name!r} is not held {n} times by this object; none was released")
+        while n > 1:
+            Exclusive.release(self)
+            n -= 1
+        Exclusive.release(self)
+
+    def _not_held(self) -> Exception:
+        return _NotHeldError(str(super()._not_held()))
+
     def _admits(self, entries: list[Entry]) -> int:
         for other in [entry for entry in entries if entry.mode != self._mode]:
             if not other.mode.isdigit():
@@ -177,6 +218,28 @@ class Side(Exclusive):
         self._mode = mode
         self._what = what
         super().__init__(store, name, readers_or_writer, timeout, ttl)
+        self._of_both_sides = [self._held]  # shared lists, and not the other side, which would be a reference cycle
+
+    def _is_held(self) -> bool:
+        return self._current() is not None
+
+    def _held_side(self) -> str | None:
+        modes = {entry.mode for entry in self._line.living() if entry.token}
+        return "writer" if "w" in modes else "reader" if modes else None
+
+    def _check_wait(self, entry: Entry) -> None:
+        # The line is in order, so an entry waits for every holder before it. If the same thread is one, it would wait
+        # for itself: an upgrade, or a reader after a writer that waits for this thread. Other objects are left out, for
+        # other parts of the program may release them meanwhile.
+        caller = callers[entry.id]()
+        held_here = {held.id for holds in self._of_both_sides for _, held, _ in list(holds)}
+        own = [each.mode for each in self._line.entries() if each.id in held_here and caller_of(each) is caller]
+        if own:
+            held = "reading" if own[0] == "r" else "writing"
+            raise RuntimeError(
+                f"{self._what} {self.name!r} was not acquired: the same thread or task holds the lock for {held}, and"
+                " would wait for itself; release that side first"
+            )
 
 
 class ReadWriteLock:
@@ -184,8 +247,9 @@ class ReadWriteLock:
 
     No contender starves: a reader that comes after a waiting writer waits until the writer has released the lock.
     Readers that wait next to each other acquire the lock together. A reader can't become a writer: it must release the
-    lock first. The order is that of ZooKeeper's recipe for shared locks. Like `fscoord.recipes.Lock`, both sides have
-    tokens and the same errors, and the death of a holder releases its lock.
+    lock first. An acquisition that would wait for a hold of the same object and thread raises `RuntimeError`. The order
+    is that of ZooKeeper's recipe for shared locks. Like `fscoord.recipes.Lock`, both sides have tokens and the same
+    errors, and the death of a holder releases its lock.
 
     Args:
         store: the store that all contenders share.
@@ -198,9 +262,21 @@ class ReadWriteLock:
         writer: the side for writing.
     """
 
+    __reduce__ = refuse_copies
+
     def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
         self.reader: Side = Side(store, name, timeout, ttl, "r", "the lock for reading")
         self.writer: Side = Side(store, name, timeout, ttl, "w", "the lock for writing")
+        self.reader._of_both_sides = self.writer._of_both_sides = [self.reader._held, self.writer._held]
+
+    def __repr__(self) -> str:
+        held = [what for what, side in (("reading", self.reader), ("writing", self.writer)) if side._is_held()]
+        state = f"held for {' and '.join(held)}" if held else "not held"
+        return shown(self, self.reader._store, key_bytes(self.reader.name), state)
+
+    def held_side(self) -> str | None:
+        """Return the side that processes or threads hold, ``"reader"`` or ``"writer"``; None if the lock is free."""
+        return self.reader._held_side()
 
     def holders(self) -> list[Contender]:
         """Return the holders, which are readers or one writer, in the order of their tokens."""
@@ -227,8 +303,11 @@ class Fenced:
     """
 
     def __init__(self, store: Store, key: Key) -> None:
-        self._store = store
+        self._store = needed_store(store)
         self._key = key_bytes(key)
+
+    def __repr__(self) -> str:
+        return shown(self, self._store, self._key)
 
     def set(self, value: Value, token: int) -> None:
         """Set the value to `value` for the holder of the lock with `token`.
@@ -240,7 +319,7 @@ class Fenced:
             ValueError: `token` is below 1.
         """
         token, data = check_positive("token", token), value_bytes(value)
-        text = self._store.get(self._key) if self._store.check([self._key]) else b""
+        text = self._store.get(self._key, default=b"")
         new = b"%d " % token + data
         refusals = Refusals(self._store, self._key)
         while True:
@@ -271,7 +350,8 @@ class Fenced:
         Raises:
             FscoordError: the key holds a value that another program wrote.
         """
-        return self._split(self._store.get(self._key))[0] if self._store.check([self._key]) else 0
+        text = self._store.get(self._key, default=None)
+        return 0 if text is None else self._split(text)[0]
 
     def _split(self, text: bytes) -> tuple[int, bytes]:
         token, space, value = text.partition(b" ")

@@ -18,6 +18,7 @@ from fscoord._arguments import (
     key_bytes,
     key_text,
     parse_uint63,
+    refuse_copies,
     to_seconds,
     value_bytes,
     words_in,
@@ -28,8 +29,8 @@ from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
-from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, parse_count
-from fscoord.store import Store, closer_look, run_blocking
+from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, parse_count, shown
+from fscoord.store import Store, closer_look, needed_store, run_blocking
 
 __all__ = ["Membership", "Participant"]
 
@@ -71,14 +72,19 @@ class Membership:
         data: the data that this process publishes while it is in the group.
     """
 
+    __reduce__ = refuse_copies
+
     def __init__(self, store: Store, name: Key, data: Value = b"") -> None:
-        self._store = store
+        self._store = needed_store(store)
         self._name = key_bytes(name)
         self._data = value_bytes(data)
         self._joined: tuple[int, bytes] | None = None  # the id of the process that joined, and its key
         self._members, self._changed = self._name + b"/member/", self._name + b"/changed/"
         self._changes = self._name + b"/changes"
         key_bytes(self._changed + b"%016x" % 0)  # raises an error for a name that is too long
+
+    def __repr__(self) -> str:
+        return shown(self, self._store, self._name, "joined" if self._key() else "not joined")
 
     @property
     def name(self) -> str:

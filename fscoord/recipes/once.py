@@ -15,7 +15,7 @@ from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import HeldEntry
 from fscoord.recipes._keys import foreign_value_error
 from fscoord.recipes.lock import Lock
-from fscoord.store import Store
+from fscoord.store import Store, needed_store
 
 __all__ = ["once"]
 
@@ -73,6 +73,7 @@ def once(
         StoreTimeoutError: another process has not finished in time. The error names that process.
         TypeError: the work returned neither ``str`` nor a bytes-like object.
     """
+    needed_store(store)
     if work is None:
 
         def decorate(function: Work) -> Callable[[], bytes]:
@@ -88,9 +89,11 @@ def once(
 
 def _once(store: Store, name: Key, work: Work, timeout: Timeout | None) -> bytes:
     key = result_key(name)
-    if not store.check([key]):
+    text = store.get(key, default=None)
+    if text is None:
         _do_under_lock(OnceLock(store, name, timeout), store, key, work)
-    return value_of(name, store.get(key))
+        text = store.get(key)
+    return value_of(name, text)
 
 
 def _do_under_lock(lock: OnceLock, store: Store, key: bytes, work: Work) -> None:

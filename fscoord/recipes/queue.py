@@ -18,18 +18,29 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from fscoord._arguments import Key, Timeout, Value, check_int64, key_bytes, key_text, to_seconds, value_bytes
+from fscoord._arguments import (
+    Key,
+    Timeout,
+    Value,
+    check_int64,
+    check_positive,
+    key_bytes,
+    key_text,
+    to_seconds,
+    value_bytes,
+)
 from fscoord._runtime import system, tracing
 from fscoord._runtime.interrupts import raise_unless_absent
+from fscoord._runtime.logging import logger
 from fscoord._waiting.awaited import QUEUE, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.recipes._cleanup import await_end, go_on_in_thread
 from fscoord.recipes._hold import Contender
-from fscoord.recipes._item import Claim, Item, Items, Taken, new_claim
-from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none
-from fscoord.store import Store, begin_span, closer_look, run_blocking
+from fscoord.recipes._item import NEVER_TAKEN, Claim, Item, Items, Taken, new_claim
+from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, shown
+from fscoord.store import Store, begin_span, closer_look, needed_store, run_blocking
 
 __all__ = ["Item", "PriorityQueue", "Queue"]
 
@@ -41,10 +52,10 @@ MIDDLE: Final = 1 << 31
 
 
 class _Takeable(NamedTuple):
-    """An item that may be taken: its order key, and the claim of its dead consumer, if any."""
+    """An item that may be taken: its order key, and the claim of its last consumer, which died or released it."""
 
     order_key: bytes
-    claim: bytes
+    claim: Claim
 
 
 class Queue:
@@ -54,23 +65,49 @@ class Queue:
     the order. So an earlier consumer may have done a part of the work. A `put` that fails with ``maybe_applied`` may
     have put its item. Two items that are put at the same time may be taken in either order.
 
+    An item that kills each of its consumers, as by using up the memory, would come back first for ever. With
+    `max_deliveries`, an item that was handed out so often is moved by the next `take` of such a queue into the queue
+    `dead_letter`, which is a `Queue`, or a `PriorityQueue` in which the item keeps its priority.
+
     Threads may share an object. Each `put` wakes all consumers that wait. kazoo's ``LockingQueue`` is a similar recipe.
 
     Args:
         store: the store that producers and consumers share.
         name: the queue's name in the store. Keys that begin with the name and a slash belong to the queue.
         timeout: how long `take` waits, in seconds or as a `timedelta`; None means the store's timeout.
+        max_deliveries: how often `take` hands out one item, at least 1; None means without a limit.
+        dead_letter: the name of the queue in the same store for items that were handed out so often.
+
+    Raises:
+        ValueError: only one of `max_deliveries` and `dead_letter` is given, or `dead_letter` is this queue.
     """
 
     _is_sorted_by_time = True
 
-    def __init__(self, store: Store, name: Key, timeout: Timeout | None = None) -> None:
-        self._store = store
+    def __init__(
+        self,
+        store: Store,
+        name: Key,
+        timeout: Timeout | None = None,
+        *,
+        max_deliveries: int | None = None,
+        dead_letter: Key | None = None,
+    ) -> None:
+        if (max_deliveries is None) != (dead_letter is None):
+            raise ValueError("give both max_deliveries and dead_letter, the queue of items handed out so often")
+        self._store = needed_store(store)
         self._items = Items(store, key_bytes(name))
+        self._max_deliveries = 0 if max_deliveries is None else check_positive("max_deliveries", max_deliveries)
+        self._dead_letter = None if dead_letter is None else Queue(store, dead_letter)
+        if self._dead_letter is not None and self._dead_letter.name == self.name:
+            raise ValueError(f"dead_letter must be another queue than {self.name!r}")
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._takeable: deque[_Takeable] = deque()
         self._looked = (-1.0, b"", b"")
         key_bytes(self._items.claim_key(_order_key(0, 0)))  # refuses a name that is too long
+
+    def __repr__(self) -> str:
+        return shown(self, self._store, self._items.name)
 
     @property
     def name(self) -> str:
@@ -173,9 +210,11 @@ class Queue:
     def taken(self) -> list[Contender]:
         """Return the consumers that have items and are not known dead, in the order of the items.
 
-        `Contender.token` is 0: a claim has no fencing token.
+        `Contender.token` is the number of the item's deliveries, which is higher for each later consumer of the item.
         """
-        return [Contender(claim.owner, claim.session, 0) for claim in self._living(self._claims()).values()]
+        return [
+            Contender(claim.owner, claim.session, claim.deliveries) for claim in self._living(self._claims()).values()
+        ]
 
     def __len__(self) -> int:
         """Return `size`."""
@@ -190,9 +229,9 @@ class Queue:
         return self._items.claims(self._items.order_keys()[1])
 
     def _living(self, claims: dict[bytes, Claim]) -> dict[bytes, Claim]:
-        """Return each of `claims` whose consumer is not known dead."""
+        """Return each of `claims` whose consumer has not released the item and is not known dead."""
         dead = set(self._store.dead_sessions({claim.session for claim in claims.values()} - {0}))
-        return {order_key: claim for order_key, claim in claims.items() if claim.session not in dead}
+        return {order_key: claim for order_key, claim in claims.items() if claim.owner and claim.session not in dead}
 
     def _limit(self) -> float:
         return to_seconds(self._store.timeout) if self._timeout is None else self._timeout
@@ -239,10 +278,10 @@ class Queue:
         `got` is filled before the claim is written. If the response is lost or Ctrl-C comes, the claim may have been
         written.
         """
-        claim = new_claim(self._store.register())
+        claim = new_claim(self._store.register(), candidate.claim.deliveries + 1)
         key = self._items.claim_key(candidate.order_key)
         got[:] = [(candidate.order_key, claim)]
-        if self._store.compare_set(key, candidate.claim, claim.text) != claim.text:
+        if self._store.compare_set(key, candidate.claim.text, claim.text) != claim.text:
             return None
         data = get_or_none(self._store, self._items.item_key(candidate.order_key))
         if data is None:  # another consumer finished it between the look and the claim
@@ -250,7 +289,19 @@ class Queue:
             return None
         if data[:1] != b"=":
             raise foreign_value_error(self._items.item_key(candidate.order_key), data, "item of a queue")
+        if self._dead_letter is not None and claim.deliveries > self._max_deliveries:
+            self._move(got[0], data[1:], self._dead_letter)
+            return None
         return Item(self._items, got[0], data[1:])
+
+    def _move(self, taken: Taken, data: bytes, dead_letter: Queue) -> None:
+        """Move an item that this process has claimed. If it dies in between, the item is in both queues."""
+        dead_letter._put([data], int(taken[0][:8], 16) - MIDDLE)
+        self._items.remove(taken)
+        logger(__name__).warning(
+            "an item of the queue %r was handed out %d times and never acknowledged: it is in the queue %r now",
+            *(self.name, self._max_deliveries, dead_letter.name),
+        )
 
     def _look(self) -> bool:
         """List the items that may be taken, unless the last list is up to date; return whether a new list was made.
@@ -266,16 +317,15 @@ class Queue:
         items, claims = self._items.order_keys()
         taken = self._items.claims(claims)
         living = self._living(taken)
-        of_dead = {order_key: claim.text for order_key, claim in taken.items() if order_key not in living}
-        for order_key in of_dead.keys() - items:  # its consumer died between the two steps of `Items.remove`
+        for order_key in taken.keys() - living.keys() - items:  # its consumer died within `Items.remove`
             self._store.delete_key(self._items.claim_key(order_key))
-        free = items.difference(taken).union(of_dead.keys() & items)
-        self._takeable = deque(_Takeable(order_key, of_dead.get(order_key, b"")) for order_key in sorted(free))
+        free = sorted(items.difference(living))
+        self._takeable = deque(_Takeable(order_key, taken.get(order_key, NEVER_TAKEN)) for order_key in free)
         self._looked = (now, returns, numbers)
         return True
 
     def _count(self, key: bytes) -> bytes:
-        return self._store.get(key) if self._store.check([key]) else b""
+        return self._store.get(key, default=b"")
 
 
 class PriorityQueue(Queue):

@@ -17,6 +17,7 @@ from fscoord.rendezvous.backend import C10dRendezvousBackend, RendezvousBackend,
 from fscoord.rendezvous.base import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from fscoord.rendezvous.creation import (
     DEFAULT_PORT,
+    RendezvousHandlerCreator,
     RendezvousHandlerRegistry,
     check_options,
     create_backend,
@@ -48,7 +49,9 @@ __all__ = [
     "RendezvousConnectionError",
     "RendezvousError",
     "RendezvousGracefulExit",
+    "RendezvousGracefulExitError",
     "RendezvousHandler",
+    "RendezvousHandlerCreator",
     "RendezvousHandlerRegistry",
     "RendezvousInfo",
     "RendezvousParameters",
@@ -70,5 +73,8 @@ __all__ = [
     "rendezvous_handler_registry",
     "static_rendezvous",
 ]
+
+RendezvousGracefulExitError = RendezvousGracefulExit
+"""The name in torch of `RendezvousGracefulExit`."""
 
 rendezvous_handler_registry.register("c10d", create_handler)

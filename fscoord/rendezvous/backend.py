@@ -27,7 +27,7 @@ from fscoord._runtime import system
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest
 from fscoord.rendezvous.state import State
-from fscoord.store import Store, wait_on
+from fscoord.store import Store, needed_store, wait_on
 
 __all__ = [
     "POLL_INTERVAL_S",
@@ -114,7 +114,7 @@ class C10dRendezvousBackend(RendezvousBackend):
     def __init__(self, store: StateStore, run_id: str) -> None:
         if not run_id:
             raise ValueError("the run id is empty; give the rendezvous a name")
-        self._store = store
+        self._store = needed_store(store, "get", "compare_set")
         self._key = "torch.rendezvous." + run_id
         # `get` waits for a missing key. So the key gets a value at once, which stands for "no state".
         with store_errors_as_rendezvous():
@@ -128,10 +128,16 @@ class C10dRendezvousBackend(RendezvousBackend):
     def get_state(self) -> tuple[bytes, Token] | None:
         """Return the state and its token, or None if no state exists yet; see `RendezvousBackend.get_state`."""
         with store_errors_as_rendezvous():
-            # `get` would wait for a key that no node writes any more.
-            if hasattr(self._store, "check") and not self._store.check([self._key]):
+            # Without a default, `get` would wait for a key that no node writes any more.
+            if isinstance(self._store, Store):
+                found = self._store.get(self._key, default=None)
+            elif hasattr(self._store, "check") and not self._store.check([self._key]):
+                found = None
+            else:
+                found = _as_bytes(self._store.get(self._key))
+            if found is None:
                 raise self._removed()
-            return self._decode(_as_bytes(self._store.get(self._key)))
+            return self._decode(found)
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """Write `state` if the present state is the state of `token`; without a token, if no state exists yet.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from fscoord._runtime import network, system
 from fscoord._runtime.logging import logger
@@ -15,7 +15,7 @@ from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
 from fscoord.rendezvous.handler import DynamicRendezvousHandler
 from fscoord.rendezvous.parameters import SETTINGS, RendezvousParameters, RendezvousSettings
 from fscoord.store import Store
-from fscoord.stores.url import open_store, parse_url
+from fscoord.stores.url import convert, open_store, parse_url
 
 __all__ = [
     "DEFAULT_PORT",
@@ -66,9 +66,9 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     - ``host[:port]`` is a TCP store on that host, never a file of that name.
 
     The option ``read_timeout`` is the number of seconds that operations of the store wait (60, or the ``timeout`` in
-    the address). The option ``is_host``,
-    for ``tcp``, is whether this process hosts the store (by default, whether the endpoint names this host). The caller
-    closes the store. The id of the rendezvous is a part of its key, and never the store's own run id.
+    the address). The option ``is_host``, for ``tcp``, is whether this process hosts the store. By default the process
+    does if the endpoint names this host, also as ``tcp://host:port``, and ``is_master`` in that address comes before
+    both. The caller closes the store. The id of the rendezvous is a part of its key, and never the store's own run id.
 
     Events are recorded: the process that hosts the store, the path of a temporary file, and every failure.
 
@@ -130,11 +130,12 @@ def _read_timeout(params: RendezvousParameters) -> int:
 
 def _open(params: RendezvousParameters, store_type: str, timeout: int) -> Store:
     endpoint = _endpoint(params)
-    if store_type == "tcp":
-        return _open_tcp(params, timeout)
     if store_type == "file" and not endpoint:
         return _open_temporary(params, timeout)
-    if store_type == "file" and not endpoint.lower().startswith("file:"):
+    if store_type == "tcp" and "://" not in endpoint:
+        host, port = parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)
+        address = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
+    elif store_type == "file" and not endpoint.lower().startswith("file:"):
         address = f"file://{_quoted(endpoint)}" if endpoint.startswith("/") else f"file:{_quoted(endpoint)}"
     elif store_type == "hash" and not endpoint.lower().startswith("mem:"):
         address = f"mem:{_quoted(endpoint)}"
@@ -142,8 +143,9 @@ def _open(params: RendezvousParameters, store_type: str, timeout: int) -> Store:
         address = f"etcd://{endpoint}" if "/" in endpoint else f"etcd://{endpoint}/{_prefix_of(params.run_id)}"
     else:
         address = endpoint
-    has_own = "timeout" in parse_url(address)[3] and params.get("read_timeout") is None
-    return _connect(address) if has_own else _connect(address, timeout=timeout)
+    scheme, host, _, own = parse_url(address)
+    options = {} if "timeout" in own and params.get("read_timeout") is None else {"timeout": timeout}
+    return _open_tcp(params, address, host, own, options) if scheme == "tcp" else _connect(address, **options)
 
 
 def _prefix_of(run_id: str) -> str:
@@ -182,18 +184,22 @@ def _open_temporary(params: RendezvousParameters, timeout: int) -> Store:
     return store
 
 
-def _open_tcp(params: RendezvousParameters, timeout: int) -> Store:
-    host, port = parse_rendezvous_endpoint(_endpoint(params), DEFAULT_PORT)
-    told = params.get_as_bool("is_host")
-    is_host = matches_machine_hostname(host) if told is None else told
-    address = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
+def _open_tcp(
+    params: RendezvousParameters, address: str, host: str, own: dict[str, str], options: dict[str, Any]
+) -> Store:
+    """Open the TCP store at `address`, and host it if `host` is this machine. `own` are the options in the address."""
+    told = convert(own, "tcp").get("is_master", params.get_as_bool("is_host"))
+    name = parse_rendezvous_endpoint(host, DEFAULT_PORT)[0]
+    is_host = matches_machine_hostname(name) if told is None else told
+    if "multi_tenant" not in own:
+        options["multi_tenant"] = True
     try:
-        store = _connect(address, timeout=timeout, is_master=is_host, multi_tenant=True)
+        store = _connect(address, is_master=is_host, **options)
     except RendezvousConnectionError:
         if not is_host or told is not None:
             raise
         # Another process of this rendezvous on this host may host the store already.
-        return _connect(address, timeout=timeout, is_master=False, multi_tenant=True)
+        return _connect(address, is_master=False, **options)
     if is_host:
         message = f"Process {system.os.getpid()} hosts the TCP store for the C10d rendezvous backend."
         construct_and_record_rdzv_event(params.run_id, message, NodeState.INIT)
@@ -203,7 +209,12 @@ def _open_tcp(params: RendezvousParameters, timeout: int) -> Store:
 ENTRY_POINTS = "fscoord.rendezvous"
 """The group of entry points by which other packages add backends. Each entry is a `RendezvousHandlerCreator`."""
 
-RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
+
+class RendezvousHandlerCreator(Protocol):
+    """A function that returns the handler for the given parameters."""
+
+    def __call__(self, params: RendezvousParameters, /) -> RendezvousHandler:
+        """Return the handler for `params`."""
 
 
 class RendezvousHandlerRegistry:

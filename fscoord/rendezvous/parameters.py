@@ -83,6 +83,8 @@ class RendezvousParameters:
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """Return the option `key` as an integer, or `default` if it was not given.
 
+        torch drops the fraction of a float. Here a float with a fraction is refused.
+
         Raises:
             ValueError: the option is not an integer.
         """

@@ -75,7 +75,7 @@ def static_rendezvous(
         ValueError: the environment has no rank or world size, or they contradict each other.
     """
     rank, world_size = environment.rank_and_world_size(rank, world_size)
-    check_rank(rank, world_size)
+    rank, world_size = check_rank(rank, world_size)
     limit = to_seconds(store.timeout if timeout is None else timeout)
     name = f"{name}/{_this_run()}"
     call = _Call(store, Attempt(key_bytes(name), rank, world_size, limit, system.time.monotonic()))

@@ -7,7 +7,6 @@ operations of `fscoord.Store`, and notes say which facts are missing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from fscoord._arguments import key_bytes, key_text
@@ -15,7 +14,6 @@ from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._waiting.awaited import ShownWait
 from fscoord.collectives.rounds import is_of_barrier, open_rounds
-from fscoord.errors import StoreTimeoutError
 from fscoord.recipes.holdings import LineState, is_of_recipe, items, lines
 from fscoord.status.findings import SLOW_S, StatusFinding, find_all
 from fscoord.status.picture import LogLock, Picture, SessionStatus
@@ -181,12 +179,8 @@ class _StoreObserver:
 
     def _values(self, names: list[bytes]) -> dict[bytes, bytes]:
         """Return the present values of `names`, without names that are deleted meanwhile."""
-        found = {}
-        for name in names:
-            with suppress(StoreTimeoutError):
-                if self._store.check([name]):
-                    found[name] = self._store.get(name)
-        return found
+        found = {name: self._store.get(name, default=None) for name in names}
+        return {name: value for name, value in found.items() if value is not None}
 
     def close(self) -> None:
         """See `Observer.close`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from types import EllipsisType
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
@@ -27,6 +28,7 @@ from fscoord._arguments import (
     key_text,
     keys_bytes,
     missing_error,
+    not_copied,
     pairs_bytes,
     to_seconds,
     value_bytes,
@@ -51,6 +53,7 @@ from fscoord.store import Capabilities, Store
 
 __all__ = ["HashStore"]
 
+D = TypeVar("D")
 T = TypeVar("T")
 
 _Waiters = dict[bytes, list[Waker]]
@@ -140,7 +143,7 @@ class HashStore(Store):
         timeout: the time that operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
     """
 
-    capabilities: Capabilities = Capabilities(knows_write_outcome=True)
+    capabilities: Capabilities = Capabilities(knows_write_outcome=True, changes_conditionally=True)
     _typical_call_s = 0.0
 
     def __init__(self, *, timeout: Timeout | None = None) -> None:
@@ -166,8 +169,13 @@ class HashStore(Store):
             self._check_open()
             self._shared.put([(name, data)])
 
-    def get(self, key: Key) -> bytes:
-        return cast(bytes, self._wait(WaitRequest(VALUES, [key_bytes(key)], self._timeout))[0])
+    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
+        return super().get(key, default=default, timeout=timeout)
+
+    def _peek(self, key: bytes) -> bytes | None:
+        with self._shared.lock:
+            self._check_open()
+            return self._shared.values.get(key)
 
     def add(self, key: Key, amount: int) -> int:
         name, amount = key_bytes(key), check_int64("amount", amount)
@@ -197,10 +205,30 @@ class HashStore(Store):
         limit = self._timeout if timeout is None else to_seconds(timeout)
         self._wait(WaitRequest(KEYS, keys_bytes(keys), limit))
 
-    def delete_key(self, key: Key) -> bool:
+    def create(self, key: Key, value: Value) -> bool:
+        name, data = key_bytes(key), value_bytes(value)
+        with self._shared.lock:
+            self._check_open()
+            if name in self._shared.values:
+                return False
+            self._shared.put([(name, data)])
+            return True
+
+    def pop(self, key: Key) -> bytes | None:
         name = key_bytes(key)
         with self._shared.lock:
             self._check_open()
+            value = self._shared.values.pop(name, None)
+            if value is not None:
+                self._shared.queues.pop(name, None)
+            return value
+
+    def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
+        name, wanted = key_bytes(key), None if expected is None else value_bytes(expected)
+        with self._shared.lock:
+            self._check_open()
+            if wanted is not None and self._shared.values.get(name) != wanted:
+                return False
             had_value = self._shared.values.pop(name, None) is not None
             had_queue = bool(self._shared.queues.pop(name, None))
             return had_value or had_queue
@@ -222,8 +250,8 @@ class HashStore(Store):
             self._check_open()
             self._shared.put([(name, value_bytes(self._shared.values.get(name, b"") + more))])
 
-    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
-        return cast(list[bytes], self._wait(WaitRequest(VALUES, keys_bytes(keys), self._timeout)))
+    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
+        return super().multi_get(keys, timeout=timeout)
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         pairs = pairs_bytes(keys, values)
@@ -237,10 +265,10 @@ class HashStore(Store):
             self._check_open()
             self._shared.push(name, data)
 
-    def queue_pop(self, key: Key, block: bool = True) -> bytes:
-        name = key_bytes(key)
+    def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
         if block:
-            return cast(bytes, self._wait(WaitRequest(ITEM, [name], self._timeout)))
+            return super().queue_pop(key, timeout=timeout)
+        name = key_bytes(key)
         with self._shared.lock:
             self._check_open()
             value = self._shared.pop(name)
@@ -253,6 +281,9 @@ class HashStore(Store):
         with self._shared.lock:
             self._check_open()
             return len(self._shared.queues.get(name, ()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise not_copied(self, "use clone() in this process, or pass the address of a store that processes can share")
 
     def clone(self) -> HashStore:
         with self._shared.lock:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from functools import partial
+from types import EllipsisType
+from typing import Any, TypeVar, cast
 
 from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, keys_bytes
-from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitBackend, WaitRequest
+from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitBackend, WaitRequest, WaitSteps
 from fscoord.errors import StoreClosedError
 from fscoord.store import (
     Store,
     StoreView,
+    arrival_steps,
     exchange,
     exchanges_keys,
     new_arrival_wait,
@@ -24,6 +27,8 @@ from fscoord.store import (
 )
 
 __all__ = ["PrefixStore"]
+
+D = TypeVar("D")
 
 
 class PrefixStore(StoreView):
@@ -48,13 +53,14 @@ class PrefixStore(StoreView):
     def __init__(self, prefix: Key, store: Store) -> None:
         if store is None:
             raise ValueError("store is None; pass the underlying store")
-        if not isinstance(store, Store):
-            raise TypeError(f"store must be a fscoord.Store, not {type(store).__name__}")
         super().__init__(store)
         self._typical_call_s = typical_call_s(store)
         self._prefix = key_bytes(prefix) + b"/"
         self._owns_inner = False
         self._closed = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({key_text(self._prefix[:-1])!r}, {self._inner!r})"
 
     @property
     def underlying_store(self) -> Store:
@@ -64,8 +70,8 @@ class PrefixStore(StoreView):
     def set(self, key: Key, value: Value) -> None:
         self._open().set(self._full(key), value)
 
-    def get(self, key: Key) -> bytes:
-        return self._open().get(self._full(key))
+    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
+        return self._open().get(self._full(key), default=default, timeout=timeout)
 
     def add(self, key: Key, amount: int) -> int:
         return self._open().add(self._full(key), amount)
@@ -79,8 +85,14 @@ class PrefixStore(StoreView):
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         self._open().wait(self._full_all(keys), timeout)
 
-    def delete_key(self, key: Key) -> bool:
-        return self._open().delete_key(self._full(key))
+    def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
+        return self._open().delete_key(self._full(key), expected=expected)
+
+    def create(self, key: Key, value: Value) -> bool:
+        return self._open().create(self._full(key), value)
+
+    def pop(self, key: Key) -> bytes | None:
+        return self._open().pop(self._full(key))
 
     def num_keys(self) -> int:
         return len(self._open().list_keys(self._prefix))
@@ -93,8 +105,8 @@ class PrefixStore(StoreView):
     def append(self, key: Key, value: Value) -> None:
         self._open().append(self._full(key), value)
 
-    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
-        return self._open().multi_get(self._full_all(keys))
+    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
+        return self._open().multi_get(self._full_all(keys), timeout=timeout)
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         self._open().multi_set(self._full_all(keys), values)
@@ -102,8 +114,8 @@ class PrefixStore(StoreView):
     def queue_push(self, key: Key, value: Value) -> None:
         self._open().queue_push(self._full(key), value)
 
-    def queue_pop(self, key: Key, block: bool = True) -> bytes:
-        return self._open().queue_pop(self._full(key), block)
+    def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
+        return self._open().queue_pop(self._full(key), block, timeout=timeout)
 
     def queue_len(self, key: Key) -> int:
         return self._open().queue_len(self._full(key))
@@ -168,6 +180,24 @@ class PrefixStore(StoreView):
             return super()._arrive(request)
         return cast("bytes | None", wait_on(self._open(), self._full_request(request)))
 
+    def _arrival_steps(self, request: ArrivalRequest) -> WaitSteps[bytes | None]:
+        if type(self) is not PrefixStore:
+            return (yield from super()._arrival_steps(request))
+        steps, cut = arrival_steps(self._open(), self._full_request(request)), len(self._prefix)
+        try:
+            wanted: Any = next(steps)
+            while True:
+                try:  # the caller carries out the waits on this view
+                    answer = yield wanted._replace(keys=[name[cut:] for name in wanted.keys])
+                except BaseException as error:  # noqa: BLE001 - raised in `steps`, which may catch it
+                    wanted = steps.throw(error)
+                else:
+                    wanted = steps.send(answer)
+        except StopIteration as end:
+            return cast("bytes | None", end.value)
+        finally:
+            steps.close()
+
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: Any) -> Wait[Any] | None:
         if type(self) is not PrefixStore:
             return None
@@ -175,6 +205,12 @@ class PrefixStore(StoreView):
 
     def _full_request(self, request: ArrivalRequest) -> ArrivalRequest:
         return request._replace(key=self._full(request.key), done=self._full(request.done))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(PrefixStore, self._prefix[:-1]), (self._inner,), {"_owns_inner": True}
+
+    def __copy__(self) -> PrefixStore:
+        return self.clone()
 
     def clone(self) -> PrefixStore:
         other = PrefixStore(self._prefix[:-1], self._open().clone())

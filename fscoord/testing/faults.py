@@ -6,7 +6,7 @@ import random
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import ModuleType
+from types import EllipsisType, ModuleType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, keys_bytes
@@ -231,10 +231,22 @@ def _error(number: int) -> OSError:
     return OSError(number, system.os.strerror(number))
 
 
+D = TypeVar("D")
 T = TypeVar("T")
 
 READS: Final = ("get", "check", "wait", "num_keys", "list_keys", "multi_get", "queue_len")
-WRITES: Final = ("set", "add", "compare_set", "delete_key", "append", "multi_set", "queue_push", "queue_pop")
+WRITES: Final = (
+    "set",
+    "add",
+    "compare_set",
+    "delete_key",
+    "create",
+    "pop",
+    "append",
+    "multi_set",
+    "queue_push",
+    "queue_pop",
+)
 
 
 class FaultyStore(StoreView):
@@ -332,8 +344,8 @@ class FaultyStore(StoreView):
     def set(self, key: Key, value: Value) -> None:
         self._on("set", key, lambda: self._inner.set(key, value))
 
-    def get(self, key: Key) -> bytes:
-        return self._on("get", key, lambda: self._inner.get(key))
+    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
+        return self._on("get", key, lambda: self._inner.get(key, default=default, timeout=timeout))
 
     def add(self, key: Key, amount: int) -> int:
         return self._on("add", key, lambda: self._inner.add(key, amount))
@@ -349,8 +361,14 @@ class FaultyStore(StoreView):
         names = keys_bytes(keys)
         self._do("wait", names, lambda: self._inner.wait(names, timeout))
 
-    def delete_key(self, key: Key) -> bool:
-        return self._on("delete_key", key, lambda: self._inner.delete_key(key))
+    def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
+        return self._on("delete_key", key, lambda: self._inner.delete_key(key, expected=expected))
+
+    def create(self, key: Key, value: Value) -> bool:
+        return self._on("create", key, lambda: self._inner.create(key, value))
+
+    def pop(self, key: Key) -> bytes | None:
+        return self._on("pop", key, lambda: self._inner.pop(key))
 
     def num_keys(self) -> int:
         return self._do("num_keys", [], self._inner.num_keys)
@@ -361,9 +379,9 @@ class FaultyStore(StoreView):
     def append(self, key: Key, value: Value) -> None:
         self._on("append", key, lambda: self._inner.append(key, value))
 
-    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
+    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
         names = keys_bytes(keys)
-        return self._do("multi_get", names, lambda: self._inner.multi_get(names))
+        return self._do("multi_get", names, lambda: self._inner.multi_get(names, timeout=timeout))
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         names = keys_bytes(keys)
@@ -372,8 +390,8 @@ class FaultyStore(StoreView):
     def queue_push(self, key: Key, value: Value) -> None:
         self._on("queue_push", key, lambda: self._inner.queue_push(key, value))
 
-    def queue_pop(self, key: Key, block: bool = True) -> bytes:
-        return self._on("queue_pop", key, lambda: self._inner.queue_pop(key, block))
+    def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
+        return self._on("queue_pop", key, lambda: self._inner.queue_pop(key, block, timeout=timeout))
 
     def queue_len(self, key: Key) -> int:
         return self._on("queue_len", key, lambda: self._inner.queue_len(key))

@@ -38,8 +38,8 @@ class ThroughALoop(Store):
         self._asynchronous, self._loop = AsyncStore(store), loop
         self.capabilities = store.capabilities
 
-    def _run(self, name: str, *arguments: Any) -> Any:
-        return self._loop.run(getattr(self._asynchronous, name)(*arguments))
+    def _run(self, name: str, *arguments: Any, **named: Any) -> Any:
+        return self._loop.run(getattr(self._asynchronous, name)(*arguments, **named))
 
     @property
     def timeout(self) -> timedelta:
@@ -51,8 +51,8 @@ class ThroughALoop(Store):
     def set(self, key: Any, value: Any) -> None:
         self._run("set", key, value)
 
-    def get(self, key: Any) -> bytes:
-        return self._run("get", key)
+    def get(self, key: Any, *, default: Any = ..., timeout: Any = None) -> Any:
+        return self._run("get", key, default=default, timeout=timeout)
 
     def add(self, key: Any, amount: int) -> int:
         return self._run("add", key, amount)
@@ -66,8 +66,14 @@ class ThroughALoop(Store):
     def wait(self, keys: Any, timeout: Any = None) -> None:
         self._run("wait", keys, timeout)
 
-    def delete_key(self, key: Any) -> bool:
-        return self._run("delete_key", key)
+    def delete_key(self, key: Any, *, expected: Any = None) -> bool:
+        return self._run("delete_key", key, expected=expected)
+
+    def create(self, key: Any, value: Any) -> bool:
+        return self._run("create", key, value)
+
+    def pop(self, key: Any) -> bytes | None:
+        return self._run("pop", key)
 
     def num_keys(self) -> int:
         return self._run("num_keys")
@@ -78,8 +84,8 @@ class ThroughALoop(Store):
     def append(self, key: Any, value: Any) -> None:
         self._run("append", key, value)
 
-    def multi_get(self, keys: Any) -> list[bytes]:
-        return self._run("multi_get", keys)
+    def multi_get(self, keys: Any, *, timeout: Any = None) -> list[bytes]:
+        return self._run("multi_get", keys, timeout=timeout)
 
     def multi_set(self, keys: Any, values: Any) -> None:
         self._run("multi_set", keys, values)
@@ -87,8 +93,8 @@ class ThroughALoop(Store):
     def queue_push(self, key: Any, value: Any) -> None:
         self._run("queue_push", key, value)
 
-    def queue_pop(self, key: Any, block: bool = True) -> bytes:
-        return self._run("queue_pop", key, block)
+    def queue_pop(self, key: Any, block: bool = True, *, timeout: Any = None) -> bytes:
+        return self._run("queue_pop", key, block, timeout=timeout)
 
     def queue_len(self, key: Any) -> int:
         return self._run("queue_len", key)

@@ -21,6 +21,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 def test_verbs_are_those_of_the_design():
     assert set(VERBS) == {
         *("get", "set", "add", "cas", "append", "delete", "wait", "keys", "barrier", "push", "pop", "len", "dump"),
+        "create",
         *("verify", "repair", "cp", "compact", "members", "ps", "top", "demo", "doctor", "run", "trace", "completion"),
         *(
             "put-item",

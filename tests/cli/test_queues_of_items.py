@@ -67,6 +67,25 @@ def test_item_whose_command_fails_goes_to_another_queue_if_one_is_given(fscoord,
     assert (ready(store), ready(store, "bad")) == ([], [b"3", b"9"])
 
 
+def test_item_goes_to_the_failed_ones_only_after_so_many_deliveries(fscoord, store, tmp_path, said):
+    fscoord("put-item", "q", "a", "b")
+    look = sh(f'echo "$FSCOORD_ITEM $FSCOORD_DELIVERIES" >> {tmp_path}/said; test "$FSCOORD_ITEM" = b || exit 9')
+    words = ["take-item", "-n", "--each", "--failed", "bad", "--max-deliveries", "2", "q"]
+    assert fscoord(*words, *look) == (9, b"", "")
+    assert said() == [b"a 1", b"a 2", b"b 1"]
+    assert (ready(store), ready(store, "bad")) == ([], [b"a"])
+
+
+def test_item_whose_consumers_died_goes_to_the_failed_ones_without_another_command(fscoord, store, path, tmp_path):
+    fscoord("put-item", "q", "a")
+    with FileStore(path) as lost:
+        Queue(lost, "q").take()
+    words = ["take-item", "-n", "--failed", "bad", "--max-deliveries", "1", "q"]
+    assert fscoord(*words, *sh(f"touch {tmp_path}/said")).code == 1
+    assert not (tmp_path / "said").exists()
+    assert (ready(store), ready(store, "bad")) == ([], [b"a"])
+
+
 @pytest.mark.parametrize("words", [["nothing-of-this-name"], ["/dev/null"]])
 def test_command_that_cannot_be_run_gives_the_item_back(fscoord, store, words):
     fscoord("put-item", "q", "a")
@@ -123,6 +142,7 @@ def test_command_finds_the_store(fscoord, tmp_path):
         (["take-item", "q"], "missing COMMAND"),
         (["take-item", "q", "-n", "true"], "'-n' found where COMMAND is expected"),
         (["take-item", "--failed", "q", "q", "true"], "--failed must name another queue"),
+        (["take-item", "--max-deliveries", "3", "q", "true"], "--max-deliveries needs --failed OTHER"),
         (["put-item", "q"], "VALUE..."),
         (["put-item", "q", "-", "-"], "only one VALUE"),
         (["put-item", "--priority", "4294967296", "q", "a"], "32 bits"),
@@ -195,8 +215,8 @@ def test_items_shows_the_number_waiting_and_the_owners_of_those_taken(fscoord, s
     queue = Queue(store, "q")
     queue.put_all(["a", "b", "c"])
     with queue.take(), queue.take():
-        taken = {"owner": ME, "session": store.register(), "alive": "yes"}
-        text = f"1 waiting, 2 taken\nSTATE  PROCESS\nalive  {ME}\nalive  {ME}\n"
+        taken = {"owner": ME, "session": store.register(), "alive": "yes", "deliveries": 1}
+        text = f"1 waiting, 2 taken\nSTATE  DELIVERIES  PROCESS\nalive           1  {ME}\nalive           1  {ME}\n"
         assert fscoord("items", "q").out.decode() == text
         assert json.loads(fscoord("items", "--json", "q").out) == {
             "queue": "q",

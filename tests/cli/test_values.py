@@ -166,6 +166,37 @@ def test_cas_refuses_to_replace_a_value_by_itself(fscoord, words, stdin):
     assert "nothing could change" in result.err
 
 
+def test_get_with_a_default_does_not_wait(fscoord):
+    assert fscoord("get", "--default", "none", "k") == (0, b"none", "")
+    assert json.loads(fscoord("get", "--default", "", "--json", "k").out) == {"key": "k", "value": ""}
+    fscoord("set", "k", "v")
+    assert fscoord("get", "--default", "none", "k") == (0, b"v", "")
+    assert fscoord("get", "--default", "none", "--fenced", "k").code == 64
+
+
+def test_create_exits_with_0_for_one_of_two_equal_values(fscoord):
+    assert fscoord("create", "k", "same") == (0, b"", "")
+    assert fscoord("create", "k", "same") == (1, b"", "")
+    assert fscoord("create", "other", "-", stdin=ALL_BYTES).code == 0
+    assert fscoord("get", "other").out == ALL_BYTES
+
+
+def test_delete_with_an_expected_value_removes_no_other_value(fscoord):
+    fscoord("set", "k", "new")
+    assert fscoord("delete", "--expected", "old", "k") == (1, b"", "")
+    assert fscoord("get", "k").out == b"new"
+    assert fscoord("delete", "--expected", "new", "k") == (0, b"", "")
+    assert fscoord("delete", "k").code == 1
+
+
+def test_delete_prints_the_value_that_it_removes(fscoord):
+    fscoord("set", "k", "-", stdin=ALL_BYTES)
+    assert fscoord("delete", "--print", "k") == (0, ALL_BYTES, "")
+    assert fscoord("delete", "--print", "k") == (1, b"", "")
+    assert fscoord("delete", "--print", "a", "b").code == 64
+    assert fscoord("delete", "--print", "--expected", "a", "a").code == 64
+
+
 def test_append_lengthens_a_value(fscoord):
     assert fscoord("append", "k", "one ") == (0, b"", "")
     assert fscoord("append", "k", "-", stdin=b"\x00two") == (0, b"", "")

@@ -21,6 +21,7 @@ WORDS = {
     "knows_write_outcome": "always reports whether a failed write has taken effect",
     "lists_any_key": "lists keys that are not UTF-8",
     "deletes_at_once": "a key's value and queue vanish in one step",
+    "changes_conditionally": "changes a key on a condition: `create`, `pop`, `delete_key(expected=)`",
     "value_max": "the longest value",
 }
 

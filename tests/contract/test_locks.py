@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from contract.worker import START_S, Workers, start
 from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.third_party import ThirdPartyPlace, place_of
 
+from fscoord import aio
 from fscoord._log.wakeup import waiter as ticket
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._log.wakeup.waiter import Waiter
@@ -24,6 +26,7 @@ from fscoord.recipes import Lock, RLock, Semaphore, _line
 from fscoord.recipes._entry import parse_line
 from fscoord.store import Store, closer_look, exchanges_keys
 from fscoord.stores.file import death_watch
+from fscoord.stores.memory import HashStore
 from fscoord.stores.prefix import PrefixStore
 
 
@@ -196,6 +199,50 @@ def test_lock_that_times_out_names_the_holder_and_leaves_the_line(store: Store) 
         assert caught.value.holder == lock.holders()[0].owner
         assert caught.value.keys == ("l",)
         assert not lock.waiters()
+
+
+def test_lock_that_its_own_process_holds_names_the_thread(place: Place, store: Store) -> None:
+    def words() -> str:
+        with pytest.raises(StoreTimeoutError) as caught, Lock(place.open(how="clone"), "l", timeout=0.01):
+            pytest.fail("it is held")
+        assert caught.value.holder == lock.holders()[0].owner
+        return str(caught.value)
+
+    lock = Lock(store, "l")
+    with lock:
+        owner = lock.holders()[0].owner
+        own = f"held by this process (thread {threading.current_thread().name}) as {owner}, nobody else waiting"
+        assert own in words()
+        assert own in start_thread(words).join()
+        assert own in lock._line._held_up(lock._line.entries()[0]._replace(id="another"))
+    thread = start_thread(lock.acquire)
+    thread.join()
+    assert f"held by this process (thread {thread._thread.name}) as {owner}" in words()
+    entry = lock._line.entries()[0]
+    lock.release()
+    assert entry.id not in _line.callers
+
+
+def test_lock_that_a_task_of_its_own_process_holds_names_the_task(store: Store) -> None:
+    before = set(_line.callers)  # of holds that other tests have left
+
+    async def wait() -> str:
+        tasks = aio.AsyncStore(store)
+        asyncio.current_task().set_name("worker")  # type: ignore[union-attr]
+        async with aio.Lock(tasks, "l"):
+            with pytest.raises(StoreTimeoutError) as caught:
+                await aio.Lock(tasks, "l", timeout=0.01).__aenter__()
+        return str(caught.value)
+
+    assert "held by this process (task worker) as " in asyncio.run(wait())
+    assert set(_line.callers) <= before
+
+
+def test_entry_of_the_parent_is_not_taken_for_one_of_the_forked_child() -> None:
+    with HashStore() as store, Lock(store, "l") as lock:
+        entry = lock._line.entries()[0]
+        assert _line.caller_of(entry) is threading.current_thread()
+        assert _line.caller_of(entry._replace(owner="parent:1")) is None
 
 
 def test_timeout_of_the_store_holds_for_a_lock_that_has_none(store: Store) -> None:
@@ -592,3 +639,81 @@ def test_thread_may_acquire_a_reentrant_lock_again(place: Place, store: Store) -
     assert not lock.locked()
     with pytest.raises(RuntimeError, match="not held"):
         lock.release()
+
+
+# As a decorator, and under a condition
+
+
+def test_lock_decorates_a_function(store: Store) -> None:
+    lock = Lock(store, "l")
+
+    @lock
+    def work(number: int, *, more: int = 0) -> tuple[int, int]:
+        """Do it."""
+        assert lock.locked()
+        return number + more, lock.token
+
+    assert [work(1, more=2), work(4)] == [(3, 1), (4, 2)]
+    assert (work.__name__, work.__doc__) == ("work", "Do it.")
+    assert not lock.locked()
+
+    @lock
+    def fails() -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert not lock.locked()
+
+
+def test_lock_refuses_to_decorate_a_function_whose_body_runs_after_the_call(store: Store) -> None:
+    async def task() -> None: ...
+
+    def steps() -> Iterator[int]:
+        yield 1
+
+    async def both() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (task, steps, both):
+        with pytest.raises(TypeError, match=r"runs after the call.*aio"):
+            Lock(store, "l")(function)
+
+
+def test_lock_for_tasks_decorates_a_coroutine_function(store: Store) -> None:
+    async def run() -> list[int]:
+        lock = aio.Lock(aio.AsyncStore(store), "l")
+
+        @lock
+        async def work(number: int) -> int:
+            assert await lock.locked()
+            return number
+
+        found = [await work(1), *await asyncio.gather(work(2), work(3))]
+        assert not await lock.locked()
+        return found
+
+    assert asyncio.run(run()) == [1, 2, 3]
+
+
+def test_condition_waits_on_a_reentrant_lock(store: Store) -> None:
+    lock = RLock(store, "r")
+    condition = threading.Condition(lock)
+    told: list[int] = []
+
+    def wait() -> bool:
+        with condition, condition:
+            found = condition.wait_for(lambda: told, HANG_S)
+            assert lock._is_owned()
+            assert len(lock.holders()) == 1
+        return bool(found)
+
+    waiter = start_thread(wait)
+    until(lambda: condition._waiters)  # type: ignore[attr-defined]
+    with condition:
+        told.append(1)
+        condition.notify()
+    assert waiter.join()
+    assert not lock.locked()
+    with pytest.raises(RuntimeError, match="un-acquired"):
+        condition.notify()

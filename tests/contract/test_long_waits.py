@@ -19,7 +19,7 @@ from fscoord.recipes import Election, Latch, Lock, Queue, ReadWriteLock, Semapho
 from fscoord.store import Store
 
 LIMIT = 60
-HELD = r"\(held by \S+:\d+, nobody else waiting\)"
+HELD = r"\(held by this process \((thread|task) \S+\) as \S+:\d+, nobody else waiting\)"
 
 
 @pytest.fixture(params=["file-ofd", "hash", "nested-hash"])

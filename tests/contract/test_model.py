@@ -103,6 +103,22 @@ class FileAgainstModel(RuleBasedStateMachine):
     def delete_key(self, handle: int, key: Any) -> None:
         self.both(handle, lambda store: store.delete_key(key))
 
+    @rule(handle=HANDLE, key=KEYS)
+    def look(self, handle: int, key: Any) -> None:
+        self.both(handle, lambda store: store.get(key, default=None))
+
+    @rule(handle=HANDLE, key=KEYS, value=VALUES)
+    def create(self, handle: int, key: Any, value: Any) -> None:
+        self.both(handle, lambda store: store.create(key, value))
+
+    @rule(handle=HANDLE, key=KEYS)
+    def pop(self, handle: int, key: Any) -> None:
+        self.both(handle, lambda store: store.pop(key))
+
+    @rule(handle=HANDLE, key=KEYS, expected=VALUES)
+    def delete_key_if(self, handle: int, key: Any, expected: Any) -> None:
+        self.both(handle, lambda store: store.delete_key(key, expected=expected))
+
     @rule(handle=HANDLE, prefix=KEYS)
     def list_keys(self, handle: int, prefix: Any) -> None:
         self.both(handle, lambda store: (store.num_keys(), store.list_keys(prefix)))

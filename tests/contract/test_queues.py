@@ -362,6 +362,75 @@ def test_ctrl_c_does_not_return_an_item_that_another_has_by_now(store: Store) ->
     assert store.get(claim) == b"7 host:1 of-another"
 
 
+def test_item_counts_its_deliveries_also_those_that_end_by_a_release(place: Place, store: Store) -> None:
+    found, other = Queue(store, "q"), Queue(place.open(how="clone"), "q")
+    found.put_all("ab")
+    first = found.take()
+    assert (first.deliveries, found.taken()[0].token) == (1, 1)
+    first.release()
+    assert found.taken() == []
+    again = other.take()
+    assert (again.data, again.deliveries, other.take().deliveries) == (b"a", 2, 1)
+
+
+def test_item_that_kills_each_consumer_goes_to_the_dead_letters(file_place: Place) -> None:
+    store = file_place.open()
+    found = PriorityQueue(store, "q", max_deliveries=2, dead_letter="dead")
+    found.put("poison", -7)
+    found.put("good")
+    for number in (1, 2):
+        lost = file_place.open()
+        assert PriorityQueue(lost, "q").take().deliveries == number
+        lost.close()
+    with found.take(block=False) as item:
+        assert (item.data, item.deliveries) == (b"good", 1)
+    assert (len(found), found.taken()) == (0, [])
+    assert store.list_keys("q/item/") == store.list_keys("q/claim/") == []
+    assert len(store.list_keys("dead/item/7ffffff9-")) == 1
+    dead = PriorityQueue(store, "dead").take(block=False)
+    assert (dead.data, dead.deliveries) == (b"poison", 1)
+
+
+def test_dead_letters_are_moved_although_no_other_item_is_there(store: Store) -> None:
+    found = Queue(store, "q", max_deliveries=1, dead_letter="dead")
+    found.put("a")
+    found.take().release()
+    with pytest.raises(QueueEmptyError):
+        found.take(block=False)
+    assert drained(Queue(store, "dead")) == [b"a"]
+
+
+def test_ctrl_c_at_any_operation_of_a_move_leaves_the_item_in_one_of_the_queues(store: Store) -> None:
+    for at in range(1, 50):
+        view = Interrupted(store, at, after=True)
+        found = Queue(view, f"q{at}", max_deliveries=1, dead_letter=f"dead{at}")
+        view.at = 0
+        found.put("a")
+        found.take().release()
+        view.count, view.at = 0, at
+        try:
+            found.take(block=False)
+        except (KeyboardInterrupt, QueueEmptyError):
+            pass
+        if not view.hit:
+            assert at > 5
+            return
+        view.at = 0
+        left = drained(Queue(view, f"q{at}")) + drained(Queue(view, f"dead{at}"))
+        assert set(left) == {b"a"}
+    raise AssertionError("it never came to an end")
+
+
+def test_limit_of_deliveries_needs_another_queue_for_dead_letters(store: Store) -> None:
+    for options in ({"max_deliveries": 3}, {"dead_letter": "dead"}):
+        with pytest.raises(ValueError, match="give both max_deliveries and dead_letter"):
+            Queue(store, "q", **options)
+    with pytest.raises(ValueError, match="another queue than 'q'"):
+        Queue(store, "q", max_deliveries=3, dead_letter=b"q")
+    with pytest.raises(ValueError, match="max_deliveries must be at least 1"):
+        Queue(store, "q", max_deliveries=0, dead_letter="dead")
+
+
 def test_consumer_that_dies_between_the_two_steps_of_ack_leaves_nothing(file_place: Place) -> None:
     store = file_place.open()
     found = Queue(store, "q")

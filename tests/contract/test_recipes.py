@@ -12,10 +12,12 @@ from contract.worker import Workers, start
 from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.third_party import place_of
 
+from fscoord import aio, recipes
 from fscoord.errors import BarrierError, BrokenBarrierError, LockLostError, StoreTimeoutError, WorkFailedError
 from fscoord.recipes import DoubleBarrier, Election, Latch, Lock, election, latch, once
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
+from fscoord.stores.memory import HashStore
 from fscoord.stores.prefix import PrefixStore
 
 
@@ -323,3 +325,56 @@ def test_leader_learns_that_another_leads(store: Store) -> None:
             first.check()
         with pytest.raises(LockLostError):
             first.resign()
+
+
+# How recipes look
+
+
+def test_recipe_shows_its_store_its_name_and_its_state_without_a_request(tmp_path: Path) -> None:
+    place = str(tmp_path / "s")
+    store = FileStore(place)
+    where = f"{FileStore.__name__}({place!r})"
+    lock, reentrant, both = recipes.Lock(store, "l"), recipes.RLock(store, "r"), recipes.ReadWriteLock(store, "b")
+    semaphore, election = recipes.Semaphore(store, "s", 3), recipes.Election(store, "e")
+    queue, group = recipes.Queue(store, "q"), recipes.Membership(store, "g")
+    assert repr(lock) == f"<Lock 'l' of {where}, not held>"
+    assert repr(both) == f"<ReadWriteLock 'b' of {where}, not held>"
+    assert repr(group) == f"<Membership 'g' of {where}, not joined>"
+    queue.put(b"v")
+    item = queue.take()
+    assert repr(item) == f"<Item 'q' of {where}, taken>"
+    item.ack()
+    group.join()
+    with lock, reentrant, both.reader, semaphore, semaphore, election:
+        shown = [repr(each) for each in (lock, reentrant, both, both.reader, both.writer, semaphore, election, group)]
+        with both.reader:
+            several = repr(both.reader)
+    store.close()
+    assert [line.removeprefix("<").replace(f" of {where}", "").removesuffix(">") for line in shown] == [
+        "Lock 'l', held with token 1",
+        "RLock 'r', held with token 1",
+        "ReadWriteLock 'b', held for reading",
+        "Side 'b', held with token 1",
+        "Side 'b', not held",
+        "Semaphore 's', held with tokens 1, 2",
+        "Election 'e', held with token 1",
+        "Membership 'g', joined",
+    ]
+    assert several == f"<Side 'b' of {where}, held with tokens 1, 2>"
+    assert repr(lock) == f"<Lock 'l' of {where}, not held>"
+    assert repr(item) == f"<Item 'q' of {where}, finished>"
+    assert repr(queue) == f"<Queue 'q' of {where}>"
+    assert repr(recipes.Latch(store, "h", 2)) == f"<Latch 'h' of {where}>"
+    assert repr(recipes.DoubleBarrier(store, "d", 2, 1)) == f"<DoubleBarrier 'd' of {where}, rank 1 of 2>"
+    assert repr(recipes.Fenced(PrefixStore("p", store), "f")) == f"<Fenced 'f' of PrefixStore('p', {where})>"
+
+
+def test_recipe_for_tasks_shows_what_the_blocking_recipe_shows() -> None:
+    with HashStore() as store:
+        tasks = aio.AsyncStore(store)
+        assert repr(tasks) == f"AsyncStore({store!r})"
+        for kind in ("Lock", "RLock", "ReadWriteLock", "Semaphore", "Election", "Queue", "Membership", "Fenced"):
+            shown = repr(getattr(recipes, kind)(store, "x"))
+            assert repr(getattr(aio, kind)(tasks, "x")) == f"<aio.{shown[1:]}"
+        assert repr(aio.Latch(tasks, "x", 2)) == f"<aio.Latch 'x' of {store!r}>"
+        assert repr(aio.DoubleBarrier(tasks, "x", 2, 1)) == f"<aio.DoubleBarrier 'x' of {store!r}, rank 1 of 2>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from contract.worker import Workers, start
 from support.places import ETCD, HANG_S, Place, start_thread, until
 
-from fscoord.errors import StoreTimeoutError
+from fscoord import aio
 from fscoord.recipes import ReadWriteLock, Semaphore
 from fscoord.store import Store
 
@@ -71,9 +72,39 @@ def test_semaphore_object_may_hold_it_as_often_as_its_value_and_no_more(store: S
     assert Semaphore(store, "s", 3).acquire(timeout=0)
     for _ in range(2):
         semaphore.release()
-    with pytest.raises(RuntimeError, match="not held"):
+    with pytest.raises(ValueError, match="not held"):
         semaphore.release()
     assert [owner.token for owner in semaphore.holders()] == [4]
+
+
+def test_semaphore_releases_several_acquisitions_or_none(store: Store) -> None:
+    semaphore = Semaphore(store, "s", 3)
+    assert all(semaphore.acquire(blocking=False) for _ in range(3))
+    with pytest.raises(ValueError, match="not held 4 times"):
+        semaphore.release(4)
+    for number in (0, -1):
+        with pytest.raises(ValueError, match="n must be at least 1"):
+            semaphore.release(number)
+    assert len(semaphore.holders()) == 3
+    semaphore.release(2)
+    assert [owner.token for owner in semaphore.holders()] == [1]
+    semaphore.release(n=1)
+    assert not semaphore.holders()
+
+
+def test_semaphore_for_tasks_releases_several_acquisitions_or_none(store: Store) -> None:
+    async def run() -> None:
+        semaphore = aio.Semaphore(aio.AsyncStore(store), "s", 3)
+        for _ in range(3):
+            await semaphore.acquire()
+        with pytest.raises(ValueError, match="not held 4 times"):
+            await semaphore.release(4)
+        await semaphore.release(3)
+        assert not await semaphore.holders()
+        with pytest.raises(ValueError, match="not held"):
+            await semaphore.release()
+
+    asyncio.run(run())
 
 
 def test_holder_that_leaves_serves_the_next_waiter_in_line(place: Place, store: Store) -> None:
@@ -173,7 +204,66 @@ def test_reader_behind_a_waiting_writer_waits_for_it(place: Place, store: Store)
 
 def test_reader_does_not_become_a_writer(store: Store) -> None:
     lock = ReadWriteLock(store, "l", timeout=0.01)
-    with lock.reader, pytest.raises(StoreTimeoutError, match="the lock for writing 'l' not acquired"), lock.writer:
+    with lock.reader, pytest.raises(RuntimeError, match="the lock for writing 'l' was not acquired"), lock.writer:
         pytest.fail("two have it")
-    with lock.writer, pytest.raises(StoreTimeoutError, match="the lock for reading 'l' not acquired"), lock.reader:
+    with lock.writer, pytest.raises(RuntimeError, match="the lock for reading 'l' was not acquired"), lock.reader:
         pytest.fail("two have it")
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted"), [("reader", "writer"), ("writer", "reader"), ("writer", "writer")], ids="-".join
+)
+def test_acquisition_that_would_wait_for_its_own_thread_is_refused(store: Store, held: str, wanted: str) -> None:
+    both = ReadWriteLock(store, "l")
+    side = getattr(both, held)
+    words = rf"for {'reading' if held == 'reader' else 'writing'}.*release that side first"
+    with side:
+        with pytest.raises(RuntimeError, match=words):
+            getattr(both, wanted).acquire()
+        with pytest.raises(RuntimeError, match=words), getattr(both, wanted):
+            pytest.fail("it is held")
+        assert not getattr(both, wanted).acquire(blocking=False)
+        assert not getattr(ReadWriteLock(store, "l"), wanted).acquire(timeout=0.01)
+        assert len(both.holders()) == 1
+        assert not both.waiters()
+        thread = start_thread(getattr(both, wanted).acquire)
+        until(both.waiters)
+    assert thread.join()  # the wait of another thread ends with the release
+    getattr(both, wanted).release()
+
+
+def test_reader_behind_a_writer_that_waits_for_it_is_refused(place: Place, store: Store) -> None:
+    lock = ReadWriteLock(store, "l")
+    with lock.reader:
+        with lock.reader:
+            assert len(lock.holders()) == 2
+        writer = start_thread(ReadWriteLock(place.open(how="clone"), "l").writer.acquire)
+        until(lock.waiters)
+        with pytest.raises(RuntimeError, match="for reading"):
+            lock.reader.acquire()
+    assert writer.join()
+
+
+def test_upgrade_of_a_task_is_refused_and_that_of_another_task_waits(store: Store) -> None:
+    async def run() -> None:
+        lock = aio.ReadWriteLock(aio.AsyncStore(store), "l")
+        async with lock.reader:
+            with pytest.raises(RuntimeError, match="for reading"):
+                await lock.writer.acquire()
+            other = asyncio.create_task(lock.writer.acquire())
+            while not await lock.waiters():
+                await asyncio.sleep(0)
+            assert await lock.held_side() == "reader"
+        assert await other
+
+    asyncio.run(run())
+
+
+def test_read_write_lock_says_which_side_is_held(store: Store) -> None:
+    lock, other = ReadWriteLock(store, "l"), ReadWriteLock(store, "l")
+    assert lock.held_side() is None
+    with other.reader:
+        assert lock.held_side() == "reader"
+    with other.writer:
+        assert lock.held_side() == "writer"
+    assert lock.held_side() is None

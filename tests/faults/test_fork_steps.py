@@ -25,6 +25,7 @@ MAKERS |= {
     "AutoResetEvent",
     "start_thread",
     "try_thread",
+    "try_kernel_thread",
     "start_bare_thread",
     "start_new_thread",
     "allocate_lock",

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.exhaustive
 LIMIT_S = 60
 WRITES = [
     "set", "add", "compare_set", "append", "multi_set", "delete_key", "queue_push", "queue_pop", "announce_rank",
-    "barrier", "barrier by rank", "barrier in vain", "exchange",
+    "barrier", "barrier by rank", "barrier in vain", "exchange", "create", "pop", "delete_key expected",
 ]  # fmt: skip
 LAST_KEYS = {"barrier": b"b/last_member", "barrier by rank": b"b/complete"}
 """The key that an operation sets by a second record."""

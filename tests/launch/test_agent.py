@@ -72,11 +72,11 @@ def test_signal_that_comes_while_workers_start_is_passed_on_to_those_that_run(mo
     console = Console(out, err)
     start = worker._Worker.start
 
-    def interrupt(self, command, environment):
+    def interrupt(self, command, environment, passed):
         if self._rank == 1:
             until(lambda: b"[0] ready" in out.getvalue())
             os.kill(os.getpid(), signal.SIGINT)
-        start(self, command, environment)
+        start(self, command, environment, passed)
 
     monkeypatch.setattr(worker._Worker, "start", interrupt)
     text = "trap 'echo told; exit' INT; echo ready; while :; do sleep 0.02; done"

@@ -74,6 +74,49 @@ def test_command_has_the_input_the_group_and_the_session_of_its_caller():
     assert theirs == ours
 
 
+def test_command_has_the_descriptors_that_its_caller_has_passed_and_no_others(tmp_path):
+    code = """if True:
+        import os, sys
+        from fscoord import FileStore
+        from fscoord.launch import run_held
+        with FileStore(sys.argv[1]) as store:
+            try:
+                store.wait(["absent"], 0.01)  # the store has its descriptors for waits
+            except TimeoutError:
+                pass
+            run_held(["sh", "-c", "cat /dev/fd/$PASSED; echo; ls /proc/$$/fd"], dict(os.environ), lambda: None, grace=1)
+    """
+    reader, writer = os.pipe()
+    os.write(writer, b"passed on")
+    os.close(writer)
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "store"],
+        env={**os.environ, "PASSED": str(reader)},
+        pass_fds=[reader],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    os.close(reader)
+    said, *numbers = done.stdout.split(b"\n")
+    assert said == b"passed on"
+    assert {int(number) for number in numbers if number} == {0, 1, 2, reader}
+
+
+def test_pipes_of_a_command_are_not_those_of_a_command_of_another_thread(monkeypatch):
+    """A second command that starts at this moment would keep the report open, and the first one would not end."""
+    popen, passed = subprocess.Popen, []
+
+    def start(words, **options):
+        passed.extend(os.get_inheritable(int(number)) for number in words[5:7])
+        return popen(words, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    assert run("exit 3").code == 3
+    assert passed == [False, False]
+
+
 def test_command_has_another_input_if_requested():
     with system.unnamed_file(b"from a file") as file:
         assert run("cat", stdin=file).output == b"from a file"

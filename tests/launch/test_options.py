@@ -57,13 +57,25 @@ def test_options_may_all_be_spelled_with_underscores(fscoord_in_process, capsys)
         assert "No such option" not in capsys.readouterr().err
 
 
+def test_options_may_be_abbreviated_as_far_as_they_are_clear(parsed, refused):
+    options = parsed(
+        "--nproc", 3, "--max-r=2", "--rdzv_i", "nproc", "--log", "logs", "--tee", "1", "prog", "--nproc", "9"
+    )
+    found = options["nproc_per_node"], options["max_restarts"], options["rdzv_id"], options["log_dir"]
+    assert found == (3, 2, "nproc", "logs")
+    assert options["command"] == ["prog", "--nproc", "9"]
+    assert "No such option" in refused("--rdzv", "x", "prog")
+    assert "there is no --node-rank" in refused("--node-r", "0", "prog")
+    assert "No such option" in refused("--x", "prog")
+
+
 def test_option_with_underscores_has_its_value_unchanged(parsed):
     found = parsed("--nproc_per_node=3", "--rdzv_endpoint=/a_b/c_d", "--max_restarts", 2, "x_y.py", "--an_option")
     assert (found["nproc_per_node"], found["rdzv_endpoint"], found["max_restarts"]) == (3, "/a_b/c_d", 2)
     assert found["command"][1:] == ["-u", "x_y.py", "--an_option"]
 
 
-@pytest.mark.parametrize("word", ["--nproc-per-nod", "--frobnicate", "-x", "--start-method=fork"])
+@pytest.mark.parametrize("word", ["--nproc-per-nodes", "--frobnicate", "-x", "--start-method=fork"])
 def test_unknown_option_is_refused_and_not_run_as_the_program(refused, word):
     line = refused(word, "train.py")
     assert line.startswith("fscoord: No such option")

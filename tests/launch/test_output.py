@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from support.places import start_thread, until
+from support.places import HANG_S, start_thread, until
 
 from fscoord.launch import Console, Streams, parse_streams, worker
 
@@ -52,6 +52,73 @@ def test_lines_are_whole_long_ones_cut_and_the_last_kept(tmp_path):
     assert [len(line) for line in lines[-2:]] == [65536 + 4, 70_000 - 65536 + 4]
     assert len(tail) == 20
     assert (tmp_path / "file").read_bytes() == text
+
+
+@pytest.fixture
+def worker_output():
+    """Give `follow(file, prefix, tail)`: a pipe of which the console that writes to `file` copies each byte."""
+    threads, pipes = [], []
+
+    def follow(file, tail, copy=None):
+        ours, theirs = os.pipe()
+        console = Console(file, io.BytesIO())
+
+        def run():
+            with console:
+                console.follow(os.fdopen(ours, "rb"), 1, b"[7] ", copy, tail)
+
+        threads.append(start_thread(run))
+        pipes.append(os.fdopen(theirs, "wb", buffering=0))
+        return pipes[-1]
+
+    yield follow
+    for pipe in pipes:
+        pipe.close()
+    for thread in threads:
+        thread.join()
+
+
+def test_state_of_a_progress_bar_is_shown_before_its_line_ends(worker_output, tmp_path, monkeypatch):
+    """The first state is shown at once, the newest one when `BAR_S` is over, and the last one is not repeated."""
+    out, tail = io.BytesIO(), []
+    pipe = worker_output(out, tail, (tmp_path / "file").open("wb"))
+    pipe.write(b"\r 1%")
+    until(lambda: out.getvalue() == b"[7]  1%\n")
+    monkeypatch.setattr(worker, "BAR_S", 10 * HANG_S)  # counts from the next state on
+    for percent in (b"2", b"3", b"4"):
+        pipe.write(b"\r " + percent + b"%")
+    until(lambda: out.getvalue().endswith(b"%\n") and out.getvalue().count(b"\n") == 2)
+    seen = out.getvalue()
+    assert seen in {b"[7]  1%%\n[7]  %d%%\n" % number for number in (2, 3, 4)}
+    pipe.write(b"\r 5%\r 6%\nend\n")
+    until(lambda: out.getvalue() == seen + b"[7]  6%\n[7] end\n")
+    until(lambda: tail == [b" 6%\n", b"end\n"])
+    assert (tmp_path / "file").read_bytes() == b"\r 1%\r 2%\r 3%\r 4%\r 5%\r 6%\nend\n"
+
+
+def test_last_state_is_shown_once_although_its_line_ends_later(worker_output):
+    out = io.BytesIO()
+    pipe = worker_output(out, [])
+    pipe.write(b"100%\r")
+    until(lambda: out.getvalue() == b"[7] 100%\n")
+    pipe.write(b"\n\nend\n")
+    until(lambda: out.getvalue() == b"[7] 100%\n[7] \n[7] end\n")
+
+
+def test_console_that_is_a_file_gets_the_last_state_of_each_line(worker_output, tmp_path):
+    path = tmp_path / "console"
+    with path.open("wb", buffering=0) as file:
+        pipe = worker_output(file, [])
+        for number in range(1000):
+            pipe.write(b"\r%d" % number)
+        pipe.write(b"\r\nof Windows\r\n\rlast")
+        pipe.close()
+        until(lambda: path.read_bytes() == b"[7] 999\n[7] of Windows\n[7] last\n")
+
+
+def test_bar_without_an_end_takes_little_memory():
+    lines, rest = worker._split(b"\r".join(b"%d" % number for number in range(worker.LINE_MAX)))
+    assert (lines, rest) == ([], b"\r%d" % (worker.LINE_MAX - 1))
 
 
 def test_file_on_a_full_disk_ends_and_the_output_is_read_on():

@@ -52,7 +52,7 @@ def by_rank(out):
 
 
 def number(line):
-    return int(line.partition("] ")[2])
+    return int(line.rpartition(" ")[2])
 
 
 def announced(err):
@@ -151,12 +151,13 @@ def is_refused_for(run, err):
 @pytest.mark.parametrize("name", [None, "given"])
 def test_second_job_on_an_endpoint_is_refused_unless_it_may_join(launch, script, tmp_path, words, name):
     worker = script("print(os.environ['WORLD_SIZE'], flush=True)\nwhile not os.path.exists('over'): time.sleep(0.02)\n")
+    prefix = len("[0] ") if words else 0  # with one worker at most, it has the console itself
     words = ("--rdzv-endpoint", tmp_path / "job", *words, *(("--rdzv-id", name) if name else ()), worker)
     first = launch(*words)
-    assert first.line() == "[0] 1"
+    assert first.line()[prefix:] == "1"
     second = launch(*words)
     if len(words) > 5 and name:
-        while first.line()[4:] != "2" or second.line()[4:] != "2":
+        while first.line()[prefix:] != "2" or second.line()[prefix:] != "2":
             pass
     else:
         code, out, err = second.end()
@@ -164,7 +165,8 @@ def test_second_job_on_an_endpoint_is_refused_unless_it_may_join(launch, script,
         assert is_refused_for(first, err), err
     (tmp_path / "over").touch()
     assert first.end()[:2] == (0, "")
-    assert launch(*words).end()[:2] == (0, "[0] 1\n")
+    code, out, _ = launch(*words).end()
+    assert (code, out[prefix:]) == (0, "1\n")
 
 
 def test_job_after_one_whose_launcher_was_killed_runs_and_counts_from_the_beginning(launch, script, tmp_path):
@@ -177,11 +179,11 @@ time.sleep(600)
 """)
     words = ("--rdzv-endpoint", tmp_path / "job", "--max-restarts", 1, worker)
     first = launch(*words)
-    assert (first.line(), first.line()) == ("[0] 0", "[0] 1")
+    assert (first.line(), first.line()) == ("0", "1")
     first.process.kill()
     first.process.wait()
     (tmp_path / "over").touch()
-    assert launch(*words).end()[:2] == (0, "[0] 0\n")
+    assert launch(*words).end()[:2] == (0, "0\n")
 
 
 def test_jobs_of_two_names_in_one_file_have_stores_of_their_own(launch, script, tmp_path):
@@ -194,9 +196,9 @@ store.add("came", 1)
 print(store.get("came").decode())
 """)
     runs = [launch("--rdzv-endpoint", tmp_path / "job", "--rdzv-id", name, worker) for name in "ab"]
-    assert [run.line() for run in runs] == ["[0] 1", "[0] 1"]
+    assert [run.line() for run in runs] == ["1", "1"]
     (tmp_path / "over").touch()
-    assert [run.end()[:2] for run in runs] == [(0, "[0] 2\n")] * 2
+    assert [run.end()[:2] for run in runs] == [(0, "2\n")] * 2
 
 
 def test_options_of_the_endpoint_are_those_of_all_that_the_launcher_makes(launch, script, tmp_path):
@@ -327,9 +329,9 @@ print("ready", flush=True)
 time.sleep(600)
 """)
     run = launch(worker)
-    assert run.line() == "[0] ready"
+    assert run.line() == "ready"
     run.process.send_signal(signal.SIGTERM)
-    assert run.line() == "[0] saved"
+    assert run.line() == "saved"
     assert run.end()[0] == 143
 
 
@@ -371,7 +373,7 @@ def test_second_signal_kills_workers_that_take_their_time(launch, script):
     )
     pid = number(run.line())
     run.process.send_signal(signal.SIGINT)
-    assert run.line() == "[0] heard"
+    assert run.line() == "heard"
     run.process.send_signal(signal.SIGINT)
     assert run.end()[0] == 130
     assert not is_there(pid)
@@ -414,13 +416,33 @@ assert os.waitpid(child, os.WNOHANG) == (0, 0)
     assert announced(err) == ["SIGUSR1: forwarded to the workers of this node"]
 
 
+OUTPUTS = "for fd in (1, 2): os.write(fd, os.readlink(f'/proc/self/fd/{fd}').encode() + b'\\n')\n"
+
+
+def test_single_worker_has_the_console_itself(launch, script):
+    run = launch(script(OUTPUTS))
+    pipes = [f"pipe:[{os.fstat(pipe.fileno()).st_ino}]\n" for pipe in (run.process.stdout, run.process.stderr)]
+    assert run.end() == (0, *pipes)
+    run = launch("--redirects", "2", script(OUTPUTS))
+    assert run.line() == f"pipe:[{os.fstat(run.process.stdout.fileno()).st_ino}]"
+    assert run.end()[0] == 0
+
+
+def test_rank_of_the_option_console_has_the_console_itself(launch, script):
+    run = launch("--nproc-per-node", 2, "--console", 1, script(OUTPUTS))
+    code, out, _ = run.end()
+    by_prefix = {line.startswith("[0] "): line for line in out.splitlines()}
+    assert code == 0
+    assert by_prefix[True] != f"[0] {by_prefix[False]}"
+
+
 def test_signal_that_is_to_be_handled_ends_the_workers_as_with_torchrun(launch, script):
     worker = script("signal.signal(signal.SIGUSR1, lambda *_: sys.exit(print('saved', flush=True)))\n" + SLEEP)
     run = launch("--signals-to-handle", "SIGTERM,SIGUSR1", worker)
     run.line()
     run.process.send_signal(signal.SIGUSR1)
     code, out, err = run.end()
-    assert (code, out) == (138, "[0] saved\n")
+    assert (code, out) == (138, "saved\n")
     assert announced(err) == ["SIGUSR1: the workers of this node have 30 s to end; a second signal kills them"]
 
 
@@ -497,7 +519,7 @@ sys.exit(1)
 
 
 def test_program_may_be_a_module_or_any_executable(launch):
-    assert launch("-m", "this").end()[1].startswith("[0] The Zen of Python")
+    assert launch("-m", "this").end()[1].startswith("The Zen of Python")
     code, out, _ = launch("--nproc-per-node", 2, "--", "sh", "-c", "echo $LOCAL_RANK-$1", "x", "--y").end()
     assert code == 0
     assert by_rank(out) == {0: ["0---y"], 1: ["1---y"]}
@@ -587,7 +609,7 @@ def test_nodes_of_a_slurm_step_need_not_be_counted(launch, script):
     code, out, _ = launch("--rdzv-endpoint", "job.d/x", worker, **slurm, SLURM_STEP_NUM_NODES="2").end()
     assert code == 69  # two nodes, and no directory to meet in
     code, out, _ = launch("--rdzv-endpoint", "./x", worker, **slurm, SLURM_STEP_NUM_NODES="1").end()
-    assert (code, out) == (0, "[0] 77-0\n")
+    assert (code, out) == (0, "77-0\n")
 
 
 def test_node_that_waits_for_others_tells_how_many_are_here_and_until_when(launch, script):
@@ -641,8 +663,9 @@ def test_verbose_node_speaks_to_people_and_not_in_json(launch, script):
 
 @pytest.mark.parametrize(("order", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("stuck", ["1", "2", "1, 2"])
+@pytest.mark.parametrize("console", [0, 1], ids=["passed", "copied"])
 def test_node_whose_output_is_not_read_ends_by_a_signal_with_its_workers(
-    launch, script, tmp_path, order, expected, stuck
+    launch, script, tmp_path, order, expected, stuck, console
 ):
     """Also with -v: the log is written to standard error by all threads, which must not wait for its reader either."""
     worker = script(f"""
@@ -650,12 +673,12 @@ with open("pid", "w") as file: print(os.getpid(), file=file)
 while True:
     for end in [{stuck}]: os.write(end, b"x" * 4095 + b"\\n")
 """)
-    run = launch("-v", worker)
+    run = launch("-v", "--console", console, worker)
     until(lambda: is_blocked(tmp_path / "pid"))
     run.process.send_signal(order)
     assert run.process.wait(PATIENCE_S) == expected
     assert not is_there(int((tmp_path / "pid").read_text()))
-    if stuck == "1":
+    if stuck == "1" and console == 1:
         lost = r"^fscoord: standard output: its reader takes no data; \d+ lines of output were dropped$"
         assert re.search(lost, run.process.stderr.read(), re.MULTILINE)
 

@@ -13,7 +13,9 @@ HELD = "held"
 
 
 def value(state: bytes | None, operation: tuple[Any, ...]) -> tuple[Hashable, Any]:
-    """A value, or None: set, add, compare_set, delete_key, append, has, and read (None where there is no value)."""
+    """A value, or None: set, add, compare_set, delete_key, create, take, delete_if, append, has, and read (None where
+    there is no value).
+    """
     name, *given = operation
     if name == "read":
         return state, state
@@ -31,6 +33,12 @@ def value(state: bytes | None, operation: tuple[Any, ...]) -> tuple[Hashable, An
         return state, expected if state is None else state
     if name == "delete_key":
         return None, state is not None
+    if name == "create":
+        return (given[0], True) if state is None else (state, False)
+    if name == "take":
+        return None, state
+    if name == "delete_if":
+        return (None, True) if state == given[0] else (state, False)
     assert name == "append"
     return (state or b"") + given[0], None
 

@@ -17,6 +17,7 @@ def draw_value(rng: random.Random, number: int, seed: int) -> tuple[Any, ...]:
         [
             ("read",), ("read",), ("read",), ("set", mine), ("add", rng.randrange(1, 5)), ("append", b"7"),
             ("compare_set", b"", mine), ("compare_set", b"7", mine), ("compare_set", mine[:-1], b"7"), ("delete_key",),
+            ("create", b"5"), ("take",), ("delete_if", b"5"),
         ]
     )  # fmt: skip
 
@@ -38,6 +39,10 @@ def call(store: Store, key: str, operation: tuple[Any, ...]) -> Any:
             return store.queue_pop(key, block=False)
         except QueueEmptyError:
             return EMPTY
+    if name == "take":
+        return store.pop(key)
+    if name == "delete_if":
+        return store.delete_key(key, expected=given[0])
     if name == "len":
         return store.queue_len(key)
     return getattr(store, name)(key, *given)

@@ -40,7 +40,7 @@ def draw_value(rng: random.Random) -> tuple[Any, ...]:
     return rng.choice(
         [
             ("read",), ("set", text), ("add", 1), ("compare_set", rng.choice([b"", b"1", b"2"]), text),
-            ("delete_key",), ("append", text),
+            ("delete_key",), ("append", text), ("create", text), ("take",), ("delete_if", text),
         ]
     )  # fmt: skip
 

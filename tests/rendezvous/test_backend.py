@@ -144,10 +144,10 @@ class Failing(HashStore):
 
     error: BaseException | None = None
 
-    def get(self, key):
+    def get(self, key, **given):
         if self.error:
             raise self.error
-        return super().get(key)
+        return super().get(key, **given)
 
     def compare_set(self, key, expected, desired):
         if self.error:

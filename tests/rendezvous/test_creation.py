@@ -164,7 +164,11 @@ def network(monkeypatch):
     network = Network()
     schemes = {name: scheme for name, scheme in url._schemes.items() if name != "tcp"}
     monkeypatch.setattr(url, "_schemes", schemes)
-    url.register_scheme("tcp", network.open, {"timeout": float, "is_master": bool, "multi_tenant": bool})
+    converters = {
+        "timeout": float,
+        **dict.fromkeys(("is_master", "multi_tenant", "use_libuv"), lambda text: text == "1"),
+    }
+    url.register_scheme("tcp", network.open, converters)
     return network
 
 
@@ -188,6 +192,25 @@ def test_host_of_the_tcp_store_records_that_it_hosts_it(create, network, events)
     (event,) = events()
     assert network.hosting() == [True]
     assert (event.node_state.value, str(os.getpid()) in event.message) == ("INIT", True)
+
+
+def test_address_of_a_tcp_store_is_hosted_as_its_host_and_port_are(create, network, events):
+    create("tcp://localhost:29492")
+    create("tcp://localhost:29492?use_libuv=0&timeout=7")
+    create("tcp://192.0.2.1:5")
+    create("tcp://192.0.2.1:5", store_type="tcp", is_host=True)
+    assert network.hosting() == [True, True, False, True]
+    assert [options["timeout"] for _, _, options in network.opened] == [60, 7, 60, 60]
+    assert network.opened[1][2]["use_libuv"] is False
+    assert all(options["multi_tenant"] for _, _, options in network.opened)
+    assert [event.node_state.value for event in events()] == ["INIT"] * 3
+
+
+def test_address_that_says_which_process_is_the_master_is_obeyed(create, network):
+    create("tcp://localhost:29492?is_master=0&multi_tenant=0")
+    create("tcp://192.0.2.1:5?is_master=1")
+    assert network.hosting() == [False, True]
+    assert network.opened[0][2]["multi_tenant"] is False
 
 
 def test_node_that_wrongly_took_itself_for_the_host_joins(create, network, events):

@@ -163,4 +163,5 @@ def _serve(pipe: Any, path: str, environment: dict[str, str]) -> None:
         try:
             pipe.send((False, step(path, *arguments)))
         except Exception as error:  # the test judges it
-            pipe.send((True, (type(error).__name__, type(error.__cause__).__name__, str(error))))
+            name = "DistStoreError" if isinstance(error, dist.DistStoreError) else type(error).__name__
+            pipe.send((True, (name, type(error.__cause__).__name__, str(error))))

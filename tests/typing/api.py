@@ -70,6 +70,7 @@ from fscoord.barriers import (
     TCPStoreBarrier,
     create_barrier_from_config,
     register_barrier,
+    register_in_torch,
 )
 from fscoord.environment import Environment, RunId, detect, rank_and_world_size
 from fscoord.integrations.pytest import Once
@@ -99,7 +100,9 @@ from fscoord.rendezvous import (
     Progress,
     RdzvEvent,
     RendezvousBackend,
+    RendezvousGracefulExitError,
     RendezvousHandler,
+    RendezvousHandlerCreator,
     RendezvousHandlerRegistry,
     RendezvousInfo,
     RendezvousParameters,
@@ -265,7 +268,20 @@ def collectives(store: Store, rank: int, world_size: int) -> None:
     assert_type(fscoord.__version__, str)
 
 
+def looks_and_conditions(store: Store) -> None:
+    assert_type(store.get("key"), bytes)
+    assert_type(store.get("key", default=None, timeout=None), bytes | None)
+    assert_type(store.get("key", timeout=5), bytes)
+    assert_type(store.multi_get(["key"], timeout=5), list[bytes])
+    assert_type(store.queue_pop("key", timeout=5), bytes)
+    assert_type(store.create("key", "value"), bool)
+    assert_type(store.pop("key"), bytes | None)
+    assert_type(store.delete_key("key", expected=b"value"), bool)
+
+
 def barriers(store: Store, path: Path) -> None:
+    register_in_torch()
+
     @register_barrier
     class Mine(Barrier):
         barrier_type = "mine"
@@ -432,7 +448,9 @@ def rendezvous(store: Store, parameters: RendezvousParameters) -> None:
     assert_type(parse_rendezvous_endpoint(None, DEFAULT_PORT), tuple[str, int])
     assert_type(matches_machine_hostname("node1"), bool)
     check_options(["is_host"])
-    rendezvous_handler_registry.register("mine", create_handler)
+    creator: RendezvousHandlerCreator = create_handler
+    rendezvous_handler_registry.register("mine", creator)
+    assert_type(RendezvousGracefulExitError("text"), RendezvousGracefulExit)
     assert_type(RendezvousHandlerRegistry().create_handler(parameters), RendezvousHandler)
 
 

@@ -146,7 +146,7 @@ def test_queue_whose_items_others_always_take_first_is_left_at_the_deadline() ->
             if b"/claim/" in bytes(key) and expected != desired:  # which is how a key is read
                 self.tries += 1
                 Queue(self, "q").put("another")
-                super().set(key, b"0 host:1 %d" % self.tries)
+                super().set(key, b"1 0 host:1 %d" % self.tries)
             return super().compare_set(key, expected, desired)
 
     store = Taken(timeout=HANG_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,10 +15,13 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import pytest
+from support.places import start_thread, until
 
+from fscoord import FileStore, StoreTimeoutError
 from fscoord._log.wakeup.doorbell import Doorbell
 from fscoord._runtime import file_events, system
 from fscoord._runtime.file_events import FifoSource, Inotify, PollableSource
+from fscoord.recipes import Lock
 
 LIMIT_S = 60
 T = TypeVar("T")
@@ -257,3 +261,47 @@ def test_source_whose_close_was_interrupted_is_closed_by_a_second_close(make: Ma
     for source in interrupting_at_every_point(lambda: watching(make), lambda source: source.close()):
         source.close()
         assert open_files() == before
+
+
+class SelectWithout:
+    """The module `select` after a library of green threads has removed functions."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._names:
+            raise AttributeError(f"module 'select' has no attribute {name!r}")
+        return getattr(select, name)
+
+
+@pytest.mark.parametrize("names", [("epoll",), ("poll", "epoll")])
+def test_wait_without_poll_or_epoll_ends_by_a_write_a_deadline_and_a_death(
+    names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "select", SelectWithout(*names))
+    with FileStore(tmp_path / "s", timeout=LIMIT_S) as store, store.clone() as other:
+        with start_thread(store.get, "k") as waiter:
+            other.set("k", "v")
+        assert waiter.result == b"v"
+        with pytest.raises(StoreTimeoutError):
+            store.wait(["never"], 0.1)
+        with start_thread(Lock(store, "l").acquire):
+            pass
+        other_lock = Lock(other, "l")
+        with start_thread(other_lock.acquire):  # it watches the session of the holder, until that is closed
+            until(lambda: other_lock.waiters())
+            store.close()
+
+
+def test_fifo_is_refused_without_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "select", SelectWithout("epoll"))
+    with pytest.raises(OSError, match=r"select\.epoll"):
+        FifoSource(0)
+
+
+def test_thread_that_would_block_in_the_kernel_is_refused_where_threads_are_green(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("_thread.start_new_thread", lambda *_: pytest.fail("a green thread was started"))
+    assert isinstance(system.try_kernel_thread("name", pytest.fail), RuntimeError)

@@ -61,6 +61,38 @@ def test_run_store_is_written_by_one_test(fscoord_run_store):
 def test_run_store_is_read_by_the_next_test(fscoord_run_store):
     assert fscoord_run_store.get("kept") == b"1"
 """
+FAKES = """
+import gc
+import logging
+
+import pytest
+
+from fscoord import FileStore, StoreTimeoutError
+
+left = []
+
+
+def test_store_is_among_the_fake_files(fs, fscoord_store):
+    assert fs.exists(fscoord_store.path)
+
+
+def test_order_of_the_fixtures_does_not_matter(fscoord_store, fs, caplog):
+    assert fs.exists(fscoord_store.path)
+    with pytest.raises(StoreTimeoutError):
+        fscoord_store.wait(["never"], 0.1)
+    assert not caplog.records
+
+
+def test_store_is_left_open(fs):
+    left.append(FileStore("/left.store", timeout=0.1))
+    with pytest.raises(StoreTimeoutError):
+        left[0].get("never")
+
+
+def test_store_is_collected_in_a_later_test():
+    left.clear()
+    gc.collect()
+"""
 WORKERS = ["-p", "xdist", "-n", "2"]
 ONCE = """
 import os
@@ -207,3 +239,10 @@ def test_plugin_is_declared_as_an_entry_point_and_installed() -> None:
     project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     assert '[project.entry-points.pytest11]\npytest_fscoord = "pytest_fscoord"\n' in project
     assert 'packages = ["fscoord", "pytest_fscoord"]' in project
+
+
+def test_fixtures_of_stores_and_of_fake_files_work_together(tmp_path: Path) -> None:
+    (tmp_path / "test_fakes.py").write_text(FAKES)
+    ended = run_pytest(tmp_path, "-p", "pyfakefs.pytest_plugin", "-W", "error")
+    assert ended.returncode == 0, ended.stdout
+    assert " 4 passed" in ended.stdout

@@ -26,7 +26,7 @@ LIMIT = 0.3
 SLACK_S = 30.0
 """What shows a deadline on a machine that is busy with something else; without one these calls never end."""
 
-COMPARE_SET, ADD, CHECK, WAIT, MULTI_GET, CANCEL, QUEUE_POP = 2, 4, 5, 6, 10, 12, 15
+COMPARE_SET, ADD, CHECK, WAIT, MULTI_GET, CANCEL, QUEUE_POP, BARRIER = 2, 4, 5, 6, 10, 12, 15, 18
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +124,17 @@ def test_operation_on_a_stopped_server_ends_in_time(server: PlayedServer, store:
     store.set("after", "1")
     assert store.get("after") == b"1"
     until(lambda: len(server.open) == 1)  # the connection that was given up has been closed
+
+
+def test_callers_meet_at_a_barrier_on_a_server_without_a_request_for_it(server: PlayedServer, store: TCPStore) -> None:
+    with store.clone() as other:
+        waiting = start_thread(other.barrier, "b", 2)
+        store.barrier("b", 2)
+        waiting.join()
+    assert store.list_keys() == ["b/last_member", "b/num_members"]
+    assert server.asked[BARRIER]
+    with pytest.raises(StoreTimeoutError):
+        store.barrier("c", 2, LIMIT)
 
 
 def test_unsent_data_is_dropped_after_the_deadline(server: PlayedServer, store: TCPStore) -> None:

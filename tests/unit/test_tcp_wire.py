@@ -147,6 +147,7 @@ CALLS: dict[str, Callable[[Channel], object]] = {
     "wait": lambda channel: channel.wait([b"k"], NOW),
     "check": lambda channel: channel.check([b"k"]),
     "check_each": lambda channel: channel.check_each([b"k"]),
+    "arrivals": lambda channel: channel.arrivals(b"k"),
     "values": lambda channel: channel.values([b"k"]),
     "value": lambda channel: channel.value(b"k"),
     "value_of_each": lambda channel: channel.value_of_each([b"k"]),
@@ -164,6 +165,7 @@ WRITES: dict[str, Callable[[Channel], object]] = {
     "delete": lambda channel: channel.delete(b"k"),
     "queue_pop": lambda channel: channel.queue_pop(b"k"),
     "add_worker": lambda channel: channel.add_worker(1),
+    "barrier": lambda channel: channel.barrier(b"k", 2, NOW),
 }
 LIFE = {"begin", "interrupt", "close", "abandon"}
 
@@ -180,7 +182,7 @@ def test_request_that_is_not_answered_ends_at_its_deadline(
     channel, server = ends
     server.say(answer)
     begin(channel, 0.01)
-    if name in ("set", "append", "multi_set", "queue_push", "check", "check_each", "wait") and answer:
+    if name in ("set", "append", "multi_set", "queue_push", "check", "check_each", "wait", "barrier") and answer:
         (CALLS | WRITES)[name](channel)  # one byte is all that it asks for
         if len(answer) > 1:  # and what nobody asked for does not become the next answer
             with pytest.raises(Disconnected, match="does not fit the request"):

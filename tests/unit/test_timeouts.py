@@ -151,6 +151,7 @@ def test_timeout_is_the_name_of_every_public_limit() -> None:
         if parameter in ("limit", "patience", "wait", "seconds") or ("timeout" in parameter and parameter != "timeout")
     }
     of_torch = {
+        "fscoord.EtcdStore.wait(override_timeout)",
         "fscoord.barriers.TCPStoreBarrier.__init__(timeout_barrier_init_secs)",
         "fscoord.barriers.TCPStoreBarrier.__init__(timeout_secs)",
         *(

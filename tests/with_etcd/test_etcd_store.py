@@ -20,6 +20,7 @@ from fscoord.errors import (
     LimitExceededError,
     QueueEmptyError,
     StoreClosedError,
+    StoreTimeoutError,
     StoreUnavailableError,
 )
 from fscoord.rendezvous import RendezvousParameters, create_backend
@@ -68,6 +69,22 @@ def test_queues_whose_names_begin_alike_are_separate(store: EtcdStore) -> None:
     for name in names:
         assert store.queue_len(name) == 1
         assert store.queue_pop(name) == (name if isinstance(name, bytes) else name.encode())
+
+
+def test_arguments_may_have_the_names_of_torch(server: Server) -> None:
+    address = f"127.0.0.1:{server.port}"
+    with EtcdStore(etcd_client=address, etcd_store_prefix="as/in/torch") as store:
+        assert (store.client, store.prefix) == (address, "as/in/torch/")
+        with pytest.raises(StoreTimeoutError) as caught:
+            store.wait(["missing"], override_timeout=0.01)
+        assert caught.value.waited < HANG_S
+        for both in ({"timeout": 1, "override_timeout": 1}, {"override_timeout": -1}):
+            with pytest.raises((TypeError, ValueError), match="timeout"):
+                store.wait(["missing"], **both)
+    with pytest.raises(TypeError, match="etcd_store_prefix"):
+        EtcdStore(address)
+    with pytest.raises(TypeError, match="etcd_client"):
+        EtcdStore(address, "p", etcd_client=address)
 
 
 def test_etcd3gw_client_supplies_the_server_address(server: Server) -> None:

@@ -5,6 +5,8 @@ from importlib.util import find_spec
 NEEDS = {
     "test_bootstrap.py": "torch",
     "test_dask.py": "distributed",
+    "test_freezegun.py": "freezegun",
+    "test_green_threads.py": "gevent",
     "test_jax.py": "jax",
     "test_lightning.py": "lightning",
     "test_optuna.py": "optuna",

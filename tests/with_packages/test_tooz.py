@@ -361,7 +361,7 @@ def test_heartbeat_is_not_needed_but_tells_a_member_that_it_was_taken_for_dead(
 def test_operation_ends_after_the_timeout_and_names_the_holder(start: Start, tmp_path: Path) -> None:
     with FileStore(tmp_path / "store", timeout=HANG_S) as store, Lock(store, "tooz/changes/g"):
         coordinator = start("m", f"fscoord://{tmp_path}/store?timeout=60", timeout=0.05)
-        with pytest.raises(coordination.OperationTimedOut, match=rf"the group 'g'.*held by \S+:{os.getpid()}"):
+        with pytest.raises(coordination.OperationTimedOut, match=rf"the group 'g'.*held by .*:{os.getpid()}"):
             coordinator.create_group(b"g").get()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -12,20 +14,25 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 from support.places import HANG_S, start_thread, until
 from support.ports import held_port
 
-from fscoord import TCPStore, open_store
+from fscoord import PrefixStore, TCPStore, barrier, open_store
+from fscoord.aio import AsyncStore
 from fscoord.errors import (
+    BarrierError,
     LimitExceededError,
     StoreClosedError,
     StoreError,
     StoreTimeoutError,
     StoreUnavailableError,
+    UsedBeforeError,
 )
+from fscoord.rendezvous import RendezvousParameters, create_backend
 from fscoord.stores.tcp import PAYLOAD_MAX, server as tcp_server
 from fscoord.stores.tcp.wire import Deadline
 from fscoord.testing.contract.waiting import CtrlC
@@ -59,6 +66,77 @@ def test_client_of_torch_and_ours_share_a_server(master: TCPStore, store: TCPSto
     assert (store.add("n", 2), other.add("n", 3), store.add("n", 1)) == (2, 5, 6)
 
 
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_operation_means_the_same_to_the_client_of_torch(use_libuv: bool) -> None:
+    with TCPStore(
+        "127.0.0.1", 0, is_master=True, timeout=HANG_S, wait_for_workers=False, use_libuv=use_libuv
+    ) as master:
+        ours: Any = TCPStore("127.0.0.1", master.port, timeout=HANG_S)
+        theirs: Any = dist.TCPStore(
+            "127.0.0.1", master.port, timeout=timedelta(seconds=HANG_S), use_libuv=use_libuv, wait_for_workers=False
+        )
+        with ours:
+            for name, (one, other) in {"a": (ours, theirs), "b": (theirs, ours)}.items():
+                # The client of torch does not wait until the server has made a write, but each answer comes after it.
+                one.set(name, "v"), one.num_keys()
+                assert other.get(name) == b"v"
+                assert other.check([name])
+                other.wait([name])
+                one.append(name, "w"), one.num_keys()
+                assert other.compare_set(name, "vw", "x") == b"x"
+                assert one.compare_set(name, "vw", "y") == b"x"
+                assert other.delete_key(name)
+                assert not one.check([name])
+                assert (one.add(name, 2), other.add(name, -3)) == (2, -1)
+                one.multi_set([name, f"{name}2"], ["1", ""]), one.num_keys()
+                assert other.multi_get([name, f"{name}2"]) == [b"1", b""]
+                waiting = start_thread(one.get, f"{name}3")
+                other.set(f"{name}3", "late")
+                assert waiting.join() == b"late"
+                assert one.num_keys() == other.num_keys()
+                arrived = start_thread(one.barrier, f"{name}4", 2)
+                until(lambda: master.check([f"{name}4"]))  # noqa: B023 - called in this pass
+                other.barrier(f"{name}4", 2)
+                arrived.join()
+                if use_libuv:
+                    one.queue_push(name, "item"), one.num_keys()
+                    assert other.queue_len(name) == 1
+                    assert other.queue_pop(name) == b"item"
+            if hasattr(theirs, "list_keys"):
+                assert sorted(theirs.list_keys()) == ours.list_keys()
+
+
+def test_tasks_and_threads_meet_at_one_barrier_with_the_client_of_torch(store: TCPStore) -> None:
+    theirs = dist.TCPStore("127.0.0.1", store.port, timeout=timedelta(seconds=HANG_S), wait_for_workers=False)
+    view = PrefixStore("p", store)
+    threads = [start_thread(theirs.barrier, "p/b", 4), start_thread(view.barrier, "b", 4)]
+    threads.append(start_thread(lambda: asyncio.run(AsyncStore(view).barrier("b", 4))))
+    until(lambda: store.get("p/b", default=b"0") == b"3")
+    asyncio.run(AsyncStore(store).barrier("p/b", 4))
+    for thread in threads:
+        thread.join()
+    with pytest.raises(UsedBeforeError, match="arrival 5 of 4"):
+        view.barrier("b", 4)
+    assert store.get("p/b") == b"4"
+    with pytest.raises(StoreTimeoutError, match="last caller of barrier 'c'"):
+        store.barrier("c", 2, timeout=0.1)
+    with pytest.raises(StoreTimeoutError, match="1 arrived"):
+        barrier(view, 2, "d", 0.1)
+    store.set("e", "text")
+    with pytest.raises(BarrierError, match="text"):
+        store.barrier("e", 2)
+
+
+@pytest.mark.parametrize("is_master", [True, False])
+def test_world_size_of_zero_is_refused_at_once(is_master: bool) -> None:
+    with pytest.raises(ValueError, match="world_size"):
+        TCPStore("localhost", 0, world_size=0, is_master=is_master, timeout=HANG_S)
+    with pytest.raises(ValueError, match="world size"):
+        dist.TCPStore("localhost", 0, world_size=0, is_master=is_master)
+    with pytest.raises(ValueError, match="port"):
+        TCPStore("localhost", 0, timeout=HANG_S)
+
+
 def test_addition_to_a_value_that_is_no_integer_leaves_the_connection_usable(store: TCPStore) -> None:
     store.set("k", "abc")
     with pytest.raises(ValueError, match="not an integer"):
@@ -74,6 +152,13 @@ def test_compare_set_that_writes_nothing_does_not_end_a_wait(store: TCPStore, ma
     assert all(thread.is_alive() for thread in waiting)
     master.set("k", "v")
     assert [thread.join() for thread in waiting] == [b"v", None]
+
+
+def test_pickled_master_arrives_as_a_client(master: TCPStore) -> None:
+    with pickle.loads(pickle.dumps(master)) as other:
+        other.set("k", "v")
+        assert (master.get("k"), other.timeout) == (b"v", master.timeout)
+    assert master.check(["k"])  # the server lives on
 
 
 def test_write_of_one_client_is_read_by_the_next(master: TCPStore) -> None:
@@ -499,3 +584,20 @@ def test_client_needs_no_torch(master: TCPStore) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=True)
     assert "pip install 'fscoord[torch]'" in done.stdout
     assert master.get("k") == b"v"
+
+
+def test_torch_without_libuv_is_reported_with_the_option_to_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a torch raises a plain RuntimeError, not a DistError; and a node must not wait for another host then."""
+
+    def refuse(*_: object, use_libuv: bool, **__: object) -> None:
+        raise RuntimeError(
+            "use_libuv was requested but PyTorch was built without libuv support, run with USE_LIBUV=0\nC++"
+        )
+
+    monkeypatch.setattr(dist, "TCPStore", refuse)
+    match = r"tcp://127.0.0.1:0: use_libuv was requested .* USE_LIBUV=0; pass use_libuv=False, or add \?use_libuv=0"
+    with pytest.raises(ValueError, match=match):
+        TCPStore("127.0.0.1", 0, is_master=True)
+    parameters = RendezvousParameters("c10d", "127.0.0.1:0", "run", 1, 1)
+    with pytest.raises(ValueError, match="use_libuv=False"):
+        create_backend(parameters)

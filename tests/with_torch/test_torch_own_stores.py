@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import pickle
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import cycle
@@ -65,6 +67,24 @@ def test_rank_0_names_the_missing_ranks_on_every_store_of_torch(handle: Callable
         barrier(handle(), 2, "b", 0.05, 0, "host{}".format, 0.05)
     assert caught.value.missing_ranks == ("host1",)
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_time_out_on_a_store_of_torch_is_an_error_of_both(handle: Callable[[], Any]) -> None:
+    with pytest.raises(dist.DistStoreError) as caught:
+        barrier(handle(), 2, "b", 0.05, 0, trace_timeout=0.05)
+    error = caught.value
+    assert isinstance(error, StoreTimeoutError)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.missing_ranks) == (StoreTimeoutError, str(error), error.missing_ranks)
+
+
+@pytest.mark.parametrize("limit", [0, math.inf])
+def test_limits_that_torch_takes_for_others_are_set_on_its_stores(handle: Callable[[], Any], limit: float) -> None:
+    store = handle()
+    with store_timeout(store, limit):
+        assert timedelta(0) < store.timeout <= timedelta(days=36_500)
+        assert (store.timeout > timedelta(days=30_000)) == (limit > 0)
+    assert store.timeout == DEFAULT
 
 
 def test_timeout_of_a_store_of_torch_is_set_and_restored(handle: Callable[[], Any]) -> None:

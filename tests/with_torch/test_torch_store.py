@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -16,7 +17,7 @@ from support.places import HANG_S, start_thread
 from torch.distributed.elastic.utils import store as store_util
 
 import fscoord
-from fscoord import FileStore, HashStore, PrefixStore, Store
+from fscoord import FileStore, HashStore, PrefixStore, QueueEmptyError, Store, StoreTimeoutError
 from fscoord.integrations import torch as integration
 from fscoord.integrations.torch import TorchStore
 
@@ -132,6 +133,38 @@ def test_timeout_error_is_that_of_torch_with_ours_as_its_cause(store: dist.Store
     with pytest.raises(dist.DistStoreError, match="never") as caught:
         store.wait(["never"], SHORT)
     assert isinstance(caught.value.__cause__, fscoord.StoreTimeoutError)
+
+
+def test_store_timeout_holds_on_a_store_whose_timeout_torch_has_set(direct: TorchStore) -> None:
+    direct.set_timeout(timedelta(seconds=HANG_S))  # as init_process_group does
+    with fscoord.store_timeout(direct, 0.05), pytest.raises(StoreTimeoutError) as caught:
+        direct.get("missing")
+    assert caught.value.waited < HANG_S / 2
+    assert direct.timeout == timedelta(seconds=HANG_S)
+    with pytest.raises(StoreTimeoutError, match=r"timeout=0\.05") as caught:
+        fscoord.barrier(direct, 2, "b", 0.05, 0, trace_timeout=0.05)
+    assert caught.value.waited < HANG_S / 2
+    with pytest.raises(StoreTimeoutError):
+        direct.get("missing", timeout=0.05)
+    assert direct.get("missing", default=None) is None
+    assert direct.create("k", "v")
+    assert direct.pop("k") == b"v"
+
+
+def test_errors_of_a_torch_store_are_errors_of_both(direct: TorchStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(dist.DistStoreError) as caught:
+        direct.get("missing", timeout=0.01)
+    assert isinstance(caught.value, StoreTimeoutError)
+    assert caught.value.keys == ("missing",)
+    with pytest.raises(dist.QueueEmptyError) as empty:
+        direct.queue_pop("q", block=False)
+    assert isinstance(empty.value, QueueEmptyError)
+    # torch 2.6 has no error for an empty queue.
+    older = types.SimpleNamespace(DistStoreError=dist.DistStoreError)
+    monkeypatch.setattr(integration, "dist", older)
+    with pytest.raises(dist.DistStoreError) as unnamed:
+        direct.queue_pop("q", block=False)
+    assert isinstance(unnamed.value, QueueEmptyError)
 
 
 @pytest.mark.parametrize("by", ["call", "store"])

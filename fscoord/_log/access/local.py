@@ -142,22 +142,28 @@ class LocalAccess:
     def read(self) -> bool:
         """See `Access.read`."""
         handle = self._handle
+        now = system.time.monotonic()
+        is_check_due = now - handle.path_checked_at > PATH_CHECK_S
+        if is_check_due:
+            handle.check_descriptors()
         data = system.os.read(handle.reader_fd, CHUNK)
         if data and self._cursor.advance(data, locked=False):
             return True
-        now = system.time.monotonic()
-        if now - handle.path_checked_at > PATH_CHECK_S:
+        if is_check_due:
             self._check_path(now)
         return False
 
     def catch_up(self) -> bool:
         """See `Access.catch_up`."""
         handle = self._handle
+        now = system.time.monotonic()
+        is_check_due = now - handle.path_checked_at > PATH_CHECK_S
+        if is_check_due:
+            handle.check_descriptors()
         data = system.os.read(handle.reader_fd, CHUNK)
         if data and self._cursor.advance(data, locked=True):
             return True
-        now = system.time.monotonic()
-        if now - handle.path_checked_at > PATH_CHECK_S:
+        if is_check_due:
             self._check_path(now)
         return False
 
@@ -172,6 +178,9 @@ class LocalAccess:
         except FileNotFoundError as error:
             raise_if_foreign(error)
             raise handle.gone("was deleted") from None
+        except PermissionError as error:  # the directory's mode or the user has changed since: the descriptors go on
+            raise_if_foreign(error)
+            named = found if handle.root_fd < 0 else system.os.fstat(handle.root_fd)
         is_root = handle.root_fd < 0
         if (named.st_dev, named.st_ino) != handle.root.identity or (is_root and found.st_nlink == 0):
             raise handle.gone("was replaced by another file")

@@ -133,6 +133,7 @@ class NetworkAccess:
         """See `Access.read`."""
         now = system.time.monotonic()
         if now - self._handle.path_checked_at > PATH_CHECK_S:
+            self._check_descriptors()
             self._check_path(now)
         kind = self._handle.lock.kind
         if self.coherence == DIRECT:
@@ -195,6 +196,12 @@ class NetworkAccess:
             except OSError as error:  # no process waits for this byte, and the next call raises the same error
                 raise_if_foreign(error)
 
+    def _check_descriptors(self) -> None:
+        """See `HandleState.check_descriptors`. fstat(2) may be a request, so the position is compared first."""
+        handle = self._handle
+        if system.os.lseek(handle.reader_fd, 0, 1) != handle.offset + len(handle.pending):
+            handle.check_descriptors()
+
     def _bypass_cache(self) -> None:
         """Continue on a new descriptor, and drop the pages that this host has cached, unless reads are direct."""
         handle = self._handle
@@ -240,6 +247,7 @@ class NetworkAccess:
             self._reopen_writer()
         now = system.time.monotonic()
         if handle.pending or now - handle.path_checked_at > PATH_CHECK_S:
+            self._check_descriptors()
             self._bypass_cache()
             handle.path_checked_at = now
         deadline = 0.0

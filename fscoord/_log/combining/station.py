@@ -75,7 +75,7 @@ class Slot:
         self._sockets: list[Any] = []
         self._fds = system.Descriptors()
         system.close_when_collected(self, self._fds)
-        self.poll = system.select.poll()
+        self.is_readable: Callable[[float], Any]
         epoch = system.process_epoch()
         self._finalizer = weakref.finalize(self, _close, path, epoch, self._sockets)
         self._finalizer.atexit = False
@@ -85,7 +85,7 @@ class Slot:
         """Open the sockets and the seat. `way` leads to the directory of the addresses."""
         network.datagram_sockets(self._sockets)
         self.inbox.bind(way + self.name)
-        self.poll.register(self.inbox.fileno(), system.select.POLLIN)
+        self.is_readable = system.readiness(self.inbox.fileno())
         fd, fcntl = safe_files.open_descriptor(seat, system.os.O_RDWR, owned_fds=self._fds), system.fcntl
         self.free = partial(fcntl.fcntl, fd, fcntl.F_OFD_SETLK, _seat_lock(fcntl.F_UNLCK))
         self.take = partial(fcntl.fcntl, fd, fcntl.F_OFD_SETLK, _seat_lock(fcntl.F_WRLCK))
@@ -390,7 +390,7 @@ class Station:
 
     def receive(self, slot: Slot, seconds: float) -> bytes | None:
         """Return the next datagram that comes to `slot` within `seconds`, or None."""
-        if seconds > 0 and not slot.poll.poll(seconds * 1000):
+        if seconds > 0 and not slot.is_readable(seconds * 1000):
             return None
         try:
             data: bytes = slot.inbox.recv(ANSWER_MAX)

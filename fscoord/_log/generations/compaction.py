@@ -151,7 +151,7 @@ class Compactor:
             lineage=log_id if handle.is_copy else handle.header.lineage,
             root_inode=handle.root.inode,
             generation=handle.header.generation + 1,
-            created_ns=system.time.time_ns(),
+            created_ns=system.wall_time_ns(),
         )
 
     def _snapshot(self, session: int) -> Iterator[Entry]:
@@ -164,7 +164,7 @@ class Compactor:
         """
         table = self._handle.table
         # If times are kept, no other record of this session has this one; see `SessionTable.times`.
-        now = self._writer.next_time() if table.keeps_times else system.time.time_ns()
+        now = self._writer.next_time() if table.keeps_times else system.wall_time_ns()
         for number in sorted(table.left):
             yield record.LEAVE, b"", b"", number, now
         for number, known in table.remembered():

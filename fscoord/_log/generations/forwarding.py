@@ -171,7 +171,7 @@ def _void(fd: int, reader: int, place: LogPosition) -> LogPosition:
     if system.os.fstat(fd).st_size < verdict.place:
         system.os.ftruncate(fd, verdict.place)
     system.os.lseek(fd, verdict.place, 0)
-    data, chain = record.encode_void(place.offset, 0, system.time.time_ns(), place.chain)
+    data, chain = record.encode_void(place.offset, 0, system.wall_time_ns(), place.chain)
     safe_files.write_all(fd, data)
     system.sync_data(fd)
     return LogPosition(verdict.place + len(data), chain)

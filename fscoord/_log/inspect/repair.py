@@ -434,7 +434,7 @@ class _RecordCopier:
         if known is None:
             known = Header(b"", OFD)
             notes.append('no header could be read: the copy has "ofd" locks, is not durable, and belongs to no run')
-        now = system.time.time_ns()
+        now = system.wall_time_ns()
         self.header = known._replace(log_id=system.random_bytes(16), generation=0, run=0, created_ns=now)
 
     def run(self, write: Callable[[Record], object]) -> None:

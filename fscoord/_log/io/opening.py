@@ -73,7 +73,7 @@ class LogOptions(NamedTuple):
             lineage=log_id,
             root_inode=inode,
             inode=inode,
-            created_ns=system.time.time_ns(),
+            created_ns=system.wall_time_ns(),
             run_ids=() if self.run_id is None else (self.run_id,),
         ).encode()
 

@@ -35,11 +35,15 @@ FilePath = str | bytes | system.os.PathLike[str] | system.os.PathLike[bytes]
 """The path of a log, as its user gives it."""
 
 
+NAME_BYTES_MAX: Final = 238
+
+
 def resolve(path: FilePath) -> str:
     """Return `path` as an absolute path without symbolic links in its directory, which no later chdir(2) changes.
 
     Raises:
         ValueError: the path is empty.
+        StoreUnavailableError: the name is too long, or the path is relative and the working directory was removed.
         InsecurePathError: the path ends like that of a directory, with a slash or a dot, and no directory is there.
             Without its end it would name a file. A directory is refused when it is opened.
     """
@@ -47,13 +51,29 @@ def resolve(path: FilePath) -> str:
     if not name:
         raise ValueError("the path of a store is empty")
     end = system.os.path.basename(name)
+    if len(system.os.fsencode(end)) > NAME_BYTES_MAX:
+        raise StoreUnavailableError(
+            f"{name}: the name of the file has {len(system.os.fsencode(end))} bytes, and may have {NAME_BYTES_MAX}: the"
+            " files beside it are named after it, with up to 17 bytes more, and a name may have 255; shorten it",
+            path=name,
+            errno=system.errno.ENAMETOOLONG,
+        )
     if end in _ENDS_OF_DIRECTORIES and not system.os.path.isdir(name):
         raise InsecurePathError(
             f"{name} ends with {end or '/'!r}, so it names a directory, and there is none; name the file of the store"
             " without that end, or create the directory and name a file in it",
             path=name,
         )
-    directory, base = system.os.path.split(system.os.path.abspath(name))
+    try:
+        directory, base = system.os.path.split(system.os.path.abspath(name))
+    except FileNotFoundError as error:
+        raise_if_foreign(error)
+        raise StoreUnavailableError(
+            f"{name}: the working directory of this process was removed; pass an absolute path, or change to another"
+            " directory first",
+            path=name,
+            errno=error.errno,
+        ) from error
     return system.os.path.join(system.os.path.realpath(directory), base)
 
 
@@ -266,12 +286,15 @@ def _acl(fd: int, name: str) -> bytes | None:
 
 
 def names_same_file(path: str, identity: tuple[int, int]) -> bool:
-    """Return whether `path` names the file with this device and inode number, which is open."""
+    """Return whether `path` names the file with this device and inode number, which is open.
+
+    Without the permission to look, the answer is yes: nothing proves the contrary.
+    """
     try:
         named = system.os.stat(path, follow_symlinks=False)
     except OSError as error:
         raise_if_foreign(error)
-        return False
+        return isinstance(error, PermissionError)
     return (named.st_dev, named.st_ino) == identity
 
 

@@ -7,7 +7,7 @@ If a writer died in the middle of a record, the next writer appends a void after
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, count
+from itertools import accumulate, count, repeat
 from operator import add
 from typing import Final
 
@@ -18,6 +18,7 @@ from fscoord._log.io import torn_tail
 from fscoord._log.io.cursor import Cursor
 from fscoord._log.recovery import APPLYING, POSITION
 from fscoord._runtime import system
+from fscoord._runtime.system import TIME_MAX
 from fscoord.errors import StoreUnavailableError
 
 
@@ -42,7 +43,7 @@ class LogWriter:
 
     def next_time(self) -> int:
         """Return the time of the next record, in ns by the wall clock. It rises with each record of a session."""
-        self.last_time = max(system.time.time_ns(), self.last_time + 1)
+        self.last_time = max(system.wall_time_ns(), self.last_time + 1)
         return self.last_time
 
     def append(self, kind: int, key: bytes, value: bytes, session: int) -> None:
@@ -53,8 +54,8 @@ class LogWriter:
         """
         handle = self._handle
         time_ns = system.time.time_ns()
-        if time_ns <= self.last_time:
-            time_ns = self.last_time + 1
+        if not self.last_time < time_ns <= TIME_MAX:
+            time_ns = max(min(time_ns, TIME_MAX), self.last_time + 1)
         self.last_time = time_ns
         data, chain = record.encode(kind, key, value, session, time_ns, handle.chain)
         size = len(data)
@@ -63,6 +64,9 @@ class LogWriter:
         # read. Otherwise the record would be applied twice. The flag covers all these lines: after an interruption
         # between any two of them, recovery reads the generation again, and finds the record there.
         handle.recovery = APPLYING
+        # The cheapest certain sign that the record is in the log, after all records before it: where it has landed.
+        if system.os.lseek(handle.lock.fd, 0, 1) != handle.offset + size:
+            handle.check_landing()
         system.os.lseek(handle.reader_fd, size, 1)
         records = ((kind, key, value, session, time_ns),)
         if size <= handle.spill_at and kind in record.DATA_KINDS:
@@ -113,7 +117,8 @@ class SharedLogWriter(LogWriter):
         # The latest time by the clock so far, plus a number that rises by `TIMES`: so each time is greater than the one
         # before, also if the clock steps back. `next` on this chain is one C function, which neither another thread nor
         # a signal handler can enter in the middle.
-        latest = accumulate(iter(system.time.time_ns, None), max)
+        clamped = map(min, map(max, iter(system.time.time_ns, None), repeat(0)), repeat(TIME_MAX))
+        latest = accumulate(clamped, max)
         self._times = map(add, latest, count(step=TIMES))
 
     def next_time(self) -> int:
@@ -154,6 +159,8 @@ class SharedLogWriter(LogWriter):
             error.maybe_applied = error.maybe_applied or len(records) > 1
             raise
         handle.recovery = APPLYING  # as in `LogWriter.append`
+        if system.os.lseek(handle.lock.fd, 0, 1) != handle.offset + len(data):  # likewise
+            handle.check_landing()
         system.os.lseek(handle.reader_fd, len(data), 1)
         self._cursor.apply(records, data)
         handle.offset += len(data)

@@ -178,7 +178,7 @@ class _LockThread:
 
     def start(self) -> bool:
         """Start the thread, and return whether the interpreter allows it. The caller holds the guard."""
-        return not isinstance(system.try_thread("fscoord-lock", self._run), RuntimeError)
+        return not isinstance(system.try_kernel_thread("fscoord-lock", self._run), RuntimeError)
 
     def _run(self) -> None:
         try:

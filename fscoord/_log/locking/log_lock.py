@@ -184,6 +184,10 @@ class LogLock:
         """Return whether `error` of `try_lock` means that the lock is held. fcntl(2) allows EAGAIN and EACCES."""
         return isinstance(error, BlockingIOError) or (self.kind == OFD and isinstance(error, PermissionError))
 
+    def foreign_holder(self) -> str:
+        """Return, for a soft lock, why this process can't look for the holder; "" if it can."""
+        return symlink_lock.foreign(self.marker)
+
     def holder(self) -> int | str | None:
         """Return the holder of the lock: a session's number (0: not registered), a description, or None if unknown."""
         if self.fd < 0:

@@ -83,6 +83,24 @@ def holder(path: str) -> str | None:
         return None
 
 
+def foreign(path: str) -> str:
+    """Return why this process can't look for the owner of the link at `path`; "" if it can, or there is no owner.
+
+    A container that is restarted has the same host name and the same process numbers as before.
+    """
+    try:
+        owner = _Owner.decode(_read(path)).session
+    except (OSError, MalformedRecord) as error:
+        raise_if_foreign(error)
+        return ""
+    here = ProcessIdentity.find()
+    if owner.host != here.host or here.shares_processes_with(owner):
+        return ""
+    if owner.boot_id != here.boot_id:
+        return "that is a process of another boot of the host, or of another host of that name; "
+    return f"that is a process of another container (pid namespace {owner.pid_space}, here {here.pid_space}); "
+
+
 class SymlinkLock:
     """The symbolic link at `path`, as one handle uses it. The caller keeps other threads out with the process mutex.
 

@@ -194,6 +194,7 @@ class Doorbell:
             return
         flags = system.os.O_WRONLY | system.O_NONBLOCK | system.O_CLOEXEC | system.O_NOFOLLOW
         opened: list[int] = []
+        system.occupy_standard_descriptors()
         # One chain opens, records and closes the descriptor (rule 1 in `interrupts`). As long as any process has it
         # open, also a forked child, no ring wakes a reader.
         opening = partial(opened.extend, map(system.os.open, (self.path + FIFO_SUFFIX,), (flags,)))

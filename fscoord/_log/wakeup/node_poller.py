@@ -414,7 +414,7 @@ class PollerElection:
 
         The kernel grants the lock when the present poller leaves or dies.
         """
-        if isinstance(system.try_thread("fscoord-poller", self._wait_for_lock, fd, claim), RuntimeError):
+        if isinstance(system.try_kernel_thread("fscoord-poller", self._wait_for_lock, fd, claim), RuntimeError):
             safe_files.close_owned(fd, self._requested)  # no thread is left; waiters poll when the heartbeat stops
 
     def _wait_for_lock(self, fd: int, claim: Any) -> None:

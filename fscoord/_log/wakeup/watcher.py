@@ -134,7 +134,10 @@ class ChangeWatcher:
                     path=self._log_path,
                 ) from error
             message = "%s: no events from the file system (%s); polling instead"
-            logger(__name__).warning(message, self._log_path, str(error))
+            log = (
+                logger(__name__).debug if system.is_fake_fs() else logger(__name__).warning
+            )  # fake files have no events
+            log(message, self._log_path, str(error))
         else:
             weakref.finalize(self, self.backend.release, self._events).atexit = False
             self._subscribe_loop(self._events)

@@ -9,7 +9,9 @@ end of a session's lease is the death of the session.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from functools import partial
+from types import EllipsisType
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
@@ -22,9 +24,11 @@ from fscoord._arguments import (
     check_positive,
     counter_sum,
     key_bytes,
+    key_given,
     key_text,
     keys_bytes,
     pairs_bytes,
+    timeout_given,
     to_seconds,
     value_bytes,
 )
@@ -32,14 +36,26 @@ from fscoord._runtime import system
 from fscoord._waiting.awaited import ShownWait
 from fscoord._waiting.shown_waits import ShownWaits
 from fscoord._waiting.timing import Backoff
-from fscoord._waiting.wait import WaitRequest
+from fscoord._waiting.wait import VALUES, WaitRequest
 from fscoord.errors import QueueEmptyError
 from fscoord.store import Capabilities, Member, Store
-from fscoord.stores.etcd.requests import KeySpace, after_prefix, compare, delete, key_values, put, range_of, unb64
+from fscoord.stores.etcd.requests import (
+    KeySpace,
+    Request,
+    after_prefix,
+    compare,
+    delete,
+    key_values,
+    put,
+    range_of,
+    unb64,
+)
 from fscoord.stores.etcd.sessions import LeaseSession
-from fscoord.stores.etcd.transactions import KeySnapshot, KeyWatcher, Transactions, WatchRange
+from fscoord.stores.etcd.transactions import KeySnapshot, KeyWatcher, Transactions, TxnResult, WatchRange
 
-__all__ = ["EtcdStore", "GatewayClient"]
+__all__ = ["EtcdStore", "GatewayClient", "cas_delay"]
+
+D = TypeVar("D")
 
 VALUE_MAX: Final = 3 << 19
 """1.5 MiB: the most bytes of a request at a server's default ``--max-request-bytes``."""
@@ -101,6 +117,8 @@ class EtcdStore(Store):
             does not end in one. Stores with other prefixes do not see the keys of this store. No part of the prefix may
             begin with an equals sign.
         timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
+        etcd_client: another name for `client_or_url`, as in torch.
+        etcd_store_prefix: another name for `prefix`, as in torch.
         user: the name to log in with, if the cluster requires a login.
         password: the user's password.
         tls: whether to use TLS. An ``https://`` address and each of the next three arguments imply TLS.
@@ -110,21 +128,32 @@ class EtcdStore(Store):
         session_ttl: the time to live of a session's lease, in seconds. etcd deletes a lease that has not been renewed
             for this time, and the session is dead.
 
+    Attributes:
+        client: the client or the address that was given, as in torch.
+
     Raises:
         ImportError: urllib3 is not installed.
         ValueError: an address or the prefix is malformed.
     """
 
     capabilities: Capabilities = Capabilities(
-        processes=True, hosts=True, durable=True, survives_handles=True, sessions=True, value_max=VALUE_MAX
+        processes=True,
+        hosts=True,
+        durable=True,
+        survives_handles=True,
+        sessions=True,
+        changes_conditionally=True,
+        value_max=VALUE_MAX,
     )
 
     def __init__(
         self,
-        client_or_url: str | GatewayClient,
-        prefix: Key,
+        client_or_url: str | GatewayClient | None = None,
+        prefix: Key | None = None,
         timeout: Timeout | None = None,
         *,
+        etcd_client: str | GatewayClient | None = None,
+        etcd_store_prefix: Key | None = None,
         user: str | None = None,
         password: str = "",
         tls: bool = False,
@@ -136,9 +165,11 @@ class EtcdStore(Store):
         from fscoord.stores.etcd.client import Client, parse_access
 
         self._timeout = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
-        check_positive("session_ttl", session_ttl)
-        self._prefix = _check_prefix(prefix)
-        access = parse_access(client_or_url, tls=tls, cacert=cacert, cert=cert, key=key)
+        session_ttl = check_positive("session_ttl", session_ttl)
+        self._prefix = _check_prefix(key_given(prefix, "etcd_store_prefix", etcd_store_prefix, "prefix"))
+        given: Any = cast(Any, key_given)(client_or_url, "etcd_client", etcd_client, "client_or_url")
+        self.client: str | GatewayClient = given
+        access = parse_access(self.client, tls=tls, cacert=cacert, cert=cert, key=key)
         self._client = Client(access._replace(user=user, password=password))
         self._keys = KeySpace(self._prefix)
         self._transactions = Transactions(self._client, self._keys)
@@ -149,6 +180,11 @@ class EtcdStore(Store):
 
     def __repr__(self) -> str:
         return f"EtcdStore({str(self._client)!r}, {key_text(self._prefix)!r})"
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of all keys of this store in etcd; it ends in a slash."""
+        return key_text(self._prefix)
 
     @property
     def address(self) -> str:
@@ -171,14 +207,18 @@ class EtcdStore(Store):
         name, data = key_bytes(key), value_bytes(value)
         self._transactions.write([put(self._keys.value(name), data)], self._timeout)
 
-    def get(self, key: Key) -> bytes:
+    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
         """See `Store.get`."""
-        return self._values([key_bytes(key)])[0]
+        return super().get(key, default=default, timeout=timeout)
+
+    def _peek(self, key: bytes) -> bytes | None:
+        answers, _ = self._transactions.read([range_of(self._keys.value(key))], self._timeout)
+        return _value_in(answers[0])
 
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`."""
         name = key_bytes(key)
-        check_int64("amount", amount)
+        amount = check_int64("amount", amount)
         return int(self._change(name, lambda current: b"%d" % counter_sum(current, amount, name)) or 0)
 
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
@@ -192,17 +232,33 @@ class EtcdStore(Store):
         name, more = key_bytes(key), value_bytes(value)
         self._change(name, lambda current: value_bytes((current or b"") + more))
 
-    def delete_key(self, key: Key) -> bool:
+    def create(self, key: Key, value: Value) -> bool:
+        """See `Store.create`."""
+        name = self._keys.value(key_bytes(key))
+        return self._transactions.write(
+            [put(name, value_bytes(value))], self._timeout, [compare(name, "mod", 0)]
+        ).is_done
+
+    def pop(self, key: Key) -> bytes | None:
+        """See `Store.pop`."""
+        name = key_bytes(key)
+        done = self._delete(name, [compare(self._keys.value(name), "mod", 0, "GREATER")], prev_kv=True)
+        return _value_in(done.answers[0]) if done.is_done else None
+
+    def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
         """See `Store.delete_key`."""
         name = key_bytes(key)
-        items = self._queue_range(name)
-        done = self._transactions.write([delete(self._keys.value(name)), delete(items.key, items.end)], self._timeout)
-        return any(int(answer.get("deleted", 0)) for answer in done.answers)
+        wanted = [] if expected is None else [compare(self._keys.value(name), "value", value_bytes(expected))]
+        return any(int(answer.get("deleted", 0)) for answer in self._delete(name, wanted).answers)
 
-    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
+    def _delete(self, name: bytes, conditions: list[Request], **options: Any) -> TxnResult:
+        items = self._queue_range(name)
+        success = [delete(self._keys.value(name), **options), delete(items.key, items.end)]
+        return self._transactions.write(success, self._timeout, conditions)
+
+    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
         """See `Store.multi_get`."""
-        names = keys_bytes(keys)
-        return self._values(names) if names else []
+        return super().multi_get(keys, timeout=timeout)
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         """See `Store.multi_set`."""
@@ -218,10 +274,12 @@ class EtcdStore(Store):
         names = keys_bytes(keys)
         return not names or self._look(names, self._timeout) is True
 
-    def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        """See `Store.wait`."""
+    def wait(
+        self, keys: Iterable[Key], timeout: Timeout | None = None, *, override_timeout: Timeout | None = None
+    ) -> None:
+        """See `Store.wait`. `override_timeout` is the name of `timeout` in torch."""
         names = keys_bytes(keys)
-        limit = self._timeout if timeout is None else to_seconds(timeout)
+        limit = self._seconds(timeout_given(timeout, "override_timeout", override_timeout))
         if names:
             self._watcher.wait(limit, lambda left: self._look(names, left), "key")
 
@@ -248,11 +306,11 @@ class EtcdStore(Store):
         item = self._keys.queue(name) + system.random_bytes(16).hex().encode()
         self._transactions.write([put(item, data)], self._timeout)
 
-    def queue_pop(self, key: Key, block: bool = True) -> bytes:
+    def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
         """See `Store.queue_pop`."""
-        name = key_bytes(key)
+        name, limit = key_bytes(key), self._seconds(timeout)
         if block:
-            return self._watcher.wait(self._timeout, lambda left: self._pop(name, left), "a value in queue")
+            return self._watcher.wait(limit, lambda left: self._pop(name, left), "a value in queue")
         value = self._pop(name, self._timeout)
         if isinstance(value, KeySnapshot):
             raise QueueEmptyError(f"queue {key_text(name)!r} is empty")
@@ -302,6 +360,11 @@ class EtcdStore(Store):
     def _shows_waits(self) -> bool:
         return type(self).wait is EtcdStore.wait  # otherwise a subclass has its own wait
 
+    def _wait_in_call(self, request: WaitRequest, timeout: float) -> Any:
+        if request.kind != VALUES:
+            return super()._wait_in_call(request, timeout)
+        return self._values(request.keys, timeout) if request.keys else []
+
     def _wait(self, request: WaitRequest) -> Any:
         with self._watcher.part_of(request.slow_logger):
             return super()._wait(request)
@@ -340,6 +403,11 @@ class EtcdStore(Store):
         """See `Store.clone`."""
         return self._with_prefix(self._prefix)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the address, the prefix and the timeout. The user and the password are left out."""
+        access: Any = self._client.access._replace(user=None, password="")
+        return partial(EtcdStore, access, self._prefix, self._timeout, session_ttl=self._session.ttl), ()
+
     def _with_prefix(self, prefix: bytes) -> EtcdStore:
         self._client.refuse_if_closed()
         access: Any = self._client.access  # which only this class passes
@@ -377,7 +445,7 @@ class EtcdStore(Store):
         queue = self._keys.queue(name)
         return WatchRange(queue, after_prefix(queue))
 
-    def _values(self, names: list[bytes]) -> list[bytes]:
+    def _values(self, names: list[bytes], limit: float) -> list[bytes]:
         """Wait for the values of `names`, and return them."""
         operations = [range_of(self._keys.value(name)) for name in names]
 
@@ -389,7 +457,7 @@ class EtcdStore(Store):
                 return KeySnapshot(revision, list(missing), [[WatchRange(self._keys.value(name))] for name in missing])
             return [unb64(value[0].get("value")) for value in values]
 
-        return self._watcher.wait(self._timeout, look, "key", (lambda value: [value]) if len(names) == 1 else None)
+        return self._watcher.wait(limit, look, "key", (lambda value: [value]) if len(names) == 1 else None)
 
     def _change(self, name: bytes, change: Callable[[bytes | None], bytes | None]) -> bytes | None:
         """Set the key `name` to the value that `change` computes from its present value.
@@ -481,6 +549,20 @@ class EtcdStore(Store):
                     backoff, f"took the first value of queue {key_text(name)!r}", name
                 )
         return KeySnapshot(revision, [name], [[items]])
+
+
+def cas_delay() -> None:
+    """Sleep for up to 0.1 s, at random, as torch's ``etcd_store.cas_delay`` does between two tries of a caller's own.
+
+    The store itself does not need it: its tries pause by `Backoff`.
+    """
+    system.time.sleep(system.random_bytes(1)[0] / 2560)
+
+
+def _value_in(answer: dict[str, Any]) -> bytes | None:
+    """Return the value in the answer to a read or a deletion of one key, or None if the key had no value."""
+    found = key_values(answer)
+    return unb64(found[0].get("value")) if found else None
 
 
 def _check_prefix(prefix: Key) -> bytes:

@@ -346,6 +346,7 @@ class Client:
         if self.access.user is not None and path != "auth/authenticate":
             headers["Authorization"] = self._token or self._log_in(index, connect)
         failures = self._failures
+        system.occupy_standard_descriptors()  # the pool may open a connection
         try:
             return self._pools[index].urlopen(
                 "POST",

@@ -124,15 +124,17 @@ def delete(key: bytes, end: bytes | None = None, **options: Any) -> Request:
     return {"request_delete_range": range_of(key, end, **options)["request_range"]}
 
 
-def compare(key: bytes, what: str, value: int, result: str = "EQUAL") -> Request:
-    """Return the condition that the revision of `key` is `value`.
+def compare(key: bytes, what: str, value: int | bytes, result: str = "EQUAL") -> Request:
+    """Return the condition that a revision of `key`, or its value, is `value`.
 
     Args:
         key: the key.
-        what: ``"create"`` or ``"mod"``, the kind of the revision.
-        value: the revision; 0 means that the key is missing.
+        what: ``"create"`` or ``"mod"``, the kind of the revision; or ``"value"``, which never holds for a missing key.
+        value: the revision, where 0 means that the key is missing; or the value.
         result: the result of the comparison for which the condition holds.
     """
+    if isinstance(value, bytes):
+        return {"key": b64(key), "target": "VALUE", "result": result, "value": b64(value)}
     return {"key": b64(key), "target": what.upper(), "result": result, f"{what}_revision": str(value)}
 
 

@@ -6,7 +6,8 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from types import EllipsisType
+from typing import Any, Final, TypeVar
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
@@ -19,6 +20,7 @@ from fscoord._arguments import (
     key_bytes,
     key_text,
     keys_bytes,
+    not_copied,
     pairs_bytes,
     to_seconds,
     value_bytes,
@@ -31,7 +33,7 @@ from fscoord._log.opened import open_log_file
 from fscoord._log.wakeup.watcher import MODES
 from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
-from fscoord._waiting.wait import ITEM, VALUES, NotYet, WaitRequest
+from fscoord._waiting.wait import NotYet
 from fscoord.errors import FscoordError, QueueEmptyError
 from fscoord.store import Capabilities
 from fscoord.stores.file import lifecycle
@@ -42,10 +44,11 @@ from fscoord.stores.file.replay import KeyValueState, WitnessedState
 from fscoord.stores.file.sessions import Sessions
 from fscoord.stores.file.traced_wait import trace_place
 from fscoord.stores.file.wait_slots import WaitSlots
-from fscoord.stores.file.waits import pop_item
+from fscoord.stores.file.waits import pop_item, read_consistent
 
 __all__ = ["FileStore"]
 
+D = TypeVar("D")
 T = TypeVar("T")
 
 TYPICAL_CALL_S: Final = 0.001
@@ -112,7 +115,7 @@ class FileStore(Sessions):
     """
 
     capabilities: Capabilities = Capabilities(
-        processes=True, hosts=True, durable=True, survives_handles=True, sessions=True
+        processes=True, hosts=True, durable=True, survives_handles=True, sessions=True, changes_conditionally=True
     )
 
     @system.serialized_on_fake_fs
@@ -209,7 +212,7 @@ class FileStore(Sessions):
 
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`."""
-        check_int64("amount", amount)
+        amount = check_int64("amount", amount)
         if self._combiner is not None:
             return int(self._combiner.write(Operation(record.ADD, key_bytes(key), b"%d" % amount), self._timeout))
 
@@ -264,8 +267,37 @@ class FileStore(Sessions):
             self._notifier.notify((*present, key))  # nothing waits for the absence of a key
         return found
 
-    def delete_key(self, key: Key) -> bool:
+    def create(self, key: Key, value: Value) -> bool:
+        """See `Store.create`."""
+        return self._change_if(lambda current: current is None, record.COMPARE_SET, key, value_bytes(value))[0]
+
+    def pop(self, key: Key) -> bytes | None:
+        """See `Store.pop`."""
+        return self._change_if(lambda current: current is not None, record.DELETE, key)[1]
+
+    def _change_if(
+        self, holds: Callable[[bytes | None], bool], kind: int, key: Key, value: bytes = b""
+    ) -> tuple[bool, bytes | None]:
+        """Append a record of `kind` if `holds` returns true for the value of `key`.
+
+        The step is one transaction of this handle, also where other writes are combined.
+
+        Returns:
+            Whether the record was appended, and the value that the key had.
+        """
+
+        def decide(name: bytes, data: bytes) -> tuple[tuple[bool, bytes | None], int, bytes]:
+            current = self._state.get(name, self._log.read_locked)
+            return ((True, current), kind, data) if holds(current) else ((False, current), 0, b"")
+
+        result: tuple[bool, bytes | None] = self._update(kind, key_bytes(key), value, decide)
+        return result
+
+    def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
         """See `Store.delete_key`."""
+        if expected is not None:
+            wanted = value_bytes(expected)
+            return self._change_if(lambda current: current == wanted, record.DELETE, key)[0]
         if self._combiner is not None:
             return bool(self._combiner.write(Operation(record.DELETE, key_bytes(key)), self._timeout))
 
@@ -309,11 +341,11 @@ class FileStore(Sessions):
             return
         self._update(record.PUSH, key_bytes(key), value_bytes(value), None)
 
-    def queue_pop(self, key: Key, block: bool = True) -> bytes:
+    def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
         """See `Store.queue_pop`."""
-        name = key_bytes(key)
         if block:
-            return cast(bytes, self._wait(WaitRequest(ITEM, [name], self._timeout)))
+            return super().queue_pop(key, timeout=timeout)
+        name = key_bytes(key)
         value = pop_item(self._log, self._state, name, self._timeout, self._combiner)
         if isinstance(value, NotYet):
             raise QueueEmptyError(f"queue {key_text(name)!r} is empty", path=self.path)
@@ -321,23 +353,26 @@ class FileStore(Sessions):
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def get(self, key: Key) -> bytes:
+    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
         """See `Store.get`."""
         name, values = key_bytes(key), self._state.values
-        self._log.refresh(self._timeout)
+        self._log.refresh(self._timeout if timeout is None else self._seconds(timeout, default))
         value = values.get(name)
         if value.__class__ is bytes and values is self._state.values:  # see `KeyValueState.reset`
             return value
-        return cast(bytes, self._wait(WaitRequest(VALUES, [name], self._timeout))[0])
+        return super().get(name, default=default, timeout=timeout)
+
+    def _peek(self, key: bytes) -> bytes | None:
+        return read_consistent(self._log, self._timeout, partial(self._state.get, key))
 
     def check(self, keys: Iterable[Key]) -> bool:
         """See `Store.check`."""
         names = keys_bytes(keys)
         return not self._look(self._timeout, lambda: self._state.missing(names))
 
-    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
+    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
         """See `Store.multi_get`."""
-        return cast(list[bytes], self._wait(WaitRequest(VALUES, keys_bytes(keys), self._timeout)))
+        return super().multi_get(keys, timeout=timeout)
 
     def num_keys(self) -> int:
         """See `Store.num_keys`."""
@@ -367,6 +402,13 @@ class FileStore(Sessions):
             twin.close()
             raise
         return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the path and the options: a clone arrives, which has no rank and is not a participant."""
+        if self._remove_temporary is not None:
+            raise not_copied(self, f"this one has a temporary file: pass its path {self.path!r}, or use clone()")
+        options = self._options | {"rank": None, "label": None}
+        return partial(FileStore, self.path, timeout=self._timeout, **options), ()
 
     def compact(self) -> None:
         """Begin a new file of the log with the present contents only, and remove the old file.

@@ -53,7 +53,6 @@ ATTEMPTS: Final = 20
 """The most attempts to open a log. An attempt fails if the log is removed meanwhile, or has lost a generation."""
 
 _open_stores: weakref.WeakKeyDictionary[FileStore, int] = weakref.WeakKeyDictionary()
-_is_exiting = False
 _ending: set[int] = set()  # the number of this process, once `at_end_of_child` was called in it
 _participants: set[FileStore] = set()
 _closing: weakref.WeakSet[Log] = weakref.WeakSet()
@@ -97,12 +96,17 @@ def check_participant(world_size: int | None, rank: int | None, run_id: Any) -> 
         ValueError: the rank is negative, or not below `world_size`.
     """
     size = 0 if world_size in (None, -1) else check_positive("world_size", world_size)
-    if rank is not None and (check_int64("rank", rank) < 0 or 0 < size <= rank):
+    rank = None if rank is None else check_int64("rank", rank)
+    if rank is not None and (rank < 0 or 0 < size <= rank):
         among = f"0 to {size - 1}, because world_size is {size}" if size else "not negative"
         raise ValueError(f"rank is {rank}, but ranks are {among}; pass the rank of this process, counted from 0")
     if size and run_id is None:  # imported here, because few programs need its dataclasses, which load slowly
         run_id = system.import_uninterrupted("fscoord.environment").find_job()
     return size, rank, run_id
+
+
+_DECIMAL_MODES: Final = {f"{owner}{group}{others}" for owner in "67" for group in "0246" for others in "0246"}
+"""Modes that were meant to be octal."""
 
 
 def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
@@ -116,6 +120,10 @@ def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
     durable, read_only, mode = options["durable"], options["read_only"], options["mode"]
     world_size = 0 if read_only else options["world_size"]
     compact, spill = options["compact_bytes"], options["spill_bytes"]
+    if not isinstance(mode, int) or mode & ~0o777 or mode & 0o600 != 0o600:
+        meant = f"; did you mean 0o{mode}?" if str(mode) in _DECIMAL_MODES else ""
+        shown = f"{mode} (0o{mode:o})" if isinstance(mode, int) and mode >= 0 else repr(mode)
+        raise ValueError(f"mode is {shown}, but must be permissions with which the owner can read and write{meant}")
     check_choice("lock", lock, KINDS)
     if coherence is not None:
         check_choice("coherence", coherence, COHERENCES)
@@ -165,13 +173,15 @@ system.after_fork_in_child("stores", _after_fork_in_child)
 
 
 def _close_at_exit() -> None:
-    global _is_exiting
-    _is_exiting = True
+    system.exiting.append(system.os.getpid())
     for store, owner in list(_open_stores.items()):
         if owner == system.os.getpid():  # not in a forked child: its parent continues
             store.close()
 
 
+# Exit functions run in the reverse order. At its first finalizer, `weakref` registers the function that runs all
+# finalizers. Registered later, it would remove a temporary file while threads use it.
+weakref.finalize(_close_at_exit, int)
 atexit.register(_close_at_exit)
 
 
@@ -191,7 +201,7 @@ class Exceptions:
         ``finally`` or an ``except``. At exit of the process it is the exception that ended the main thread, which
         Python has printed. GeneratorExit, and SystemExit without an error, are not failures.
         """
-        for error in (sys.exc_info()[1], getattr(sys, "last_value", None) if _is_exiting else None):
+        for error in (sys.exc_info()[1], getattr(sys, "last_value", None) if system.exiting else None):
             is_plain = isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
             if error is not None and not is_plain and id(error) not in self._known:
                 return type(error).__name__

@@ -75,7 +75,7 @@ class Sessions(Store):
         log = self._log
         if rank.__class__ is int and log.has_announced(rank):
             return
-        check_int64("rank", rank)
+        rank = check_int64("rank", rank)
         if not log.read_only:
             log.refresh(self._timeout)
             log.register(self._timeout, rank)

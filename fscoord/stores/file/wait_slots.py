@@ -90,7 +90,7 @@ class WaitSlots:
             boot_id=session.boot_id,
             since_ns=session.since_ns,
             more=more,
-            began_ns=max(0, system.time.time_ns() - waited_ns),
+            began_ns=max(0, system.wall_time_ns() - waited_ns),
             began_monotonic_ns=max(0, int(longest.started * 1e9)),
             kind=longest.awaited.kind,
             name=longest.awaited.name,

@@ -9,7 +9,9 @@ between processes, because the server answers one request after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, TypeVar
+from functools import partial
+from types import EllipsisType
+from typing import Any, Final, TypeVar
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
@@ -26,14 +28,16 @@ from fscoord._arguments import (
     value_bytes,
 )
 from fscoord._runtime import system
+from fscoord._waiting.wait import KEYS, VALUES, ArrivalRequest, LastOfCount, WaitRequest, WaitSteps
 from fscoord.errors import LimitExceededError, QueueEmptyError, StoreError, StoreTimeoutError, StoreUnavailableError
-from fscoord.store import Capabilities, Store
+from fscoord.store import NUM_MEMBERS, Capabilities, Store
 from fscoord.stores.tcp.connections import BlockingCalls, Connections
 from fscoord.stores.tcp.server import Server
 from fscoord.stores.tcp.wire import GRACE_S, Channel, Deadline
 
 __all__ = ["TCPStore"]
 
+D = TypeVar("D")
 T = TypeVar("T")
 
 PAYLOAD_MAX: Final = 8 << 20
@@ -41,6 +45,10 @@ PAYLOAD_MAX: Final = 8 << 20
 
 WORKERS_POLL_S: Final = 0.02
 """The interval in seconds at which the master asks how many stores have connected."""
+
+
+POLL_S: Final = 0.1
+"""The interval in seconds at which a task that waits at a barrier reads the counter."""
 
 
 class TCPStore(Store):
@@ -71,6 +79,7 @@ class TCPStore(Store):
     - `delete_key` of a key that has both a value and a queue is not atomic.
     - If another process sets the key to a value that is not an integer during an `add`, the `add` raises an error that
       says so, and its connection is closed.
+    - If two callers too many come to a `barrier` at the same moment, one of them may pass.
     - If the answer to a `queue_pop` is lost, the value that the server took from the queue is lost.
     - When the master closes its store, the data of the store is lost.
     - torch's server asks the resolver for the name of each client that connects, and serves no client meanwhile. Where
@@ -89,6 +98,7 @@ class TCPStore(Store):
         use_libuv: which of torch's two servers the master runs. The server without libuv keeps no queues.
 
     Raises:
+        ValueError: `world_size` is 0, or `port` is 0 and this process is not the master.
         ImportError: this process is the master, and torch is not installed.
         StoreUnavailableError: no server answers at the address, or the port is taken.
         StoreTimeoutError: fewer than `world_size` stores connected in time.
@@ -110,21 +120,26 @@ class TCPStore(Store):
         master_listen_fd: int | None = None,
         use_libuv: bool = True,
     ) -> None:
+        if world_size == 0:
+            raise ValueError("world_size is 0; give the number of stores that connect, the master's included, or None")
+        if check_int64("port", port) == 0 and not is_master:
+            raise ValueError("port is 0, with which only a master can choose a port; give the port of the server")
         self._timeout = self._limit = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
         self._keeps_queues: bool | None = None
+        self._has_barriers: bool | None = None
         started = system.time.monotonic()
         self._server = None
         if is_master:
             self._server = Server(
                 host_name,
-                check_int64("port", port),
+                port,
                 self._limit,
                 use_libuv=use_libuv,
                 multi_tenant=multi_tenant,
                 master_listen_fd=master_listen_fd,
             )
             port = self._server.port
-        self._connections = Connections(host_name, check_int64("port", port))
+        self._connections = Connections(host_name, port)
         self._blocking = BlockingCalls(self._connections)
         try:
             deadline = self._connections.deadline(self._limit - (system.time.monotonic() - started))
@@ -208,14 +223,22 @@ class TCPStore(Store):
         name, data = key_bytes(key), _check_payload(value_bytes(value))
         self._call(lambda channel: channel.set(name, data))
 
-    def get(self, key: Key) -> bytes:
+    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
         """See `Store.get`."""
-        return self._blocking.get([key_bytes(key)], self._timeout)[0]
+        return super().get(key, default=default, timeout=timeout)
+
+    def _peek(self, key: bytes) -> bytes | None:
+        return self._call(lambda channel: channel.value(key))
+
+    def _wait_in_call(self, request: WaitRequest, timeout: float) -> Any:
+        if request.kind != VALUES:
+            return super()._wait_in_call(request, timeout)
+        return self._blocking.get(request.keys, timeout) if request.keys else []
 
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`. The value is read first: if it is not an integer, the server would close the connection."""
         name = key_bytes(key)
-        check_int64("amount", amount)
+        amount = check_int64("amount", amount)
 
         def add(channel: Channel) -> int:
             counter_sum(channel.value(name), amount, name)
@@ -233,8 +256,10 @@ class TCPStore(Store):
         name, data = key_bytes(key), _check_payload(value_bytes(value))
         self._call(lambda channel: channel.append(name, data))
 
-    def delete_key(self, key: Key) -> bool:
+    def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
         """See `Store.delete_key`. The server has no request that deletes a queue, so its values are popped."""
+        if expected is not None:
+            return super().delete_key(key, expected=expected)
         name = key_bytes(key)
         deadline = self._deadline()
         has_queues = self._has_queues(deadline)
@@ -250,10 +275,9 @@ class TCPStore(Store):
 
         return self._connections.call(delete, deadline)
 
-    def multi_get(self, keys: Iterable[Key]) -> list[bytes]:
+    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
         """See `Store.multi_get`."""
-        names = keys_bytes(keys)
-        return self._blocking.get(names, self._timeout) if names else []
+        return super().multi_get(keys, timeout=timeout)
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         """See `Store.multi_set`."""
@@ -295,13 +319,13 @@ class TCPStore(Store):
         name, data = key_bytes(key), _check_payload(value_bytes(value))
         self._queue_call(lambda channel: channel.queue_push(name, data))
 
-    def queue_pop(self, key: Key, block: bool = True) -> bytes:
+    def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
         """See `Store.queue_pop`."""
-        name = key_bytes(key)
+        name, limit = key_bytes(key), self._seconds(timeout)
         if block:
-            deadline = self._deadline()
+            deadline = self._connections.deadline(limit)
             self._refuse_without_queues(deadline)
-            return self._blocking.pop(name, self._timeout, deadline.started)
+            return self._blocking.pop(name, limit, deadline.started)
         value = self._queue_call(lambda channel: channel.queue_pop(name))
         if value is None:
             raise QueueEmptyError(f"queue {key_text(name)!r} is empty")
@@ -312,6 +336,63 @@ class TCPStore(Store):
         name = key_bytes(key)
         return self._queue_call(lambda channel: channel.queue_len(name))
 
+    # -- barriers --------------------------------------------------------------------------------------------------
+
+    def _arrive(self, request: ArrivalRequest) -> bytes | None:
+        """Arrive by the server's own request, so that callers with torch's client meet at the same barrier.
+
+        A server of an older torch closes the connection at such a request. There no caller can use the request, and
+        the keys of `Store.barrier` are used.
+        """
+        if not isinstance(request.judge, LastOfCount) or self._has_barriers is False:
+            return super()._arrive(request)
+        name = request.key.removesuffix(NUM_MEMBERS)
+        try:
+            count = self._blocking.arrive(name, request.judge.world_size, request.timeout)
+        except StoreUnavailableError as error:
+            # Only a probe distinguishes such a server from a connection that was lost after the arrival.
+            if self._has_barriers or error.errno == system.errno.ETIMEDOUT or self._probe_barriers():
+                raise
+            return super()._arrive(request)
+        self._has_barriers = True
+        return None if count is None else b"%d" % count
+
+    def _arrival_steps(self, request: ArrivalRequest) -> WaitSteps[bytes | None]:
+        """See `Store`. The arrival does not wait. Afterwards the counter is read again and again, because the server
+        sets no key when the last caller has come.
+        """
+        if not isinstance(request.judge, LastOfCount) or self._has_barriers is False:
+            return (yield from super()._arrival_steps(request))
+        name, ends = request.key.removesuffix(NUM_MEMBERS), system.time.monotonic() + request.timeout
+        try:
+            return self._arrive(request._replace(timeout=0.0))
+        except StoreTimeoutError as error:
+            late = error
+        while True:
+            left = max(0.0, ends - system.time.monotonic())
+            if self._has_barriers and self._call(lambda channel: channel.arrivals(name)) >= request.judge.world_size:
+                return None
+            try:  # only on a server of an older torch this key is ever set
+                yield WaitRequest(KEYS, [request.done], min(left, POLL_S) if self._has_barriers else left)
+                return None
+            except StoreTimeoutError:
+                if left <= POLL_S or not self._has_barriers:
+                    raise late from None
+
+    def _probe_barriers(self) -> bool:
+        """Return whether the server knows the request for a barrier, by one with a key that nobody else has."""
+        deadline, probe = self._deadline(), system.random_bytes(16).hex().encode()
+        try:
+            self._connections.call(lambda channel: channel.barrier(probe, 1, deadline.ends), deadline)
+            self._call(lambda channel: channel.delete(probe))
+            self._has_barriers = True
+        except StoreUnavailableError as error:
+            if error.errno == system.errno.ETIMEDOUT:
+                raise
+            self._connections.call(Channel.ping, deadline)  # raises if the server is gone
+            self._has_barriers = False
+        return self._has_barriers
+
     # -- the handle ------------------------------------------------------------------------------------------------
 
     def clone(self) -> TCPStore:
@@ -320,6 +401,10 @@ class TCPStore(Store):
         clone = TCPStore(self.host, self.port, timeout=self._limit)  # connecting takes time even if the timeout is 0
         clone._timeout = self._timeout
         return clone
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the address and the timeout: a client of the server arrives."""
+        return partial(TCPStore, self.host, self.port, timeout=self._limit), (), {"_timeout": self._timeout}
 
     def close(self) -> None:
         """See `Store.close`. The master also stops the server."""

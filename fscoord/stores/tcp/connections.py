@@ -33,7 +33,7 @@ have been interrupted meanwhile. The other waiters find the value with their nex
 RECHECK_S: Final = 0.01
 """The pause in seconds after two reads of a key that exists but has no value. Such a key usually has a queue."""
 
-KEY, VALUE, ITEM = "key", "the value of key", "a value in queue"
+KEY, VALUE, ITEM, BARRIER = "key", "the value of key", "a value in queue", "the last caller of barrier"
 
 
 class Failure(Exception):
@@ -248,6 +248,26 @@ class BlockingCalls:
     def pop(self, name: bytes, limit: float, started: float) -> bytes:
         """Wait for a value in the queue `name`, and take the oldest. `started` is the moment when the call began."""
         return self._await(limit, [name], ITEM, lambda channel: channel.queue_pop(name), started)
+
+    def arrive(self, name: bytes, world_size: int, limit: float) -> int | None:
+        """Arrive at the barrier `name`, and wait until `world_size` callers have arrived.
+
+        Returns:
+            None, or the number of the arrival if it is above `world_size`. Then it is not recorded.
+        """
+        started = system.time.monotonic()
+        deadline = Deadline(
+            max(limit + GRACE_S, ANSWER_MIN_S), lambda: f"{called(BARRIER, [name])} in {self._connections}"
+        )
+
+        def operate(channel: Channel) -> int | bool:
+            count = channel.arrivals(name) + 1  # the server does not report a caller too many
+            return count if count > world_size else channel.barrier(name, world_size, started + limit)
+
+        passed = self._connections.call(operate, deadline)
+        if passed is False:
+            raise missing_error(self._connections, BARRIER, [name], system.time.monotonic() - started)
+        return None if passed is True else passed
 
     def _await(self, limit: float, names: list[bytes], what: str, find: Find[T], started: float | None = None) -> T:
         """Wait until the server has all of `names` and `find` returns a result other than None; return the result.

@@ -32,6 +32,7 @@ class Server:
 
     Raises:
         ImportError: torch is not installed.
+        ValueError: this torch was built without libuv.
         StoreUnavailableError: the port is taken, or the server did not start within `limit` seconds.
     """
 
@@ -64,7 +65,13 @@ class Server:
                 f"timeout: {self._where}: torch's server did not start within {self._limit:.3g} s",
                 errno=system.errno.ETIMEDOUT,
             ) from None
-        except torch.DistError as error:
+        except RuntimeError as error:  # torch.DistError is one
+            if "libuv" in str(error):
+                raise ValueError(
+                    f"{self._where}: {_first_line(error)}; pass use_libuv=False, or add ?use_libuv=0 to the address"
+                ) from error
+            if not isinstance(error, torch.DistError):
+                raise
             raise StoreUnavailableError(
                 f"{self._where}: {_first_line(error)}; check that no other process listens on the port, and that it is"
                 " free and open"

@@ -17,6 +17,7 @@ import struct
 from collections.abc import Callable, MutableSet, Sequence
 from typing import Any, Final, TypeVar
 
+from fscoord._arguments import counter_sum
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import BareCall
 from fscoord._waiting.timing import SlowWaitLogger
@@ -102,7 +103,7 @@ class Deadline:
 
 VALIDATE, SET, COMPARE_SET, ADD, CHECK, WAIT, NUM_KEYS, DELETE = 0, 1, 2, 4, 5, 6, 7, 8
 APPEND, MULTI_GET, MULTI_SET, CANCEL, PING = 9, 10, 11, 12, 13
-QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS = 14, 15, 16, 17
+QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS, BARRIER = 14, 15, 16, 17, 18
 
 GREETING: Final = struct.pack("=BI", VALIDATE, 0x3C85F7CE)
 """The first bytes that a client sends. The server does not answer them."""
@@ -193,13 +194,25 @@ class Channel:
         self._request(PINGED, self._read_echo)
 
     def wait(self, names: Sequence[bytes], until: float) -> bool:
-        """Wait until the server has all of `names`, or until the moment `until`; return whether all names were there.
+        """Wait until the server has all of `names`, or until the moment `until`; return whether they were there."""
+        return self._wait(_keys_request(WAIT, names), until)
+
+    def barrier(self, name: bytes, world_size: int, until: float) -> bool:
+        """Add 1 to `name`, and wait until it is `world_size`, or until the moment `until`; return whether it was.
+
+        A caller that comes later passes at once. A server that does not know the request closes the connection.
+        """
+        self.has_written = True
+        return self._wait(_key_request(BARRIER, name) + struct.pack("=q", world_size), until)
+
+    def _wait(self, request: bytes, until: float) -> bool:
+        """Send `request`, which the server answers later, and wait until the moment `until`; return whether it did.
 
         A silent server may be alive, with nothing to answer yet, or it may be stopped. So the client requests an echo
         after `ECHO_AFTER_S`. At the end the client cancels the wait and reads the server's confirmation. Otherwise the
         server could grant the wait later, in the middle of the answer to the next request.
         """
-        self._begin(_keys_request(WAIT, names))
+        self._begin(request)
         awaited = {GRANTED}
         soon = system.time.monotonic() + ECHO_AFTER_S
         try:
@@ -237,6 +250,14 @@ class Channel:
     def values(self, names: Sequence[bytes]) -> list[bytes]:
         """Return the values of `names`. A key without a value counts as empty."""
         return self._request(_keys_request(MULTI_GET, names), lambda: [self._read_text() for _ in names])
+
+    def arrivals(self, name: bytes) -> int:
+        """Return the number of callers that have arrived at the barrier `name`.
+
+        `value` would end the waits of the other callers, and a server without libuv ends a connection that requests a
+        value that is not there. The number never falls.
+        """
+        return counter_sum(self.values([name])[0] if self.check([name]) else None, 0, name)
 
     def value(self, name: bytes) -> bytes | None:
         """Return the value of `name`, or None if it has no value.

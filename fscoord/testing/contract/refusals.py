@@ -33,6 +33,10 @@ ON_KEY: dict[str, Call] = {
     "check": lambda store, key: store.check(["k", key]),
     "wait": lambda store, key: store.wait(["k", key], 0),
     "delete_key": lambda store, key: store.delete_key(key),
+    "delete_key_expected": lambda store, key: store.delete_key(key, expected="v"),
+    "create": lambda store, key: store.create(key, "1"),
+    "pop": lambda store, key: store.pop(key),
+    "get_default": lambda store, key: store.get(key, default=None),
     "list_keys": lambda store, key: store.list_keys(key),
     "append": lambda store, key: store.append(key, "1"),
     "multi_get": lambda store, key: store.multi_get(["k", key]),
@@ -46,6 +50,7 @@ ON_VALUE: dict[str, Call] = {
     "set": lambda store, value: store.set("k", value),
     "compare_set_expected": lambda store, value: store.compare_set("k", value, "1"),
     "compare_set_desired": lambda store, value: store.compare_set("k", "v", value),
+    "create": lambda store, value: store.create("fresh", value),
     "append": lambda store, value: store.append("k", value),
     "multi_set": lambda store, value: store.multi_set(["other", "k"], ["1", value]),
     "queue_push": lambda store, value: store.queue_push("q", value),
@@ -147,6 +152,9 @@ class Refusals(ContractTests):
         refused(ValueError, lambda store, value: store.wait([], value), timeout)
         refused(ValueError, lambda store, value: store.set_timeout(value), timeout)
         refused(ValueError, lambda store, value: store.barrier("b", 1, value), timeout)
+        refused(ValueError, lambda store, value: store.get("k", timeout=value), timeout)
+        refused(ValueError, lambda store, value: store.multi_get(["k"], timeout=value), timeout)
+        refused(ValueError, lambda store, value: store.queue_pop("q", timeout=value), timeout)
 
     @pytest.mark.parametrize("timeout", ["1", b"1", True, [1]])
     def test_timeout_of_a_wrong_type_is_a_type_error(self, refused: Refused, timeout: Any) -> None:

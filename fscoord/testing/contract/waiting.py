@@ -57,6 +57,25 @@ class Waiting(ContractTests):
         assert repr(place.full("k")) in str(error)
         assert isinstance(error, (TimeoutError, LookupError))
 
+    def test_call_with_a_timeout_of_its_own_leaves_that_of_the_handle(self, place: Place, store: Store) -> None:
+        waiting = [start_thread(lambda: store.get("later")), start_thread(lambda: store.queue_pop("queue"))]
+        calls: dict[str, Callable[[Any], Any]] = {
+            "k": lambda limit: store.get("k", timeout=limit),
+            "m": lambda limit: store.multi_get(["m"], timeout=limit),
+            "q": lambda limit: store.queue_pop("q", timeout=limit),
+        }
+        for key, call in calls.items():
+            for limit in (0, 0.05, timedelta(milliseconds=50)):
+                start = system.time.monotonic()
+                error = timed_out(lambda: call(limit))  # noqa: B023 - called at once
+                assert error.waited <= system.time.monotonic() - start < LATE_S
+                assert error.keys == (place.full(key),)
+        store.multi_set(["k", "m", "later"], ["1", "2", "3"])
+        store.queue_push("q", "4")
+        store.queue_push("queue", "5")
+        assert [call(0) for call in calls.values()] == [b"1", [b"2"], b"4"]
+        assert [thread.join() for thread in waiting] == [b"3", b"5"]
+
     @pytest.mark.parametrize("timeout", [0.05, timedelta(milliseconds=50)], ids=["float", "timedelta"])
     def test_wait_has_one_deadline_and_names_every_missing_key(self, place: Place, store: Store, timeout: Any) -> None:
         store.set("there", "1")

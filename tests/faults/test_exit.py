@@ -1,0 +1,106 @@
+"""The exit of the process while daemon threads of the program use stores: the interpreter ends them without a word."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HANG_S = 120
+
+PROGRAM = """
+import atexit, sys, threading
+
+closed = threading.Semaphore(0)  # counts the threads that sleep because their store is closed
+begun = threading.Semaphore(0)
+
+def last():  # registered before the import of fscoord, so it runs when the stores are closed
+    {last}
+
+atexit.register(last)
+import asyncio
+from fscoord import FileStore, PrefixStore, StoreClosedError, aio
+from fscoord._runtime import system
+from fscoord.recipes import Lock, Queue
+
+pause = system.time.sleep
+def sleep(seconds):
+    if seconds == system.EXIT_MAX_S:
+        closed.release()
+    pause(seconds)
+system.time.sleep = sleep
+path = sys.argv[1]
+{open}
+store.set("k", "v")
+
+async def forever():
+    here = aio.AsyncStore(store)
+    begun.release()
+    await here.get("never")
+
+def work():
+    {work}
+
+threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    begun.acquire()
+"""
+
+OPEN = "store = FileStore(path, timeout=600)"
+SLEEPS = "print([closed.acquire(timeout=60) for _ in threads])"
+
+
+def run(path: Path, **parts: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-W", "error", "-c", PROGRAM.format(**parts), str(path)]
+    return subprocess.run(program, capture_output=True, text=True, timeout=HANG_S, check=False)
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        OPEN,
+        f"{OPEN}; held = Lock(FileStore(path), 'held'); held.acquire()",
+        "store = FileStore(timeout=600)",
+        "first = FileStore(path, 1); store = first.clone()",
+        "store = PrefixStore('p', FileStore(path, coherence='locked'))",
+    ],
+    ids=["open", "held", "temporary", "last-participant", "prefix"],
+)
+@pytest.mark.parametrize(
+    "work",
+    [
+        "begun.release(); store.get('never')",
+        "begun.release(); store.wait(['never'])",
+        "begun.release(); Queue(store, 'q').take()",
+        "begun.release()\n    while True: store.add('n', 1)",
+        "begun.release()\n    while True: store.check(['n'])",
+    ],
+    ids=["get", "wait", "take", "writes", "reads"],
+)
+def test_daemon_thread_sleeps_on_silently_when_its_process_exits(tmp_path: Path, opening: str, work: str) -> None:
+    done = run(tmp_path / "store", last=SLEEPS, open=opening, work=work)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[True, True, True]\n", "")
+
+
+def test_event_loop_of_a_daemon_thread_sleeps_on_silently_when_its_process_exits(tmp_path: Path) -> None:
+    done = run(tmp_path / "store", last=SLEEPS, open=OPEN, work="asyncio.run(forever())")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[True, True, True]\n", "")
+
+
+def test_exit_function_may_join_a_daemon_thread(tmp_path: Path) -> None:
+    work = "begun.release()\n    try: store.get('never')\n    except StoreClosedError as error: "
+    work += "print(f'{error}\\n', end='')  # in one write, because three threads print"
+    last = "system.EXIT_MAX_S = 0.1\n    for thread in threads: thread.join()"
+    done = run(tmp_path / "store", last=last, open=OPEN, work=work)
+    text = f"{tmp_path / 'store'} is closed, because the process is exiting\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, text * 3, "")
+
+
+def test_main_thread_gets_the_error_of_a_store_that_the_exit_has_closed(tmp_path: Path) -> None:
+    last = "try: store.set('k', 'v')\n    except StoreClosedError: print('closed')"
+    done = run(tmp_path / "store", last=last, open=OPEN, work="begun.release()")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
