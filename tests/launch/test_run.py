@@ -361,8 +361,9 @@ time.sleep(600)
     with pytest.raises(Terminated) as caught:
         fscoord_in_process("run", "--nproc-per-node", "2", worker)
     assert caught.value.number == signal.SIGTERM
-    assert Path("saved").exists()
-    assert "SIGTERM: the workers of this node have 30 s to end" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert Path("saved").exists(), err
+    assert "SIGTERM: the workers of this node have 30 s to end" in err
 
 
 def test_second_signal_kills_workers_that_take_their_time(launch, script):
