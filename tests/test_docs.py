@@ -57,7 +57,7 @@ def named(page: Path) -> str:
     return page.relative_to(REPOSITORY).with_suffix("").as_posix()
 
 
-def test_pages_have_whole_blocks_of_code_that_is_run_or_shown_and_no_marks_of_a_conflict() -> None:
+def test_code_blocks_of_pages_are_whole_and_are_run_or_shown() -> None:
     faults: list[str] = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
