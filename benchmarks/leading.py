@@ -18,12 +18,11 @@ from typing import Any
 import fscoord
 from benchmarks import crew, machine
 from benchmarks.stores import OURS
-from fscoord._log import opened
-from fscoord._log.access import mount
-from fscoord._log.access.network import NetworkAccess
-from fscoord._log.combining import station
-from fscoord._log.combining.combiner import Combiner
-from fscoord._log.wakeup import node_poller
+from fscoord._log import mount, opened
+from fscoord._log.shared import node_poller
+from fscoord._log.shared.combining import station
+from fscoord._log.shared.combining.combiner import Combiner
+from fscoord._log.shared.network import NetworkAccess
 from fscoord._runtime import system
 
 RANKS = (1, 2, 4, 8, 16, 32)

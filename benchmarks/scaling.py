@@ -284,7 +284,7 @@ def main() -> None:
 
 def preload(*, with_torch: bool) -> None:
     """Import the modules that the ranks use, before the ranks are forked."""
-    modules = ["watchdog.observers.inotify", "fscoord.rendezvous", "fscoord._log.combining.combiner", "urllib3"]
+    modules = ["watchdog.observers.inotify", "fscoord.rendezvous", "fscoord._log.shared.combining.combiner", "urllib3"]
     for module in [*modules, *(["torch.distributed"] if with_torch else [])]:
         if importlib.util.find_spec(module.partition(".")[0]) is not None:
             importlib.import_module(module)

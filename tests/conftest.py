@@ -32,8 +32,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from fscoord._log import log as log_file, opened
-from fscoord._log.access import mount
+from fscoord._log import log as log_file, mount, opened
 from fscoord._runtime.signals import resend_lost_signals
 
 SEED = int(os.environ.get("FSCOORD_SEED", random.SystemRandom().randrange(2**32)))

@@ -50,7 +50,7 @@ def test_store_on_a_local_mount_loads_nothing_of_combined_writes(tmp_path: Path)
     code = "import fscoord; fscoord.FileStore(sys.argv[1]).set('k', 'v'); print(*sys.modules)"
     loaded = run("import sys; " + code, str(tmp_path / "store")).split()
     assert "fscoord.stores.file" in loaded
-    assert [name for name in loaded if name.startswith("fscoord._log.combining")] == []
+    assert [name for name in loaded if name.startswith("fscoord._log.shared.combining")] == []
 
 
 def test_functions_that_inspect_a_log_have_one_home_that_a_store_does_not_load(tmp_path: Path) -> None:

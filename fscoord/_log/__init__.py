@@ -12,14 +12,15 @@ follows from three rules:
 The parts, from the bottom up. No part imports one that comes later (``LAYERS`` in tests/test_tidy.py):
 
 - `format`: bytes to records and back. `recovery`: which invariants of a handle may not hold.
-- `io`: open, read and append files. `locking`: exclude threads and processes. `state_machine`: apply records.
-- `handle`: the state of one handle, which the parts below share.
-- `liveness`: sessions and their deaths. `access`: coherent reads on each mount.
+- `mount`: the file system of a path. `files`: open and read files. `locking`: exclude threads and processes.
+- `state_machine`: apply records. `session_table`: the sessions that the log has recorded.
+- `handle`: the state of one handle, which the parts below share. `replay`: read and append its records.
+- `liveness`: sessions and their deaths. `access`: reads and writes on a local mount.
 - `generations`: continue a log in a new file.
 - `wakeup`: wake the waiters of a log. It reads no records.
-- `combining`: let one process of a host append for all. `station` and its imports come before `log`, the rest after.
-- `log`: one transaction, or one read, from lock to unlock. It imports every part, and no part imports it.
+- `log`: one transaction, or one read, from lock to unlock.
 - `opened`: choose the access for a mount. `inspect`: read logs that may be damaged, without a handle.
+- `shared`: what only a log needs that several hosts share. `combining`, which begins transactions, comes after `log`.
 
 docs/architecture/operations.md follows each kind of operation through these parts. docs/format.md specifies the bytes.
 """

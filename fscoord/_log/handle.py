@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeVar
 
+from fscoord._log.files import safe_files, torn_tail
+from fscoord._log.files.opening import LogOptions
+from fscoord._log.files.spill import NEVER
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import LogPosition
-from fscoord._log.io import safe_files, torn_tail
-from fscoord._log.io.opening import LogOptions
-from fscoord._log.io.spill import NEVER
-from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.locking.log_lock import LogLock
 from fscoord._log.locking.process_mutex import LogKey, ProcessMutex
 from fscoord._log.recovery import CLOSED
+from fscoord._log.session_table import SessionTable
 from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign

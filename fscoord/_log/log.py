@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from fscoord._log.access.local import PATH_CHECK_S, Access, LocalAccess
-from fscoord._log.access.mount import DIRECT, LOCAL, Mount, find_mount
-from fscoord._log.access.network import NetworkAccess, SymlinkLockAccess
+from fscoord._log.access import PATH_CHECK_S, Access, LocalAccess
+from fscoord._log.files import safe_files, torn_tail
+from fscoord._log.files.opening import LogOptions
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Failure, Session, encode_death
 from fscoord._log.format.header import LogIdentity, classify_run, supersede
@@ -28,18 +28,18 @@ from fscoord._log.generations import forwarding
 from fscoord._log.generations.compaction import MOVED, Compactor
 from fscoord._log.generations.follower import GenerationFollower
 from fscoord._log.handle import GenerationUnlinked, HandleState, NeedsLock
-from fscoord._log.io import safe_files, torn_tail
-from fscoord._log.io.cursor import Cursor
-from fscoord._log.io.large_values import LargeValues
-from fscoord._log.io.opening import LogOptions
-from fscoord._log.io.writer import LogWriter, SharedLogWriter
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.liveness.own_session import Liveness, Registration
-from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.locking.log_lock import SOFT
+from fscoord._log.mount import DIRECT, LOCAL, Mount, find_mount
 from fscoord._log.recovery import APPLYING, CLOSED, DESCRIPTORS, GENERATION, POSITION, SERVER_STATE
+from fscoord._log.replay.cursor import Cursor
+from fscoord._log.replay.large_values import LargeValues
+from fscoord._log.replay.writer import LogWriter, SharedLogWriter
+from fscoord._log.session_table import SessionTable
+from fscoord._log.shared.changed_keys import ChangedKeys
+from fscoord._log.shared.network import NetworkAccess, SymlinkLockAccess
 from fscoord._log.state_machine import StateMachine
-from fscoord._log.wakeup.changed_keys import ChangedKeys
 from fscoord._runtime import system, tracing
 from fscoord._runtime.escaping import closer_look
 from fscoord._runtime.interrupts import raise_if_foreign
@@ -54,7 +54,7 @@ from fscoord.errors import (
 )
 
 if TYPE_CHECKING:
-    from fscoord._log.combining.outcomes import Outcomes
+    from fscoord._log.shared.combining.outcomes import Outcomes
 
 T = TypeVar("T")
 
@@ -107,10 +107,10 @@ first attempt is made at once."""
 def _new_outcomes(machine: StateMachine, table: SessionTable) -> Outcomes | None:
     """Return the `Outcomes` in front of `machine`, or None if it can't be imported. Then each write is made alone.
 
-    The module is imported here, because the writers of a local log do not need `fscoord._log.combining`.
+    The module is imported here, because the writers of a local log do not need `fscoord._log.shared.combining`.
     """
     try:
-        made: Outcomes = system.import_uninterrupted("fscoord._log.combining.outcomes").Outcomes(machine, table)
+        made: Outcomes = system.import_uninterrupted("fscoord._log.shared.combining.outcomes").Outcomes(machine, table)
     except (OSError, ImportError) as error:
         raise_if_foreign(error)
         return None

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from fscoord._log.access.hang_watchdog import KernelCall
-from fscoord._log.access.mount import DIRECT, LOCAL, LOCKED, find_mount
-from fscoord._log.access.network import NetworkAccess
+from fscoord._log.files.opening import LogOptions
 from fscoord._log.format.control_records import Session
 from fscoord._log.handle import NeedsLock
-from fscoord._log.io.extent import Extent
-from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import KIND_NAMES
 from fscoord._log.log import Decide, Log
+from fscoord._log.mount import DIRECT, LOCAL, LOCKED, find_mount
 from fscoord._log.recovery import POSITION
+from fscoord._log.shared.extent import Extent
+from fscoord._log.shared.hang_watchdog import KernelCall
+from fscoord._log.shared.network import NetworkAccess
 from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign

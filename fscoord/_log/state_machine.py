@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from fscoord._log.io.spill import Fetch, SpilledRecord, Spot
+from fscoord._log.files.spill import Fetch, SpilledRecord, Spot
 
 
 class StateMachine(Protocol):

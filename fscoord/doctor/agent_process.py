@@ -17,9 +17,9 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from fscoord._log.access.mount import find_mount
-from fscoord._log.io import safe_files
+from fscoord._log.files import safe_files
 from fscoord._log.locking.log_lock import KINDS
+from fscoord._log.mount import find_mount
 from fscoord._runtime import system
 from fscoord._runtime.file_events import LOG_CHANGED, watch_file
 from fscoord._runtime.signals import ignore_signals

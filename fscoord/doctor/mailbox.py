@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from fscoord._log.io import safe_files
+from fscoord._log.files import safe_files
 from fscoord._runtime import system
 from fscoord.errors import InsecurePathError
 

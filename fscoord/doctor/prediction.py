@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from fscoord._log.io.extent import EXTENT_MAX
+from fscoord._log.shared.extent import EXTENT_MAX
 from fscoord._waiting.timing import SHOW_S
 from fscoord.doctor.verdict import HOSTS
 

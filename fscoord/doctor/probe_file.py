@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from fscoord._log.io import safe_files
+from fscoord._log.files import safe_files
 from fscoord._log.locking.log_lock import KINDS, LogLock
 from fscoord._runtime import system
 from fscoord.doctor.mailbox import OWN_MODE, content

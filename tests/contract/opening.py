@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fscoord._arguments import Timeout
-from fscoord._log.io.opening import COMPACT_BYTES, SPILL_BYTES
+from fscoord._log.files.opening import COMPACT_BYTES, SPILL_BYTES
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
 from fscoord.stores.prefix import PrefixStore

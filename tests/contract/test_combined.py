@@ -10,7 +10,7 @@ import pytest
 from support.combining import AlwaysLeader, share
 
 from fscoord import FileStore
-from fscoord._log.combining import combiner
+from fscoord._log.shared.combining import combiner
 from fscoord.testing import StoreContract
 
 

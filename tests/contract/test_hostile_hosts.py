@@ -12,7 +12,7 @@ from support.internals import log_of
 from support.places import ETCD, HANG_S, Place
 
 from fscoord import FileStore, aio
-from fscoord._log.wakeup.node_poller import node_bell_path
+from fscoord._log.shared.node_poller import node_bell_path
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord.errors import WorkFailedError

@@ -19,9 +19,9 @@ from typing import Any
 from unittest.mock import patch
 
 from fscoord import FileStore, StoreTimeoutError
+from fscoord._log.files.opening import LogOptions
 from fscoord._log.format.control_records import Session
 from fscoord._log.format.generation_ref import parse_generation_name
-from fscoord._log.io.opening import LogOptions
 from fscoord._runtime import system
 from fscoord.stores.file.lifecycle import session_record
 

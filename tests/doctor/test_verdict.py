@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fscoord._log.access.mount import Mount
+from fscoord._log.mount import Mount
 from fscoord.doctor.verdict import (
     BAD,
     HOSTS,

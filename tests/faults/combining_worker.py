@@ -11,7 +11,7 @@ import time
 from support.combining import share
 
 from fscoord import FileStore, StoreError, StoreTimeoutError
-from fscoord._log.access.network import NetworkAccess
+from fscoord._log.shared.network import NetworkAccess
 
 ROUND_TRIP_S = 0.001
 

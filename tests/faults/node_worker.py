@@ -7,8 +7,9 @@ import os
 import sys
 
 from fscoord import FileStore
-from fscoord._log.access import mount
-from fscoord._log.wakeup import node_poller, waiter
+from fscoord._log import mount
+from fscoord._log.shared import node_poller
+from fscoord._log.wakeup import waiter
 from fscoord._runtime import system
 
 

@@ -16,9 +16,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from fscoord._log.files.opening import LogOptions
 from fscoord._log.format.header import Header, LogIdentity
 from fscoord._log.format.record import MalformedRecord
-from fscoord._log.io.opening import LogOptions
 from fscoord._runtime import system
 
 SECTOR, PAGE = 512, 4096

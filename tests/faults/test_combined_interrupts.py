@@ -16,9 +16,9 @@ from support.interrupts import At, interrupt
 from support.plain_reader import read_newest
 
 from fscoord import FileStore, StoreTimeoutError
-from fscoord._log.combining import combiner
-from fscoord._log.combining.request import DONE
-from fscoord._log.combining.station import Slot, Station
+from fscoord._log.shared.combining import combiner
+from fscoord._log.shared.combining.request import DONE
+from fscoord._log.shared.combining.station import Slot, Station
 from fscoord.inspect import verify
 
 LIMIT_S = 60

@@ -21,8 +21,8 @@ from support.plain_reader import read_newest
 from support.processes import Processes
 
 from fscoord import FileStore, FscoordError, StoreUnavailableError
-from fscoord._log.combining import combiner
-from fscoord._log.combining.batch import Batch
+from fscoord._log.shared.combining import combiner
+from fscoord._log.shared.combining.batch import Batch
 from fscoord.inspect import verify
 
 SECONDS, CREW = 10.0, 6

@@ -12,7 +12,7 @@ from support.internals import log_of
 
 from fscoord import FileStore, StoreGoneError, StoreUnavailableError
 from fscoord._log.liveness.liveness_file import ProcessIdentity
-from fscoord._log.locking import symlink_lock
+from fscoord._log.shared import symlink_lock
 from fscoord._runtime import system
 
 HANG_S = 60

@@ -26,10 +26,10 @@ from support.interrupts import At
 from support.places import until
 
 from fscoord import FileStore, HashStore, StoreTimeoutError
-from fscoord._log.combining import combiner
-from fscoord._log.combining.request import Author, encode_request
 from fscoord._log.format import record
 from fscoord._log.locking import kernel_wait
+from fscoord._log.shared.combining import combiner
+from fscoord._log.shared.combining.request import Author, encode_request
 from fscoord._runtime import forks, interrupts, system
 from fscoord._runtime.interrupts import import_uninterrupted, raise_if_foreign
 from fscoord.collectives import c10d

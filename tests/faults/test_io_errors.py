@@ -18,7 +18,7 @@ from support.logs import opened, steps
 from support.plain_reader import read_log
 
 from fscoord import FileStore, FscoordError, StoreUnavailableError
-from fscoord._log.access.mount import Mount
+from fscoord._log.mount import Mount
 from fscoord.store import Store
 
 LIMIT_S = 60

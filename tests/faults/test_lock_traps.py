@@ -24,8 +24,8 @@ from support.places import start_thread
 
 from fscoord import FileStore
 from fscoord._log import log as log_file
+from fscoord._log.files import safe_files as log_path, torn_tail
 from fscoord._log.handle import NeedsLock
-from fscoord._log.io import safe_files as log_path, torn_tail
 from fscoord._log.locking import kernel_wait as log_line, log_lock
 from fscoord.errors import StoreClosedError, StoreError, StoreGoneError, StoreTimeoutError
 

@@ -19,8 +19,7 @@ from support.internals import log_of
 from support.places import start_thread
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError
-from fscoord._log import log as log_file, opened as opened_log
-from fscoord._log.access import mount
+from fscoord._log import log as log_file, mount, opened as opened_log
 from fscoord._log.locking.process_mutex import process_mutex_for
 from fscoord.inspect import copy, verify
 

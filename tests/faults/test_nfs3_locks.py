@@ -25,9 +25,9 @@ from support.shared_os import SharedOs, shared_os
 
 from fscoord import FileStore, StoreTimeoutError
 from fscoord._log import log as file
-from fscoord._log.access import network
 from fscoord._log.locking import kernel_wait
 from fscoord._log.log import MOVED
+from fscoord._log.shared import network
 from fscoord._runtime import system
 
 LIMIT_S = 60

@@ -23,8 +23,8 @@ from support.places import wait_in_vain
 
 import fscoord
 from fscoord import FileStore
-from fscoord._log.io import safe_files
-from fscoord._log.io.safe_files import copy_permissions
+from fscoord._log.files import safe_files
+from fscoord._log.files.safe_files import copy_permissions
 
 HANG_S = 60
 ALICE, BOB, ALICES_OWN, BOBS_OWN, TEAM, OTHERS = 2001, 2002, 3001, 3002, 2100, 2200

@@ -25,7 +25,7 @@ from support.places import start_thread
 import fscoord
 from fscoord import FileStore, barrier
 from fscoord._log import recovery
-from fscoord._log.io import safe_files
+from fscoord._log.files import safe_files
 from fscoord.errors import StoreClosedError, StoreError, StoreTimeoutError
 
 HANG_S = 60

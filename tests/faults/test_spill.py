@@ -19,7 +19,7 @@ from support.places import start_thread
 from support.shared_os import SharedOs, shared_os
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError
-from fscoord._log.access import network
+from fscoord._log.shared import network
 from fscoord._runtime import system
 from fscoord.stores.file.waits import read_consistent
 

@@ -18,7 +18,7 @@ from support.faulty import faulty_system
 from support.internals import log_of
 
 from fscoord import FileStore, FscoordError
-from fscoord._log.io import safe_files
+from fscoord._log.files import safe_files
 from fscoord._log.liveness.liveness_file import open_liveness_file
 from fscoord._log.wakeup.doorbell import Doorbell
 from fscoord._runtime import system

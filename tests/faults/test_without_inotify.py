@@ -25,10 +25,10 @@ from support.places import Thread, start_thread, wait_in_vain
 
 import fscoord
 from fscoord import FileStore, StoreClosedError, aio
-from fscoord._log import opened
-from fscoord._log.access import mount, network
+from fscoord._log import mount, opened
 from fscoord._log.format import record
-from fscoord._log.wakeup import node_poller, waiter as log_ticket
+from fscoord._log.shared import network, node_poller
+from fscoord._log.wakeup import waiter as log_ticket
 from fscoord._runtime import system
 from fscoord._runtime.file_events import FifoSource
 from fscoord.stores.file import death_watch, notifier

@@ -14,9 +14,9 @@ import pytest
 from support.internals import log_of
 
 from fscoord import FileStore, StoreTimeoutError
-from fscoord._log.access import mount
-from fscoord._log.io import torn_tail
-from fscoord._log.io.torn_tail import DeadlineReached, Zeros
+from fscoord._log import mount
+from fscoord._log.files import torn_tail
+from fscoord._log.files.torn_tail import DeadlineReached, Zeros
 from fscoord._runtime import system
 from fscoord.inspect import repair, verify
 

@@ -153,7 +153,7 @@ def test_large_history_is_linearizable_in_the_order_of_the_log(
     generations = len(reader.do("os.listdir", sides.full(sides.a, "kept")))
     assert generations, "never compacted"  # some 14 are usual
     # If a leader is killed, and the log is compacted twice before the other process of its host reads on, no record
-    # gives that process the result of its addition any more. See `fscoord._log.combining.outcomes`.
+    # gives that process the result of its addition any more. See `fscoord._log.shared.combining.outcomes`.
     undecided = witnessed.undecided
     assert len(undecided) <= nemesis.happened["kill"], undecided
     assert all("the operation took effect, and its result can't be read any more" in text for text in undecided)

@@ -1,7 +1,7 @@
 """The definitions of the package by name, so that what quotes one need not say in which module it stands.
 
-A definition has the dotted name ``_log.io.writer.LogWriter.append``. Any end of that name stands for it that no other
-definition has: ``LogWriter.append``, or ``writer.LogWriter.append`` if there are two of them.
+A definition has the dotted name ``_log.replay.writer.LogWriter.append``. Any end of that name stands for it that no
+other definition has: ``LogWriter.append``, or ``writer.LogWriter.append`` if there are two of them.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from simulation.files import Events, Fcntl, Files, Os
 from simulation.scheduler import Process, Scheduler, Threading, Time, drawn
 from simulation.sockets import Socket, select_of
 
-from fscoord._log.access import hang_watchdog
-from fscoord._log.combining import station
 from fscoord._log.locking import kernel_wait, process_mutex
-from fscoord._log.wakeup import node_poller, watcher
+from fscoord._log.shared import hang_watchdog, node_poller
+from fscoord._log.shared.combining import station
+from fscoord._log.wakeup import watcher
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import file_events, network, system
 from fscoord.stores.file import lifecycle

@@ -12,17 +12,16 @@ from typing import Any
 from support.internals import log_of
 
 from fscoord import FileStore
-from fscoord._log import opened
-from fscoord._log.access import mount
-from fscoord._log.combining import station as station_module
-from fscoord._log.combining.batch import Batch, Write
-from fscoord._log.combining.combiner import Combiner
-from fscoord._log.combining.request import WAITING, Answer, Request, decode_request
-from fscoord._log.combining.station import Slot, Station
+from fscoord._log import mount, opened
 from fscoord._log.format import record
 from fscoord._log.locking.log_lock import BASE
 from fscoord._log.log import BATCH
-from fscoord._log.wakeup import node_poller
+from fscoord._log.shared import node_poller
+from fscoord._log.shared.combining import station as station_module
+from fscoord._log.shared.combining.batch import Batch, Write
+from fscoord._log.shared.combining.combiner import Combiner
+from fscoord._log.shared.combining.request import WAITING, Answer, Request, decode_request
+from fscoord._log.shared.combining.station import Slot, Station
 from fscoord._runtime import system
 from fscoord.stores.file.operations import Operation
 

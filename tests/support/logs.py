@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from support.plain_reader import read_log
 
+from fscoord._log.files.opening import LogOptions
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
 from fscoord._log.format.record import Record
-from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import OFD
 from fscoord._log.log import Log
 

@@ -12,8 +12,8 @@ from support.internals import log_of
 from support.places import start_thread
 
 from fscoord import FileStore, HashStore, PrefixStore, Store, StoreClosedError, store as contract
-from fscoord._log import opened
-from fscoord._log.access import mount, network
+from fscoord._log import mount, opened
+from fscoord._log.shared import network
 from fscoord._log.wakeup import waiter
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._runtime import system

@@ -28,18 +28,18 @@ from support.places import start_thread, wait_in_vain
 from support.plain_reader import read_newest
 
 from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError, barrier
-from fscoord._log.access import mount
-from fscoord._log.access.network import NetworkAccess
-from fscoord._log.combining import batch, combiner
-from fscoord._log.combining.batch import Batch, Write
-from fscoord._log.combining.combiner import Combiner
-from fscoord._log.combining.request import ALONE, DONE, LEAD, REQUEST_MAX, Answer, Author, encode_request
-from fscoord._log.combining.station import ANSWER_MAX, LINK_MAX, SWEEP_S, VERSION, Slot, Station
+from fscoord._log import mount
 from fscoord._log.format import record
-from fscoord._log.io.writer import SharedLogWriter
 from fscoord._log.log import LOCK_GRACE_S
 from fscoord._log.recovery import GENERATION
-from fscoord._log.wakeup.node_poller import node_path
+from fscoord._log.replay.writer import SharedLogWriter
+from fscoord._log.shared.combining import batch, combiner
+from fscoord._log.shared.combining.batch import Batch, Write
+from fscoord._log.shared.combining.combiner import Combiner
+from fscoord._log.shared.combining.request import ALONE, DONE, LEAD, REQUEST_MAX, Answer, Author, encode_request
+from fscoord._log.shared.combining.station import ANSWER_MAX, LINK_MAX, SWEEP_S, VERSION, Slot, Station
+from fscoord._log.shared.network import NetworkAccess
+from fscoord._log.shared.node_poller import node_path
 from fscoord._runtime import system
 from fscoord.inspect import dump, repair, verify
 from fscoord.stores.file.operations import Operation
@@ -1155,7 +1155,7 @@ def test_writers_write_alone_if_the_code_of_combined_writes_can_not_be_imported(
     name: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is imported with the first store that needs it, when no descriptor may be left."""
-    module = f"fscoord._log.combining.{name}"
+    module = f"fscoord._log.shared.combining.{name}"
     usual = system.import_uninterrupted
     refused: list[str] = []
 

@@ -13,8 +13,11 @@ from support.internals import log_of
 from support.places import start_thread
 
 from fscoord import FileStore
-from fscoord._log.combining.outcomes import Outcomes
-from fscoord._log.combining.request import (
+from fscoord._log.format import record
+from fscoord._log.format.control_records import Session
+from fscoord._log.session_table import SessionTable
+from fscoord._log.shared.combining.outcomes import Outcomes
+from fscoord._log.shared.combining.request import (
     DONE,
     WAITING,
     Answer,
@@ -24,9 +27,6 @@ from fscoord._log.combining.request import (
     encode_request,
     encode_seat,
 )
-from fscoord._log.format import record
-from fscoord._log.format.control_records import Session
-from fscoord._log.liveness.session_table import SessionTable
 from fscoord._runtime import system
 from fscoord.inspect import dump
 from fscoord.stores.file.replay import KeyValueState

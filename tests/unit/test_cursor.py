@@ -13,15 +13,15 @@ from support.logs import LIMIT_S, Collector, Handle, look_at, make, opened, put,
 from support.plain_reader import read_log
 
 from fscoord import StoreUnavailableError
+from fscoord._log.files import torn_tail
+from fscoord._log.files.opening import LogOptions
+from fscoord._log.files.torn_tail import examine
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
 from fscoord._log.format.record import Record
-from fscoord._log.io import torn_tail
-from fscoord._log.io.cursor import CHUNK
-from fscoord._log.io.opening import LogOptions
-from fscoord._log.io.torn_tail import examine
 from fscoord._log.locking.log_lock import OFD
 from fscoord._log.log import Log
+from fscoord._log.replay.cursor import CHUNK
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from support.interrupts import At
 from support.logs import is_open
 from support.places import start_thread
 
-from fscoord._log.io import safe_files
+from fscoord._log.files import safe_files
+from fscoord._log.shared.node_poller import PollerElection
 from fscoord._log.wakeup.doorbell import CELLS_END, FIFO_BYTE, Doorbell
-from fscoord._log.wakeup.node_poller import PollerElection
 from fscoord._runtime import system
 from fscoord._runtime.file_events import FifoSource
 from fscoord.errors import InsecurePathError

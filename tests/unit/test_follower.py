@@ -21,13 +21,13 @@ from fscoord import (
     StoreGoneError,
     StoreUnavailableError,
 )
+from fscoord._log.files.opening import LogOptions
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
 from fscoord._log.generations import forwarding
 from fscoord._log.handle import open_root
-from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import OFD, _nothing
 from fscoord._log.log import Log
 from fscoord._log.recovery import APPLYING, DESCRIPTORS, GENERATION

@@ -15,6 +15,7 @@ from support.faulty import faulty_os
 from support.logs import Collector
 from support.plain_reader import read_log
 
+from fscoord._log.files.opening import LogOptions
 from fscoord._log.format import record
 from fscoord._log.format.generation_ref import GenerationRef, generation_name, parse_generation_name
 from fscoord._log.format.header import Header, LogIdentity
@@ -22,9 +23,8 @@ from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.forwarding import ORPHAN_MAX
 from fscoord._log.handle import HandleState, Root
-from fscoord._log.io.opening import LogOptions
-from fscoord._log.liveness.session_table import SessionTable
 from fscoord._log.locking.log_lock import FLOCK, OFD, SOFT, LogLock
+from fscoord._log.session_table import SessionTable
 from fscoord._runtime import system
 
 CHAIN = 77

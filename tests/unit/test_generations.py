@@ -23,8 +23,8 @@ from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError, Stor
 from fscoord._log.format.generation_ref import GenerationRef, generation_name, parse_generation_name
 from fscoord._log.format.record import MalformedRecord
 from fscoord._log.generations import forwarding
-from fscoord._log.io import cursor as reader
 from fscoord._log.recovery import GENERATION
+from fscoord._log.replay import cursor as reader
 from fscoord.inspect import dump, repair, verify
 
 LIMIT_S = 60

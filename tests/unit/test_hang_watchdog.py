@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fscoord._log.access import hang_watchdog
-from fscoord._log.access.hang_watchdog import FIRST_S, HangWatchdog, KernelCall
+from fscoord._log.shared import hang_watchdog
+from fscoord._log.shared.hang_watchdog import FIRST_S, HangWatchdog, KernelCall
 from fscoord._runtime import system
 
 HANG_S = 60

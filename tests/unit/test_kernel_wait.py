@@ -15,7 +15,7 @@ from faults.test_fork import Child
 from support.faulty import faulty_system
 from support.places import start_thread, until
 
-from fscoord._log.io.safe_files import open_descriptor
+from fscoord._log.files.safe_files import open_descriptor
 from fscoord._log.locking import kernel_wait
 from fscoord._log.locking.kernel_wait import cancel_wait, wait_for_lock
 from fscoord._runtime import system

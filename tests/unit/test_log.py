@@ -17,12 +17,12 @@ from support.logs import LIMIT_S, Collector, is_open, opened
 from support.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError
-from fscoord._log.access.mount import Mount
+from fscoord._log.files.opening import LogOptions
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
-from fscoord._log.io.opening import LogOptions
 from fscoord._log.locking.log_lock import OFD, SOFT
 from fscoord._log.log import Log
+from fscoord._log.mount import Mount
 from fscoord._runtime import forks
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.faulty import faulty_os
 
-from fscoord._log.access.mount import COHERENCES, Mount, find_mount
+from fscoord._log.mount import COHERENCES, Mount, find_mount
 from fscoord._runtime import system
 
 TABLE = r"""

@@ -30,13 +30,13 @@ from fscoord import (
     UnsupportedFilesystemError,
     open_store,
 )
-from fscoord._log.access import hang_watchdog, network
 from fscoord._log.format import record
 from fscoord._log.liveness import own_session
 from fscoord._log.liveness.liveness_file import LivenessFile
 from fscoord._log.locking.log_lock import LogLock
 from fscoord._log.recovery import SERVER_STATE
-from fscoord._log.wakeup.changed_keys import ChangedKeys
+from fscoord._log.shared import hang_watchdog, network
+from fscoord._log.shared.changed_keys import ChangedKeys
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._runtime import system
 from fscoord.inspect import dump

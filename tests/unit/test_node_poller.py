@@ -17,9 +17,9 @@ import pytest
 from support.faulty import FaultyOs, faulty_os
 from support.interrupts import At, interrupt
 
-from fscoord._log.wakeup import node_poller
+from fscoord._log.shared import node_poller
+from fscoord._log.shared.node_poller import PollerElection
 from fscoord._log.wakeup.doorbell import Doorbell
-from fscoord._log.wakeup.node_poller import PollerElection
 from fscoord._log.wakeup.waiter import POLL_FIRST_S, Waiter
 from fscoord._log.wakeup.watcher import ChangeWatcher
 from fscoord._runtime import system
@@ -408,7 +408,7 @@ def test_interrupted_candidate_can_still_become_the_poller(memory: Path, *, is_c
                 process.election.add(process.waiter)
             if is_contended:
                 assert one.election.try_elect(one.waiter)
-            at = At(number, interrupt, first_inside="_log/wakeup/node_poller.py")
+            at = At(number, interrupt, first_inside="_log/shared/node_poller.py")
             with suppress(KeyboardInterrupt), at:
                 two.election.try_elect(two.waiter)
             reached = at.reached

@@ -20,12 +20,12 @@ from support.places import start_thread
 from support.processes import Processes, wait_until_ready
 
 from fscoord import FileStore, StoreTimeoutError
-from fscoord._log import opened
-from fscoord._log.access import mount, network
+from fscoord._log import mount, opened
 from fscoord._log.format import record
-from fscoord._log.wakeup import node_poller, waiter, watcher
+from fscoord._log.shared import network, node_poller
+from fscoord._log.shared.node_poller import node_bell_path
+from fscoord._log.wakeup import waiter, watcher
 from fscoord._log.wakeup.doorbell import CELL, Doorbell
-from fscoord._log.wakeup.node_poller import node_bell_path
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
 from fscoord._waiting.wait import THREAD_BACKEND

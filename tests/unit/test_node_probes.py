@@ -16,13 +16,13 @@ from support.internals import log_of, notifier_of, watcher_of
 from support.places import start_thread
 
 from fscoord import BrokenBarrierError, FileStore, StoreTimeoutError, barrier
-from fscoord._log import opened
-from fscoord._log.access import mount, network
+from fscoord._log import mount, opened
 from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity
 from fscoord._log.log import Log
-from fscoord._log.wakeup import node_poller, waiter as waiter_module
+from fscoord._log.shared import network, node_poller
+from fscoord._log.shared.node_poller import PROBES_PER_S, RESULT_TABLE, SEEMS_DEAD, WANTED, WANTED_TABLE, NodeProbes
+from fscoord._log.wakeup import waiter as waiter_module
 from fscoord._log.wakeup.doorbell import CELLS_END, SIZE, Doorbell
-from fscoord._log.wakeup.node_poller import PROBES_PER_S, RESULT_TABLE, SEEMS_DEAD, WANTED, WANTED_TABLE, NodeProbes
 from fscoord._runtime import system
 from fscoord.inspect import dump
 from fscoord.stores.file import death_watch

@@ -17,9 +17,9 @@ from support.logs import opened, put
 from support.plain_reader import read_log
 
 from fscoord import FileStore, StoreError, StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError
+from fscoord._log.files import safe_files
+from fscoord._log.files.opening import read_header
 from fscoord._log.format.header import Header
-from fscoord._log.io import safe_files
-from fscoord._log.io.opening import read_header
 from fscoord._log.locking import process_mutex
 from fscoord._log.locking.log_lock import OFD, LogLock
 from fscoord._runtime import system

@@ -10,9 +10,9 @@ import pytest
 
 from fscoord import HashStore, LimitExceededError, QueueEmptyError, StoreUnavailableError
 from fscoord._arguments import CounterRangeError, NotACounterError
+from fscoord._log.files.spill import Spilled
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
-from fscoord._log.io.spill import Spilled
 from fscoord._waiting.wait import NOT_YET, LastOfCount, LastOfRanks
 from fscoord.stores.file import operations
 from fscoord.stores.file.operations import RESULT_MAX, Arrived, Draft, KeyValueDecider, MustWriteAlone, Operation

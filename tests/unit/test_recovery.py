@@ -14,12 +14,12 @@ from support.logs import LIMIT_S, Handle, make, opened, put, steps, tear
 from support.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreTimeoutError, StoreUnavailableError
-from fscoord._log.access.mount import Mount
+from fscoord._log.files import safe_files, torn_tail
 from fscoord._log.format import record
 from fscoord._log.generations.compaction import Compactor
-from fscoord._log.io import safe_files, torn_tail
-from fscoord._log.io.cursor import CHUNK
+from fscoord._log.mount import Mount
 from fscoord._log.recovery import APPLYING, POSITION
+from fscoord._log.replay.cursor import CHUNK
 from fscoord.inspect import dump
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.faulty import FaultyOs, faulty_os
 
 from fscoord import InsecurePathError
-from fscoord._log.io import safe_files
+from fscoord._log.files import safe_files
 
 STRANGER = 4711
 

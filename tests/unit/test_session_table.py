@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fscoord._log.format.control_records import Failure, Session
-from fscoord._log.liveness.session_table import SessionTable
+from fscoord._log.session_table import SessionTable
 
 PARTICIPANT = Session("host", 1, rank=7, world_size=3)
 

@@ -16,16 +16,16 @@ from support.internals import log_of, notifier_of, watcher_of
 from support.places import start_thread, until
 
 from fscoord import FileStore, SessionDeadError
-from fscoord._log.access import network
-from fscoord._log.access.network import NetworkAccess
 from fscoord._log.format import record
 from fscoord._log.format.control_records import encode_death
-from fscoord._log.io.cursor import Cursor
-from fscoord._log.io.extent import EXTENT_MAX, Extent, FileId, joined
 from fscoord._log.liveness.own_session import Liveness
-from fscoord._log.wakeup import shared_extent, waiter
+from fscoord._log.replay.cursor import Cursor
+from fscoord._log.shared import extent as shared_extent, network
+from fscoord._log.shared.extent import EXTENT_MAX, Extent, FileId, joined
+from fscoord._log.shared.network import NetworkAccess
+from fscoord._log.shared.node_poller import node_bell_path
+from fscoord._log.wakeup import waiter
 from fscoord._log.wakeup.doorbell import Doorbell, bucket
-from fscoord._log.wakeup.node_poller import node_bell_path
 
 FILE = (3, 4, 0)
 

@@ -26,9 +26,9 @@ from fscoord import (
     StoreUnavailableError,
     open_store,
 )
+from fscoord._log.files import spill
 from fscoord._log.format import record
 from fscoord._log.format.record import LogPosition
-from fscoord._log.io import spill
 from fscoord.stores.file.lifecycle import SPILL_BYTES
 
 LIMIT_S = 60

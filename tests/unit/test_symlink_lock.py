@@ -15,9 +15,9 @@ import pytest
 
 from fscoord import FileStore, StoreTimeoutError
 from fscoord._log.liveness.liveness_file import ProcessIdentity
-from fscoord._log.locking import symlink_lock as log_marker
 from fscoord._log.locking.log_lock import SOFT, LogLock
-from fscoord._log.locking.symlink_lock import SymlinkLock, holder
+from fscoord._log.shared import symlink_lock as log_marker
+from fscoord._log.shared.symlink_lock import SymlinkLock, holder
 from fscoord._runtime import system
 
 

@@ -17,9 +17,10 @@ from support.logs import HEADER_SIZE, SECTOR, look_at, make, opened, put, steps,
 from support.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, StoreTimeoutError
+from fscoord._log.files import torn_tail
+from fscoord._log.files.torn_tail import Damage, DeadlineReached, Skip, Torn, Verdict, Zeros, void_place
 from fscoord._log.format import record
-from fscoord._log.io import cursor, torn_tail
-from fscoord._log.io.torn_tail import Damage, DeadlineReached, Skip, Torn, Verdict, Zeros, void_place
+from fscoord._log.replay import cursor
 from fscoord.inspect import verify
 
 CHAIN = 77

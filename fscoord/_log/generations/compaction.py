@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from fscoord._log.files import safe_files
+from fscoord._log.files.safe_files import copy_permissions
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Failure, encode_death
 from fscoord._log.format.generation_ref import RANDOM_BYTES, GenerationRef, generation_name
@@ -18,12 +20,10 @@ from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.follower import GenerationFollower
 from fscoord._log.handle import HandleState, open_root
-from fscoord._log.io import safe_files
-from fscoord._log.io.large_values import LargeValues
-from fscoord._log.io.safe_files import copy_permissions
 from fscoord._log.liveness.own_session import Registration
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._log.recovery import POSITION
+from fscoord._log.replay.large_values import LargeValues
 from fscoord._runtime import system, tracing
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger

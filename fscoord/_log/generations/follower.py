@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from fscoord._log.files import safe_files
+from fscoord._log.files.opening import open_log, read_header
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import UNNAMED, Header, Provenance, provenance_of
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
 from fscoord._log.handle import GenerationUnlinked, HandleState, Root, open_root, reopen
-from fscoord._log.io import safe_files
-from fscoord._log.io.cursor import Cursor
-from fscoord._log.io.large_values import LargeValues
-from fscoord._log.io.opening import open_log, read_header
 from fscoord._log.locking.log_lock import LogLock
 from fscoord._log.locking.process_mutex import process_mutex_for
 from fscoord._log.recovery import GENERATION, POSITION
+from fscoord._log.replay.cursor import Cursor
+from fscoord._log.replay.large_values import LargeValues
 from fscoord._runtime import system
 from fscoord._runtime.escaping import shell_word
 from fscoord._runtime.interrupts import raise_if_foreign

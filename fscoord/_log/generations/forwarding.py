@@ -17,13 +17,13 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from fscoord._log.files import safe_files, torn_tail
+from fscoord._log.files.opening import read_header
 from fscoord._log.format import record
 from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
 from fscoord._log.format.header import Header, LogIdentity
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.handle import HandleState
-from fscoord._log.io import safe_files, torn_tail
-from fscoord._log.io.opening import read_header
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
+from fscoord._log.files import safe_files, torn_tail
+from fscoord._log.files.opening import no_header, read_header, refused_header
+from fscoord._log.files.safe_files import FilePath
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import LogPosition, MalformedRecord
-from fscoord._log.io import safe_files, torn_tail
-from fscoord._log.io.opening import no_header, read_header, refused_header
-from fscoord._log.io.safe_files import FilePath
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError

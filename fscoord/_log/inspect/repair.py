@@ -11,7 +11,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple
 
 from fscoord._arguments import Timeout, to_seconds
-from fscoord._log.access.mount import find_mount
+from fscoord._log.files import safe_files, torn_tail
+from fscoord._log.files.opening import no_header, read_header
+from fscoord._log.files.safe_files import FilePath
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session, decode_control
 from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
@@ -20,10 +22,8 @@ from fscoord._log.format.record import LogPosition, MalformedRecord, Record
 from fscoord._log.inspect import scan
 from fscoord._log.inspect.scan import Damaged, ProgressCallback, Scan, Sound, Torn, WriterLockout, iter_records
 from fscoord._log.inspect.verify import GenerationMissing, ignore_progress
-from fscoord._log.io import safe_files, torn_tail
-from fscoord._log.io.opening import no_header, read_header
-from fscoord._log.io.safe_files import FilePath
 from fscoord._log.locking.log_lock import OFD
+from fscoord._log.mount import find_mount
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, FscoordError

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from fscoord._log.files import safe_files, torn_tail
+from fscoord._log.files.torn_tail import read_at
 from fscoord._log.format import record
 from fscoord._log.format.record import LogPosition, Record
-from fscoord._log.io import safe_files, torn_tail
-from fscoord._log.io.torn_tail import read_at
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from fscoord._arguments import Timeout, to_seconds
-from fscoord._log.access.mount import find_mount
+from fscoord._log.files import safe_files
+from fscoord._log.files.opening import read_header
+from fscoord._log.files.safe_files import FilePath
 from fscoord._log.format import record
 from fscoord._log.format.control_records import decode_control
 from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
@@ -16,9 +18,7 @@ from fscoord._log.format.header import ForeignFile, Header, LogIdentity, Provena
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
 from fscoord._log.inspect.scan import Damaged, ProgressCallback, Scan, Sound, Torn, Voided, WriterLockout, iter_records
-from fscoord._log.io import safe_files
-from fscoord._log.io.opening import read_header
-from fscoord._log.io.safe_files import FilePath
+from fscoord._log.mount import find_mount
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError

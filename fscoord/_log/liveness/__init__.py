@@ -1,6 +1,6 @@
-"""The sessions of a log: which sessions the log has recorded, and which of them live.
+"""Which of the sessions of a log live.
 
-`session_table` applies the records about sessions, and does no I/O. `liveness_file` locks and probes bytes.
+`liveness_file` locks and probes bytes. `_log.session_table` has the sessions that the log has recorded.
 `own_session` registers a handle, holds its byte, and probes the bytes of others.
 
 A probe is evidence, and not a verdict. A session is dead when a death record exists. `log` or `generations.compaction`

@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Final, NamedTuple
 
+from fscoord._log.files import safe_files
 from fscoord._log.format.control_records import Session
-from fscoord._log.io import safe_files
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, InsecurePathError

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from fscoord._log.files import safe_files
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
 from fscoord._log.handle import HandleState
-from fscoord._log.io import safe_files
-from fscoord._log.io.writer import LogWriter
 from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity, open_liveness_file
 from fscoord._log.recovery import CLOSED
+from fscoord._log.replay.writer import LogWriter
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger

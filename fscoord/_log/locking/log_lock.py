@@ -24,8 +24,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from fscoord._log.locking import symlink_lock
 from fscoord._log.locking.kernel_wait import cancel_wait, wait_for_lock
+from fscoord._log.shared import symlink_lock
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import UnsupportedFilesystemError

@@ -50,7 +50,7 @@ from itertools import count
 from typing import Final
 from zlib import crc32
 
-from fscoord._log.io import safe_files
+from fscoord._log.files import safe_files
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Sequence
 
-from fscoord._log.io.extent import Extent
+from fscoord._log.shared.extent import Extent
+from fscoord._log.shared.node_poller import QUEUE_AFTER_S, PollerElection
 from fscoord._log.wakeup.doorbell import SIZE, Doorbell, cell
-from fscoord._log.wakeup.node_poller import QUEUE_AFTER_S, PollerElection
 from fscoord._log.wakeup.watcher import ChangeWatcher
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from fscoord._log.locking.process_mutex import LogKey
+from fscoord._log.shared.node_poller import PollerElection
 from fscoord._log.wakeup.doorbell import Doorbell
-from fscoord._log.wakeup.node_poller import PollerElection
 from fscoord._runtime import file_events as events, system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger

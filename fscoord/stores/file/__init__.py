@@ -25,9 +25,9 @@ from fscoord._arguments import (
     to_seconds,
     value_bytes,
 )
+from fscoord._log.files import safe_files
+from fscoord._log.files.safe_files import FilePath
 from fscoord._log.format import record
-from fscoord._log.io import safe_files
-from fscoord._log.io.safe_files import FilePath
 from fscoord._log.log import SEVERAL, Decide, Log
 from fscoord._log.opened import open_log_file
 from fscoord._log.wakeup.watcher import MODES

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, Protocol
 
+from fscoord._log.files.spill import Fetch
 from fscoord._log.handle import NeedsLock
-from fscoord._log.io.spill import Fetch
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
-from fscoord._log.wakeup.node_poller import SEEMS_DEAD
+from fscoord._log.shared.node_poller import SEEMS_DEAD
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._waiting.wait import NOT_YET, NeededRanks, NotYet

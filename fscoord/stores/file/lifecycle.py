@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from fscoord._arguments import check_choice, check_int64, check_positive
-from fscoord._log.access.mount import COHERENCES
+from fscoord._log.files import safe_files
+from fscoord._log.files.opening import COMPACT_BYTES, SPILL_BYTES, LogOptions
+from fscoord._log.files.safe_files import FilePath
 from fscoord._log.format.control_records import Session
 from fscoord._log.format.header import parse_run_id
-from fscoord._log.io import safe_files
-from fscoord._log.io.opening import COMPACT_BYTES, SPILL_BYTES, LogOptions
-from fscoord._log.io.safe_files import FilePath
 from fscoord._log.liveness.liveness_file import LIVENESS_SUFFIX, ProcessIdentity
 from fscoord._log.locking.log_lock import KINDS, no_ofd_locks
 from fscoord._log.log import Log
+from fscoord._log.mount import COHERENCES
 from fscoord._log.wakeup.doorbell import FIFO_SUFFIX
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
@@ -28,7 +28,7 @@ from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.wait_slots import WAITS_SUFFIX
 
 if TYPE_CHECKING:
-    from fscoord._log.combining.combiner import Combiner
+    from fscoord._log.shared.combining.combiner import Combiner
     from fscoord.stores.file import FileStore
 
 __all__ = [
@@ -251,7 +251,7 @@ def new_combiner(log: Log, state: KeyValueState, notify: Callable[[Iterable[byte
     if log.outcomes is None:
         return None
     try:
-        combining = system.import_uninterrupted("fscoord._log.combining.combiner")
+        combining = system.import_uninterrupted("fscoord._log.shared.combining.combiner")
     except (OSError, ImportError) as error:  # no descriptor or thread is left
         raise_if_foreign(error)
         return None

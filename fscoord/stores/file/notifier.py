@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 from zlib import crc32
 
+from fscoord._log.files.opening import LogOptions
 from fscoord._log.format import record
-from fscoord._log.io.opening import LogOptions
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
 from fscoord._log.opened import WatchedLog
 from fscoord._log.recovery import CLOSED
-from fscoord._log.wakeup import shared_extent
+from fscoord._log.shared import extent as shared_extent
+from fscoord._log.shared.node_poller import NodeProbes, node_bell_path
 from fscoord._log.wakeup.doorbell import CELL, LAST_BUCKET, Doorbell, session_end_bucket
-from fscoord._log.wakeup.node_poller import NodeProbes, node_bell_path
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._log.wakeup.watcher import ChangeWatcher, shared_watcher
 from fscoord._runtime import system

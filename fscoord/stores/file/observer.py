@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from fscoord._log.files import safe_files
+from fscoord._log.files.opening import LogOptions, read_header
+from fscoord._log.files.spill import SpilledRecord
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import MalformedRecord
 from fscoord._log.format.wait_slot import WaitSlot
 from fscoord._log.handle import NeedsLock
-from fscoord._log.io import safe_files
-from fscoord._log.io.opening import LogOptions, read_header
-from fscoord._log.io.spill import SpilledRecord
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.locking.log_lock import FLOCK, KIND_NAMES, OFD
 from fscoord._log.log import Log

@@ -1,8 +1,8 @@
 """Write operations as data: `Operation`, and `Draft`, which decides a batch of them. Pure: no I/O, no clock.
 
 On a mount that hosts share, one process of a host may decide and append the operations of others; see
-`fscoord._log.combining`. So an operation is not a closure of its author. It is a value that can be encoded, and a
-`Draft` decides it with the state of the process that holds the log's lock.
+`fscoord._log.shared.combining`. So an operation is not a closure of its author. It is a value that can be encoded, and
+a `Draft` decides it with the state of the process that holds the log's lock.
 
 A `Draft` is the state of a store as it will be once the records of a batch are applied. The state itself changes only
 when records are applied, after they were written or read. So a batch whose write fails has changed nothing, and the
@@ -16,9 +16,9 @@ from collections import deque
 from typing import Any, Final, NamedTuple
 
 from fscoord._arguments import VALUE_MAX, CounterRangeError, NotACounterError, counter_sum, key_text
+from fscoord._log.files.spill import Fetch, Spilled
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
-from fscoord._log.io.spill import Fetch, Spilled
 from fscoord._waiting.wait import NOT_YET, LastOfCount, LastOfRanks, NotYet
 from fscoord.errors import LimitExceededError, StoreUnavailableError
 from fscoord.stores.file.replay import KeyValueState, materialize
@@ -339,7 +339,7 @@ class Draft:
 
 
 class KeyValueDecider:
-    """The `Decider` of a store: by it `fscoord._log.combining` decides, encodes and decodes operations.
+    """The `Decider` of a store: by it `fscoord._log.shared.combining` decides, encodes and decodes operations.
 
     Args:
         state: the state of the handle.

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 from zlib import crc32
 
+from fscoord._log.files.spill import NEVER, Fetch, Spilled, SpilledRecord, Spot, checksum_of_both
 from fscoord._log.format import record
-from fscoord._log.io.spill import NEVER, Fetch, Spilled, SpilledRecord, Spot, checksum_of_both
 
 __all__ = ["KeyValueState", "Witness", "WitnessedState", "materialize"]
 

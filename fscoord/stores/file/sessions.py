@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from fscoord._arguments import Key, Timeout, check_int64, key_text, keys_bytes, to_seconds
+from fscoord._log.files.opening import LogOptions
 from fscoord._log.format.control_records import Session
-from fscoord._log.io.opening import LogOptions
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
 from fscoord._waiting.wait import (
@@ -30,7 +30,7 @@ from fscoord.stores.file.traced_wait import trace_place
 from fscoord.stores.file.waits import AnyChange, Arrival, Condition, FileWait, condition_of
 
 if TYPE_CHECKING:
-    from fscoord._log.combining.combiner import Combiner
+    from fscoord._log.shared.combining.combiner import Combiner
 
 __all__ = ["Sessions"]
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from fscoord._log.files import safe_files
 from fscoord._log.format.control_records import Session
 from fscoord._log.format.wait_slot import EMPTY, FILE_HEADER, MAGIC, SLOT_SIZE, WaitSlot, is_blank
-from fscoord._log.io import safe_files
 from fscoord._log.log import Log
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 from zlib import crc32
 
 from fscoord._arguments import VALUE_MAX, called, counter_sum, key_text, missing_error
+from fscoord._log.files.spill import Fetch
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
-from fscoord._log.io.spill import Fetch
 from fscoord._log.log import SEVERAL, Log
 from fscoord._log.wakeup.doorbell import LAST_BUCKET
 from fscoord._log.wakeup.waiter import Waiter
@@ -39,7 +39,7 @@ from fscoord.stores.file.replay import KeyValueState, materialize
 from fscoord.stores.file.traced_wait import TracedWait
 
 if TYPE_CHECKING:
-    from fscoord._log.combining.combiner import Combiner
+    from fscoord._log.shared.combining.combiner import Combiner
 
 __all__ = [
     "AnyChange",

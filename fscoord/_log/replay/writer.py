@@ -11,12 +11,12 @@ from itertools import accumulate, count, repeat
 from operator import add
 from typing import Final
 
+from fscoord._log.files import torn_tail
 from fscoord._log.format import record
 from fscoord._log.format.record import Record
 from fscoord._log.handle import HandleState
-from fscoord._log.io import torn_tail
-from fscoord._log.io.cursor import Cursor
 from fscoord._log.recovery import APPLYING, POSITION
+from fscoord._log.replay.cursor import Cursor
 from fscoord._runtime import system
 from fscoord._runtime.system import TIME_MAX
 from fscoord.errors import StoreUnavailableError

@@ -1,4 +1,4 @@
-"""The shared extent of a node: bytes of a log, in the bell of the node, for the waiters that are rung.
+"""`Extent`: consecutive bytes of a log, as a handle has read or written them, and the shared extent of a node.
 
 On a mount that several hosts share, each read is a request to the server. The last arrival at a barrier wakes all
 ranks of a node, and each of them would read the same records from the server. Instead the process that rings first
@@ -18,13 +18,48 @@ The bell lies in a directory that is private to the user, so only processes of t
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
-from fscoord._log.io.extent import EXTENT_MAX, Extent
 from fscoord._log.wakeup.doorbell import CELLS_END, SIZE, Doorbell
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
+
+EXTENT_MAX: Final = 60 << 10
+"""The most bytes that are kept. It is less than one read (`cursor.CHUNK`). They hold the arrivals of some 1,200
+ranks."""
+
+FileId = tuple[int, int, int]
+"""One file of a log: its device, its inode number, and its generation, because a later file may get the same inode."""
+
+
+class Extent(NamedTuple):
+    """Bytes of one file. They belong to complete records that count, so they never change.
+
+    Attributes:
+        file: the file.
+        start: the offset of the first byte, which may lie within a record.
+        data: the bytes. The last one is the end of a record.
+    """
+
+    file: FileId
+    start: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        """The offset after the last byte."""
+        return self.start + len(self.data)
+
+
+def joined(last: Extent | None, new: Extent) -> Extent:
+    """Return the last `EXTENT_MAX` bytes of `last` and `new`; those of `new` alone, if there is a gap between them."""
+    file, start, data = new
+    if last is not None and last.file == file and last.end == start:
+        start, data = last.start, last.data + data
+    more = max(0, len(data) - EXTENT_MAX)
+    return Extent(file, start + more, data[more:])
+
 
 EXTENT_OFFSET: Final = CELLS_END + 3 * SIZE
 """The offset of the extent in the bell: it comes after the two tables of `node_poller.NodeProbes`."""

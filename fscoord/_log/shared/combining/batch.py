@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol, TypeVar
 
-from fscoord._log.access.network import NetworkAccess
-from fscoord._log.combining import request as requests
-from fscoord._log.combining.outcomes import Watch
-from fscoord._log.combining.request import Answer, Author, Request, decode_request
-from fscoord._log.combining.station import Slot, Station
 from fscoord._log.format.record import Record
-from fscoord._log.io.writer import TIMES
 from fscoord._log.log import LOCK_GRACE_S, Log
+from fscoord._log.replay.writer import TIMES
+from fscoord._log.shared.combining import request as requests
+from fscoord._log.shared.combining.outcomes import Watch
+from fscoord._log.shared.combining.request import Answer, Author, Request, decode_request
+from fscoord._log.shared.combining.station import Slot, Station
+from fscoord._log.shared.network import NetworkAccess
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreUnavailableError

@@ -28,11 +28,11 @@ from functools import partial
 from typing import Any, Final
 from zlib import crc32
 
-from fscoord._log.access.mount import find_mount
-from fscoord._log.io import safe_files
-from fscoord._log.io.extent import Extent
+from fscoord._log.files import safe_files
 from fscoord._log.locking.process_mutex import LogKey
-from fscoord._log.wakeup import shared_extent
+from fscoord._log.mount import find_mount
+from fscoord._log.shared import extent as shared_extent
+from fscoord._log.shared.extent import Extent
 from fscoord._log.wakeup.doorbell import CELLS_END, SIZE, Doorbell, low_bytes
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from fscoord._log.files import safe_files, spill, torn_tail
+from fscoord._log.files.spill import Spilled
 from fscoord._log.format.record import LogPosition
 from fscoord._log.handle import GenerationUnlinked, HandleState, NeedsLock, reopen
-from fscoord._log.io import safe_files, spill, torn_tail
-from fscoord._log.io.cursor import Cursor
-from fscoord._log.io.spill import Spilled
 from fscoord._log.recovery import CLOSED, DESCRIPTORS, GENERATION, POSITION, SERVER_STATE
+from fscoord._log.replay.cursor import Cursor
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fscoord._log.combining.request import Token
-from fscoord._log.io.spill import SpilledRecord
-from fscoord._log.io.writer import TIMES
-from fscoord._log.liveness.session_table import SessionTable
+from fscoord._log.files.spill import SpilledRecord
+from fscoord._log.replay.writer import TIMES
+from fscoord._log.session_table import SessionTable
+from fscoord._log.shared.combining.request import Token
 from fscoord._log.state_machine import StateMachine
 
 Note = Callable[[SpilledRecord], Any]

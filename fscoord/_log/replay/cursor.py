@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Final
 
+from fscoord._log.files import safe_files, spill, torn_tail
+from fscoord._log.files.spill import SpilledRecord
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Failure, Session, decode_control
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.record import LogPosition, MalformedRecord, Record
 from fscoord._log.handle import HandleState, NeedsLock, reopen
-from fscoord._log.io import safe_files, spill, torn_tail
-from fscoord._log.io.spill import SpilledRecord
 from fscoord._log.recovery import APPLYING, POSITION
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign

@@ -24,10 +24,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from fscoord._log.combining.request import SEAT_SIZE, Answer, encode_seat
-from fscoord._log.io import safe_files
+from fscoord._log.files import safe_files
 from fscoord._log.locking.process_mutex import LogKey
-from fscoord._log.wakeup.node_poller import node_path
+from fscoord._log.shared.combining.request import SEAT_SIZE, Answer, encode_seat
+from fscoord._log.shared.node_poller import node_path
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign, raise_unless_absent
 

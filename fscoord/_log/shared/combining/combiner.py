@@ -34,15 +34,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fscoord._log.access.network import NetworkAccess
-from fscoord._log.combining import request as requests
-from fscoord._log.combining.batch import Batch, Decider, Operation, Write
-from fscoord._log.combining.outcomes import Outcomes
-from fscoord._log.combining.request import Answer, Author, decode_request, encode_request
-from fscoord._log.combining.station import Slot, Station
 from fscoord._log.locking.log_lock import OFD
 from fscoord._log.log import BATCH, LOCK_GRACE_S, Log
 from fscoord._log.recovery import CLOSED
+from fscoord._log.shared.combining import request as requests
+from fscoord._log.shared.combining.batch import Batch, Decider, Operation, Write
+from fscoord._log.shared.combining.outcomes import Outcomes
+from fscoord._log.shared.combining.request import Answer, Author, decode_request, encode_request
+from fscoord._log.shared.combining.station import Slot, Station
+from fscoord._log.shared.network import NetworkAccess
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger

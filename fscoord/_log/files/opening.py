@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from fscoord._log.files import safe_files
 from fscoord._log.format.header import ForeignFile, Header, RunId
 from fscoord._log.format.record import LogPosition, MalformedRecord
-from fscoord._log.io import safe_files
 from fscoord._log.locking.log_lock import KIND_NAMES, OFD, SOFT, LogLock
 from fscoord._runtime import system
 from fscoord._runtime.escaping import shell_word

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from fscoord._log.access.mount import Mount
+from fscoord._log.files import safe_files
 from fscoord._log.handle import GenerationUnlinked, HandleState
-from fscoord._log.io import safe_files
-from fscoord._log.io.cursor import CHUNK, Cursor
 from fscoord._log.liveness.own_session import Liveness
+from fscoord._log.mount import Mount
+from fscoord._log.replay.cursor import CHUNK, Cursor
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreUnavailableError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from fscoord._log.files.spill import SpilledRecord
 from fscoord._log.format import record
-from fscoord._log.io.spill import SpilledRecord
 from fscoord._log.state_machine import StateMachine
 from fscoord._log.wakeup.doorbell import SIZE, bucket
 

@@ -22,19 +22,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from fscoord._log.access.local import FileAppender
-from fscoord._log.access.mount import DIRECT, LOCKED, Mount
+from fscoord._log.access import FileAppender
+from fscoord._log.files import safe_files
+from fscoord._log.files.opening import read_header
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import MalformedRecord
 from fscoord._log.handle import HandleState, NeedsLock, open_root, reopen
-from fscoord._log.io import safe_files
-from fscoord._log.io.cursor import CHUNK, Cursor
-from fscoord._log.io.extent import Extent, FileId, joined
-from fscoord._log.io.large_values import SERVER_FORGOT
-from fscoord._log.io.opening import read_header
 from fscoord._log.liveness.own_session import Liveness
 from fscoord._log.locking.log_lock import BASE, OFD, SOFT
+from fscoord._log.mount import DIRECT, LOCKED, Mount
 from fscoord._log.recovery import APPLYING, SERVER_STATE
+from fscoord._log.replay.cursor import CHUNK, Cursor
+from fscoord._log.replay.large_values import SERVER_FORGOT
+from fscoord._log.shared.extent import Extent, FileId, joined
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, StoreUnavailableError

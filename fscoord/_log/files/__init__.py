@@ -1,0 +1,8 @@
+"""Open and read the files of a log by paths and descriptors, without a handle.
+
+`safe_files` opens, creates and writes files. `opening` opens or creates the file of a log. `torn_tail` classifies the
+bytes after the last good record. `spill` reads a value that memory does not keep.
+
+Nothing here decides what to append, interprets keys, or takes the lock of a log in use. Only `opening` takes a lock, on
+a file that has no header yet.
+"""

@@ -1,0 +1,10 @@
+"""What a log needs only on a mount that several hosts share. A reader of a local log need not know this folder.
+
+`network` reads and writes coherently, and `hang_watchdog` reports calls that hang in the kernel. `symlink_lock` is a
+lock for mounts without advisory locks. `node_poller` lets one process of a host poll the server for all processes of
+the host. `changed_keys` and `extent` are the news that it gives them. `combining` lets one process of a host append for
+all.
+
+`log` chooses these parts by the mount, in one place. Each part says which locks its callers hold. Nothing here
+interprets keys or values.
+"""
