@@ -14,7 +14,7 @@ from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.awaited import LOCK
 from fscoord._waiting.wait import WaitSteps
 from fscoord.errors import FscoordError, LockLostError
-from fscoord.recipes._cleanup import await_end, go_on_in_thread
+from fscoord.recipes._cleanup import Undoable, undone_by
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._keys import shown
 from fscoord.recipes._lease import LeaseRenewer
@@ -47,7 +47,7 @@ class Contender(NamedTuple):
     token: int
 
 
-class Exclusive(ContextDecorator):
+class Exclusive(Undoable, ContextDecorator):
     """A resource that `policy` grants to the first contenders in line, while the others wait in the order of arrival.
 
     Threads may share an object. In a forked child the object holds nothing. It is also a context manager, and a
@@ -72,7 +72,6 @@ class Exclusive(ContextDecorator):
         self._line = Line(store, name, policy, self._ttl)
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._held: list[HeldEntry] = []
-        # Its ``__dict__`` is another object in each thread, and to get it is not a call, unlike `threading.get_ident`.
         # Made here, and not at the import, so that it is that of gevent or eventlet if they have replaced it since.
         self._here = system.threading.local()
         self._spans: dict[str, tracing.Span] = {}  # in a process that records a trace: of each request, by its entry
@@ -251,6 +250,12 @@ class Exclusive(ContextDecorator):
             self._end_span(held[1].id, "released")
         return True
 
+    def _release_one(self, gone: list[HeldEntry | str], here: object) -> None:
+        """Do as `_release`, but raise the error of a release too many if this object holds nothing."""
+        if not self._release(gone, here):
+            gone.append("")  # nothing is left for `_finish`
+            raise self._not_held()
+
     def _finish(self, gone: list[HeldEntry | str], here: object) -> None:
         """Complete an interrupted `_release`, which had `gone` as its argument. It may be called twice."""
         if not gone:
@@ -274,7 +279,8 @@ class Exclusive(ContextDecorator):
             self._held.clear()  # this is a forked child: the parent has them
         return self._held[-1][1] if self._held else None
 
-    def acquire(self, blocking: bool = True, timeout: Timeout | None = -1) -> bool:
+    @undone_by(lambda hold, got, _: hold._undo(got))
+    def acquire(self, _got: list[str], _: object, blocking: bool = True, timeout: Timeout | None = -1) -> bool:
         """Acquire, as `threading.Lock.acquire` does, and return whether this succeeded.
 
         Without a timeout the call waits without limit, as in `threading`. All other waits of this package have a limit
@@ -288,20 +294,10 @@ class Exclusive(ContextDecorator):
         Raises:
             LockLostError: another process removed this contender from the line.
         """
-        got: list[str] = []
-        over: list[object] = []
-        try:
-            return self._acquire(blocking, timeout, got)
-        except BaseException:  # `_cleanup` explains each of these lines
-            try:
-                self._undo(got)
-            except BaseException:
-                go_on_in_thread((over, self._undo, got))
-                await_end(over)
-                raise
-            raise
+        return self._acquire(blocking, timeout, _got)
 
-    def release(self) -> None:
+    @undone_by(lambda hold, gone, here: hold._finish(gone, here), FscoordError)
+    def release(self, gone: list[HeldEntry | str], here: object) -> None:
         """Release this object's latest acquisition.
 
         The next contender in line is served, and no other contender is woken.
@@ -310,23 +306,7 @@ class Exclusive(ContextDecorator):
             RuntimeError: this object holds nothing, or its acquisition was made in the parent process, before a fork.
             LockLostError: the hold was lost before, so another process may have held the lock at the same time.
         """
-        gone: list[HeldEntry | str] = []
-        over: list[object] = []
-        here = self._here.__dict__
-        try:
-            if self._release(gone, here):
-                return
-        except FscoordError:
-            raise
-        except BaseException:
-            try:
-                self._finish(gone, here)
-            except BaseException:
-                go_on_in_thread((over, self._finish, gone, here))
-                await_end(over)
-                raise
-            raise
-        raise self._not_held()
+        self._release_one(gone, here)
 
     def check(self) -> None:
         """Check in the store that this object's latest acquisition is still valid.
@@ -368,39 +348,14 @@ class Exclusive(ContextDecorator):
             )
         return super().__call__(function)
 
-    def __enter__(self: H) -> H:
-        got: list[str] = []
-        over: list[object] = []
-        try:
-            self._enter(got)
-            return self
-        except BaseException:
-            try:
-                self._undo(got)
-            except BaseException:
-                go_on_in_thread((over, self._undo, got))
-                await_end(over)
-                raise
-            raise
+    @undone_by(lambda hold, got, _: hold._undo(got))
+    def __enter__(self: H, got: list[str], _: object) -> H:  # noqa: PLE0302 - they are not given
+        self._enter(got)
+        return self
 
-    def __exit__(self, *_: object) -> None:
-        gone: list[HeldEntry | str] = []
-        over: list[object] = []
-        here = self._here.__dict__
-        try:
-            if self._release(gone, here):
-                return
-        except FscoordError:
-            raise
-        except BaseException:
-            try:
-                self._finish(gone, here)
-            except BaseException:
-                go_on_in_thread((over, self._finish, gone, here))
-                await_end(over)
-                raise
-            raise
-        raise self._not_held()
+    @undone_by(lambda hold, gone, here: hold._finish(gone, here), FscoordError)
+    def __exit__(self, gone: list[HeldEntry | str], here: object, *_: object) -> None:  # noqa: PYI036 - as above
+        self._release_one(gone, here)
 
 
 def _shown(entry: Entry) -> Contender:

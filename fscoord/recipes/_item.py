@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 from fscoord._arguments import MalformedText, key_bytes, key_text, parse_uint63, refuse_copies, utf8, words_in
 from fscoord._runtime import system
 from fscoord.errors import FscoordError, LockLostError
-from fscoord.recipes._cleanup import await_end, go_on_in_thread
+from fscoord.recipes._cleanup import Undoable, undone_by
 from fscoord.recipes._keys import add_checked, foreign_value_error, get_or_none, shown
 from fscoord.store import Store
 
@@ -128,7 +128,7 @@ class Items:
         return self.name + b"/claim/" + order_key
 
 
-class Item:
+class Item(Undoable):
     """An item that was taken from a queue, until it is acknowledged or released.
 
     As a context manager it is acknowledged at the end of the ``with`` block, and released if the block raises. If
@@ -172,23 +172,15 @@ class Item:
         if not self._items.is_held(self._taken):
             raise self._loss()
 
-    def _end(self, step: Callable[[Taken], None]) -> None:
+    @undone_by(lambda item, refused, _: refused or item._put_back())  # `step` may be half done
+    def _end(self, refused: list[object], _: object, step: Callable[[Taken], None]) -> None:
         if self._is_over:
+            refused.append(step)
             self._refuse()
-        over: list[object] = []
-        try:
-            self._is_over = True
-            if self._items.is_held(self._taken):
-                return step(self._taken)
-        except BaseException:  # `step` may be half done; `_cleanup` explains each of these lines
-            try:
-                self._put_back()
-            except BaseException:
-                go_on_in_thread((over, self._put_back))
-                await_end(over)
-                raise
-            raise
-        raise self._loss()
+        self._is_over = True
+        if not self._items.is_held(self._taken):
+            raise self._loss()
+        step(self._taken)
 
     def _put_back(self) -> None:
         """Release the item if this process still has it, while another error is propagating."""
@@ -208,23 +200,12 @@ class Item:
     def __enter__(self) -> Item:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        over: list[object] = []
-        try:
-            if self._is_over:
-                return
-            if kind is None:
-                self.ack()
-            else:
-                with suppress(FscoordError):  # the block's own error matters more
-                    self.release()
-        except FscoordError:
-            raise
-        except BaseException:
-            try:
-                self._put_back()
-            except BaseException:
-                go_on_in_thread((over, self._put_back))
-                await_end(over)
-                raise
-            raise
+    @undone_by(lambda item, *_: item._put_back(), FscoordError)
+    def __exit__(self, _: object, __: object, kind: object, *error: object) -> None:
+        if self._is_over:
+            return
+        if kind is None:
+            self.ack()
+        else:
+            with suppress(FscoordError):  # the block's own error matters more
+                self.release()

@@ -28,7 +28,7 @@ from fscoord._waiting.awaited import MEMBERS, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
-from fscoord.recipes._cleanup import await_end, go_on_in_thread
+from fscoord.recipes._cleanup import Undoable, undone_by
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, parse_count, shown
 from fscoord.store import Store, closer_look, needed_store, run_blocking
 
@@ -59,7 +59,7 @@ class Participant(NamedTuple):
     data: bytes
 
 
-class Membership:
+class Membership(Undoable):
     """A group that processes join and leave, and that every process can read and watch.
 
     A process that dies, or closes its store, leaves the group, and the processes that watch the group are woken. This
@@ -91,24 +91,14 @@ class Membership:
         """The group's name in the store."""
         return key_text(self._name)
 
-    def join(self) -> None:
+    @undone_by(lambda group, made, _: group._unjoin(made))
+    def join(self, made: list[bytes], _: object) -> None:
         """Join the group.
 
         Raises:
             RuntimeError: this object has joined already.
         """
-        made: list[bytes] = []
-        over: list[object] = []
-        try:
-            self._join(made)
-        except BaseException:  # the key may have been written; `_cleanup` explains each of these lines
-            try:
-                self._unjoin(made)
-            except BaseException:
-                go_on_in_thread((over, self._unjoin, made))
-                await_end(over)
-                raise
-            raise
+        self._join(made)
 
     def update(self, data: Value) -> None:
         """Publish other data for this process, and wake the processes that watch the group.
@@ -134,21 +124,10 @@ class Membership:
         self._data = said
         self._tell()
 
-    def leave(self) -> bool:
+    @undone_by(lambda group, *_: group._leave_quietly(), FscoordError)
+    def leave(self, _: list[object], __: object) -> bool:
         """Leave the group, and return whether this object was in it until now."""
-        over: list[object] = []
-        try:
-            return self._leave()
-        except FscoordError:
-            raise
-        except BaseException:
-            try:
-                self._leave_quietly()
-            except BaseException:
-                go_on_in_thread((over, self._leave_quietly))
-                await_end(over)
-                raise
-            raise
+        return self._leave()
 
     def evict(self, member: Participant) -> bool:
         """Remove `member` from the group, and return whether it was in the group until now.
@@ -228,35 +207,14 @@ class Membership:
             known = self.observe(known, timeout)
             yield known
 
-    def __enter__(self: M) -> M:
-        made: list[bytes] = []
-        over: list[object] = []
-        try:
-            self._join(made)
-            return self
-        except BaseException:
-            try:
-                self._unjoin(made)
-            except BaseException:
-                go_on_in_thread((over, self._unjoin, made))
-                await_end(over)
-                raise
-            raise
+    @undone_by(lambda group, made, _: group._unjoin(made))
+    def __enter__(self: M, made: list[bytes], _: object) -> M:  # noqa: PLE0302 - they are not given
+        self._join(made)
+        return self
 
-    def __exit__(self, *_: object) -> None:
-        over: list[object] = []
-        try:
-            self._leave()
-        except FscoordError:
-            raise
-        except BaseException:
-            try:
-                self._leave_quietly()
-            except BaseException:
-                go_on_in_thread((over, self._leave_quietly))
-                await_end(over)
-                raise
-            raise
+    @undone_by(lambda group, *_: group._leave_quietly(), FscoordError)
+    def __exit__(self, _: list[object], __: object, *error: object) -> None:  # noqa: PYI036 - as above
+        self._leave()
 
     def _join(self, made: list[bytes]) -> None:
         """Do as `join`, and put the key into `made` before the key is written."""

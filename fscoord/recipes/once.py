@@ -11,7 +11,7 @@ from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, value_b
 from fscoord._runtime import system
 from fscoord._waiting.awaited import WORK
 from fscoord.errors import LockLostError, WorkFailedError
-from fscoord.recipes._cleanup import await_end, go_on_in_thread
+from fscoord.recipes._cleanup import undone_by
 from fscoord.recipes._hold import HeldEntry
 from fscoord.recipes._keys import foreign_value_error
 from fscoord.recipes.lock import Lock
@@ -96,26 +96,16 @@ def _once(store: Store, name: Key, work: Work, timeout: Timeout | None) -> bytes
     return value_of(name, text)
 
 
-def _do_under_lock(lock: OnceLock, store: Store, key: bytes, work: Work) -> None:
+@undone_by(lambda lock, got, _: lock._undo(got))
+def _do_under_lock(lock: OnceLock, got: list[str], _: object, store: Store, key: bytes, work: Work) -> None:
     """Do the work under `lock`, unless the work is done by then.
 
     No other code has `lock`, so this function releases it.
     """
-    got: list[str] = []
-    over: list[object] = []
-    try:
-        lock._enter(got)
-        if not store.check([key]):
-            _do(store, key, work)
-        lock.release()
-    except BaseException:  # `_cleanup` explains each of these lines
-        try:
-            lock._undo(got)
-        except BaseException:
-            go_on_in_thread((over, lock._undo, got))
-            await_end(over)
-            raise
-        raise
+    lock._enter(got)
+    if not store.check([key]):
+        _do(store, key, work)
+    lock.release()
 
 
 def _do(store: Store, key: bytes, work: Work) -> None:

@@ -36,7 +36,7 @@ from fscoord._waiting.awaited import QUEUE, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
-from fscoord.recipes._cleanup import await_end, go_on_in_thread
+from fscoord.recipes._cleanup import Undoable, undone_by
 from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import NEVER_TAKEN, Claim, Item, Items, Taken, new_claim
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, shown
@@ -58,7 +58,7 @@ class _Takeable(NamedTuple):
     claim: Claim
 
 
-class Queue:
+class Queue(Undoable):
     """Items that are taken in the order in which they were put, each by one consumer at a time.
 
     *At least once*: an item whose consumer dies before it calls `Item.ack` is handed out again, in its old place in
@@ -131,7 +131,8 @@ class Queue:
         """
         self._put(list(values), 0)
 
-    def take(self, block: bool = True, timeout: Timeout | None = None) -> Item:
+    @undone_by(lambda queue, got, _: queue._items.put_back(got))
+    def take(self, _got: list[Taken], _: object, block: bool = True, timeout: Timeout | None = None) -> Item:
         """Take the first item that no consumer has. Wait if there is none.
 
         Args:
@@ -142,18 +143,7 @@ class Queue:
             QueueEmptyError: with ``block=False``, there is no such item.
             StoreTimeoutError: there was no such item until the timeout.
         """
-        got: list[Taken] = []
-        over: list[object] = []
-        try:
-            return run_blocking(self._store, self._taking(block, timeout, got))
-        except BaseException:
-            try:
-                self._items.put_back(got)
-            except BaseException:
-                go_on_in_thread((over, self._items.put_back, got))
-                await_end(over)
-                raise
-            raise
+        return run_blocking(self._store, self._taking(block, timeout, _got))
 
     def _taking(self, block: bool, timeout: Timeout | None, got: list[Taken]) -> WaitSteps[Item]:
         """Take an item, as `_take_steps` does, and record the call in a trace."""
