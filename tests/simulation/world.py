@@ -201,6 +201,7 @@ class World:
                 "namespace": lambda kind: 1,
                 "is_zombie": lambda pid: False,
                 "Descriptors": set,
+                "close_when_collected": lambda owner, descriptors: None,  # at no time that the schedule decides
                 "loose": set(),
                 "opens_under_way": {},
                 "random_bytes": lambda count: self.rng.randbytes(count),
