@@ -39,14 +39,12 @@ from fscoord._arguments import (
 )
 from fscoord._runtime import system, tracing
 from fscoord._waiting.awaited import ShownWait
+from fscoord._waiting.rounds import is_last
 from fscoord._waiting.wait import (
-    COUNT,
     ITEM,
     KEYS,
     VALUES,
     ArrivalRequest,
-    BarrierRequest,
-    LastOfCount,
     NeededRanks,
     Request,
     Wait,
@@ -356,22 +354,7 @@ class Store(ABC):
             BarrierError: a key of the barrier has a value of another kind.
             StoreTimeoutError: fewer than `world_size` callers arrived before the deadline.
         """
-        limit = self._timeout if timeout is None else to_seconds(timeout)
-        request = _counted_arrival(key, world_size, limit)
-        try:  # as in `_barrier_steps`, without a generator, because this thread makes the wait itself
-            arrived = self._arrive(request)
-        except (NotACounterError, CounterRangeError) as error:
-            raise _not_counted(error) from error
-        if arrived is not None:
-            raise _counted_too_far(self, key, world_size, arrived)
-
-    def _barrier_steps(self, key: Key, world_size: int, timeout: float) -> WaitSteps[None]:
-        try:
-            arrived = yield _counted_arrival(key, world_size, timeout)
-        except (NotACounterError, CounterRangeError) as error:
-            raise _not_counted(error) from error
-        if arrived is not None:
-            raise _counted_too_far(self, key, world_size, arrived)
+        run_blocking(self, barrier_steps(self, key, world_size, self._seconds(timeout)))
 
     @property
     def has_liveness(self) -> bool:
@@ -558,17 +541,18 @@ class Store(ABC):
 
     def _arrival_steps(self, request: ArrivalRequest) -> WaitSteps[bytes | None]:
         start = system.time.monotonic() if request.started is None else request.started
-        if request.kind == COUNT:
-            value = b"%d" % self.add(request.key, 1)
-        else:
-            self.append(request.key, request.piece)
+        token = request.token
+        if token:
+            self.append(request.key, token)
             value = self.get(request.key)
-        is_last = request.judge(value)
-        if is_last is None:
-            return value
-        if is_last:
-            self.set(request.done, b"1")
         else:
+            value = b"%d" % self.add(request.key, 1)
+        last = is_last(value, token, request.world_size)
+        if last is None:
+            return value
+        if last:
+            self.set(request.done, b"1")
+        elif request.waits:
             make, now = request.new_slow_logger, system.time.monotonic()
             left = max(0.0, request.timeout - (now - start))
             slow_logger = None if make is None else make(now)
@@ -815,11 +799,12 @@ def needed_store(store: T, *methods: str) -> T:
 
 def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
     """Run the generator `steps`, wait in this thread for each of its requests, and return its result."""
+    wait = wait_on if tracing.recorder is None else _wait_traced
     try:
         request = next(steps)
         while True:
             try:
-                answer = wait_on(store, request) if tracing.recorder is None else _wait_traced(store, request)
+                answer = wait(store, request)
             except BaseException as error:  # noqa: BLE001 - raised in `steps`, which may catch it
                 request = steps.throw(error)
             else:
@@ -851,39 +836,24 @@ def _wait_traced(store: Store, request: Request) -> Any:
 
 def wait_on(store: Store, request: Request) -> Any:
     """Carry out `request` in this thread, and return its answer."""
-    if isinstance(request, ArrivalRequest):
-        return store._arrive(request)
-    if isinstance(request, WaitRequest):
-        return store._wait(request)
-    store.barrier(*request)
-    return None
+    return store._arrive(request) if isinstance(request, ArrivalRequest) else store._wait(request)
 
 
-def _counted_arrival(key: Key, world_size: int, timeout: float) -> ArrivalRequest:
-    """Check the arguments of `Store.barrier`, and return the request of one arrival."""
-    world_size = check_positive("world_size", world_size)
-    name = key_bytes(key)
+def barrier_steps(store: Store, key: Key, world_size: int, timeout: float) -> WaitSteps[None]:
+    """Execute `Store.barrier`."""
+    world_size, name = check_positive("world_size", world_size), key_bytes(key)
     counter, last = name + NUM_MEMBERS, name + b"/last_member"  # of one length
     if len(counter) > KEY_MAX:
         key_bytes(counter)  # raises the error
-
-    return new_tuple(ArrivalRequest, (COUNT, counter, b"", last, LastOfCount(world_size), timeout, None, None))
-
-
-def _not_counted(error: Exception) -> BarrierError:
-    return BarrierError(f"{error}, so it is not a barrier's counter; give every barrier its own key")
-
-
-def _counted_too_far(store: Store, key: Key, world_size: int, arrived: bytes) -> UsedBeforeError:
-    return UsedBeforeError(
-        f"barrier {key_text(key_bytes(key))!r} got arrival {int(arrived)} of {world_size}: its key was used before, or"
-        f" by too many callers; {how_to_run_again(store)}"
-    )
-
-
-def barrier_steps(store: Store, request: BarrierRequest) -> WaitSteps[None]:
-    """Return the steps of `Store.barrier`."""
-    return store._barrier_steps(*request)
+    try:
+        arrived = yield new_tuple(ArrivalRequest, (counter, b"", last, world_size, timeout, None, None, True))
+    except (NotACounterError, CounterRangeError) as error:
+        raise BarrierError(f"{error}, so it is not a barrier's counter; give every barrier its own key") from error
+    if arrived is not None:
+        raise UsedBeforeError(
+            f"barrier {key_text(name)!r} got arrival {int(arrived)} of {world_size}: its key was used before, or"
+            f" by too many callers; {how_to_run_again(store)}"
+        )
 
 
 def arrival_steps(store: Store, request: ArrivalRequest) -> WaitSteps[bytes | None]:

@@ -39,6 +39,7 @@ LAYERS = [
     ("_runtime.tracing", ["_runtime.interrupts", "_runtime.logging", "_runtime.system", "errors"]),
     ("_runtime.*", ["_runtime.interrupts", "_runtime.system", "errors"]),
     ("_waiting", []),
+    ("_waiting.rounds", ["_arguments"]),
     ("_waiting.*", ["_runtime.*", "_waiting.*", "errors"]),
     # The log, from the bottom up: each module may import those of entries above its own, and of its own.
     ("_log", []),
@@ -356,11 +357,11 @@ LAYERS = [
         "demo.*",
         ["demo.*", "_runtime.*", "_arguments", "collectives", "store", "stores.*", "errors"],
     ),
-    ("status", ["status.*", "_waiting.awaited", "collectives.rounds", "recipes.holdings"]),
-    ("status.picture", ["_waiting.awaited", "collectives.rounds", "recipes.holdings"]),
+    ("status", ["status.*", "_waiting.awaited", "_waiting.rounds", "recipes.holdings"]),
+    ("status.picture", ["_waiting.awaited", "_waiting.rounds", "recipes.holdings"]),
     (
         "status.findings",  # data in, findings out: it reads no store
-        ["_arguments", "_waiting.awaited", "collectives.rounds", "recipes.holdings", "status.picture"],
+        ["_arguments", "_waiting.awaited", "_waiting.rounds", "recipes.holdings", "status.picture"],
     ),
     (
         "status.*",
@@ -369,7 +370,7 @@ LAYERS = [
             "_arguments",
             "_runtime.*",
             "_waiting.awaited",
-            "collectives.rounds",
+            "_waiting.rounds",
             "recipes.holdings",
             "store",
             "stores.file.observer",

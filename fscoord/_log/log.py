@@ -64,7 +64,7 @@ SEVERAL: Final = -1
 BATCH: Final = -2
 """The kind of a transaction that appends a batch: its value is the `BatchPlan`, which names the records."""
 
-Decide = Callable[[bytes, bytes], tuple[Any, int, Any]]
+Decide = Callable[[bytes, Any], tuple[Any, int, Any]]
 """A function that decides one transaction. The log calls it with a key and a value, under the log lock, after it has
 applied all records. The function returns ``(result, kind, value)``: the result of the transaction, and the kind and
 value of the record to append. Kind 0 appends nothing."""
@@ -281,7 +281,7 @@ class Log:
         self,
         kind: int,
         key: bytes,
-        value: bytes,
+        value: Any,
         decide: Decide | None,
         limit: float,
         appended: Callable[[], None] | None = None,
@@ -291,7 +291,7 @@ class Log:
         Args:
             kind: the kind of the record; 0 appends nothing.
             key: the key of the record.
-            value: the value of the record.
+            value: the value of the record; with `decide`, anything that it takes.
             decide: called after the handle has read to the end; returns the record to append in place of the given
                 record. None: the given record is appended.
             limit: how long to wait for the lock, in seconds.
@@ -385,13 +385,12 @@ class Log:
             if not attempt:
                 started = system.time.monotonic()
             attempt += 1
-            plan: Any = value
-            show_life = plan.show_life if kind == BATCH else None
+            show_life = value.show_life if kind == BATCH else None
             self._wait_for_lock(attempt, started, max(limit, LOCK_GRACE_S), show_life)
             left = limit - (system.time.monotonic() - started)
 
     def _update_locked(
-        self, kind: int, key: bytes, value: bytes, decide: Decide | None, appended: Callable[[], None] | None
+        self, kind: int, key: bytes, value: Any, decide: Decide | None, appended: Callable[[], None] | None
     ) -> Any:
         """Catch up, decide and append, under the lock. Return `MOVED` if the log continues in another file."""
         if self._catch_up():

@@ -64,7 +64,7 @@ class WatchedLog(Log):
         self,
         kind: int,
         key: bytes,
-        value: bytes,
+        value: Any,
         decide: Decide | None,
         limit: float,
         appended: Callable[[], None] | None = None,

@@ -32,8 +32,6 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-COUNT: Final = "count"
-APPEND: Final = "append"
 KEYS: Final = "keys"
 VALUES: Final = "values"
 ITEM: Final = "item"
@@ -91,96 +89,43 @@ class WaitRequest(NamedTuple):
     slow_logger: SlowWaitLogger | None = None
 
 
-class BarrierRequest(NamedTuple):
-    """A request to call `fscoord.Store.barrier`, which a store may implement in its own way. The answer is None."""
-
-    key: bytes
-    world_size: int
-    timeout: float
-
-
-class LastOfCount:
-    """Decides by a counter whether an arrival is the last of `world_size` arrivals; see `ArrivalRequest.judge`."""
-
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
-
-    def __call__(self, count: bytes) -> bool | None:
-        """Return whether the arrival that made the counter `count` is the last; None if there are too many arrivals."""
-        arrived = int(count)
-        return arrived == self.world_size if arrived <= self.world_size else None
-
-
-class LastOfRanks:
-    """Decides by the tokens of ranks whether an arrival is the last; see `ArrivalRequest.judge`.
-
-    Args:
-        own: the token of the arrival: ``RANK/WORLD_SIZE`` and a space.
-        world_size: how many ranks there are.
-    """
-
-    def __init__(self, own: bytes, world_size: int) -> None:
-        self.own = own
-        self.world_size = world_size
-
-    def __call__(self, text: bytes) -> bool | None:
-        """Return whether the arrival at the end of `text` is the last; None if every token must be examined.
-
-        The two usual cases are decided without a loop over all tokens, because the other ranks wait for this call.
-        """
-        own, world_size = self.own, self.world_size
-        count, end = text.count(b" "), own[own.index(b"/") :]
-        if count == text.count(end) and b"-" not in text:
-            if count < world_size:
-                return False
-            if count == world_size and _are_all(text.split(end)[:-1], world_size):
-                return True if text.endswith(b" " + own) or text == own else None
-        return None
-
-
-def _are_all(names: list[bytes], world_size: int) -> bool:
-    if not all(names) or len(max(names, key=len)) > 19 or not b"".join(names).isdigit():  # not an arrival
-        return False
-    return set(map(int, names)) == set(range(world_size))
-
-
 class ArrivalRequest(NamedTuple):
     """A request to record an arrival under one key, and to wait for another key, which the last arrival sets.
 
     A store may make one operation of it: the arrival is recorded, and the wait armed, under one hold of its lock. So no
-    look is needed between the two.
+    look is needed between the two. `fscoord._waiting.rounds.is_last` decides which arrival is the last.
 
     Attributes:
-        kind: how the arrival is recorded. `COUNT`: 1 is added to the counter `key`. `APPEND`: `piece` is appended.
         key: the key of the arrivals, checked.
-        piece: the arrival, for `APPEND`.
+        token: the token of a rank, which is appended to the value of `key`. Empty: the value is a counter, to which 1
+            is added.
         done: the key to wait for, checked.
-        judge: returns, for the new value of `key`, whether this arrival is the last, which sets `done`; None if the
-            caller must decide. It is called under the lock of the store, so it must not use the store. A
-            `LastOfCount` or a `LastOfRanks` can be evaluated in another process.
+        world_size: how many must arrive.
         timeout: the longest time from `started` until `done` is set, in seconds. The write itself is limited by the
             timeout of the store, which counts from the write.
         new_slow_logger: returns the logger of the warnings about a long wait, given the time when the wait began. None:
             the store logs its own warnings.
         started: when the call began, by the monotonic clock; None: now.
+        waits: whether the request includes the wait. Otherwise it ends with the arrival.
 
-    The answer is the new value of `key` if `judge` returned None. Otherwise the answer is None, when `done` is set.
+    The answer is the new value of `key` if the caller must decide whether the arrival is the last. Otherwise the answer
+    is None, when `done` is set.
     """
 
-    kind: str
     key: bytes
-    piece: bytes
+    token: bytes
     done: bytes
-    judge: Callable[[bytes], bool | None]
+    world_size: int
     timeout: float
     new_slow_logger: Callable[[float], SlowWaitLogger] | None = None
     started: float | None = None
+    waits: bool = True
 
 
 new_tuple: Final = tuple.__new__
 """Makes a named tuple from its class and all its values, in half of the time that the class itself takes."""
 
-Request = WaitRequest | BarrierRequest | ArrivalRequest
+Request = WaitRequest | ArrivalRequest
 
 WaitSteps = Generator[Request, Any, T]
 """A generator that yields its requests and returns a `T`. The driver sends it each answer, or raises an error in it."""

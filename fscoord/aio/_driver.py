@@ -17,14 +17,13 @@ from typing import Any, Final, TypeVar, cast
 from fscoord._arguments import key_names, key_text, keys_bytes, missing_message
 from fscoord._runtime import system
 from fscoord._waiting.timing import SlowWaitLogger
-from fscoord._waiting.wait import ITEM, KEYS, VALUES, ArrivalRequest, BarrierRequest, Request, WaitRequest, WaitSteps
+from fscoord._waiting.wait import ITEM, KEYS, VALUES, ArrivalRequest, Request, WaitRequest, WaitSteps
 from fscoord.aio._asyncio_backend import AsyncioBackend
 from fscoord.aio._executor import CallExecutor
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.store import (
     Store,
     arrival_steps,
-    barrier_steps,
     needed_store,
     new_arrival_wait,
     new_wait,
@@ -76,8 +75,6 @@ class StoreDriver:
         return await self._executor.drive(steps, self._answer, undo)
 
     async def _answer(self, request: Request) -> Any:
-        if isinstance(request, BarrierRequest):
-            return await self.drive(barrier_steps(self.store, request))
         if isinstance(request, ArrivalRequest):
             return await self._arrive(request)
         return await self.wait(request)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from fscoord._arguments import Key, Timeout, Value, check_int64, key_bytes, keys_bytes, to_seconds
 from fscoord._runtime import system
-from fscoord._waiting.wait import ITEM, KEYS, VALUES, BarrierRequest, WaitRequest
+from fscoord._waiting.wait import ITEM, KEYS, VALUES, WaitRequest
 from fscoord.aio._driver import StoreDriver
 from fscoord.aio._executor import CallExecutor
 from fscoord.store import Capabilities, Member, Store, barrier_steps
@@ -191,8 +191,7 @@ class AsyncStore:
 
     async def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
         """See `~fscoord.Store.barrier`. A cancelled caller counts as arrived."""
-        request = BarrierRequest(key_bytes(key), world_size, self._limit(timeout))
-        await self._driver.drive(barrier_steps(self._store, request))
+        await self._driver.drive(barrier_steps(self._store, key, world_size, self._limit(timeout)))
 
     # -- the handle ------------------------------------------------------------------------------------------------
 

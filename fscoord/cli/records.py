@@ -8,7 +8,7 @@ from fscoord._arguments import MalformedText, parse_uint63, words_in
 from fscoord._log.format.control_records import decode_death
 from fscoord._log.format.record import MalformedRecord, decode_pairs
 from fscoord._runtime.escaping import printable
-from fscoord.collectives.rounds import ARRIVALS, COMPLETE
+from fscoord._waiting.rounds import ARRIVALS, COMPLETE
 from fscoord.inspect import Entry
 from fscoord.recipes.holdings import LINE, parse_line
 

@@ -31,14 +31,12 @@ from __future__ import annotations
 
 from typing import overload
 
-from fscoord._arguments import Key, Timeout, Value, key_bytes, key_given, timeout_given
-from fscoord._runtime import tracing
+from fscoord._arguments import Key, Timeout, Value, key_given, timeout_given
 from fscoord.collectives import c10d, steps
 from fscoord.collectives.arrivals import Decoder
 from fscoord.collectives.c10d import BarrierStore, ExchangeStore
 from fscoord.collectives.timeout import TimeoutStore, store_timeout
-from fscoord.errors import StoreTimeoutError
-from fscoord.store import Store, begin_span, needed_store, run_blocking, wait_on
+from fscoord.store import Store, needed_store, run_blocking
 
 __all__ = [
     "BarrierStore",
@@ -139,29 +137,8 @@ def barrier(
         steps.check_needs_rank(rank, rank_tracing_decoder, fail_fast=fail_fast)
         c10d.barrier(store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
         return
-    if rank is None or fail_fast:
-        arguments = (world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
-        run_blocking(store, steps.barrier(store, *arguments, fail_fast=fail_fast))
-        return
-    # The usual barrier: as in `steps.barrier`, without a generator, because this thread makes each wait itself.
-    arrivals = steps.arrivals_of(
-        store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout
-    )
-    recorder, span = tracing.recorder, None
-    if recorder is not None:
-        span = begin_span("barrier", store, key_bytes(key_prefix), rank, "world_size", world_size)
-    try:
-        try:
-            text = wait_on(store, arrivals.request())
-            if text is not None:
-                run_blocking(store, arrivals.settle(text))
-        except StoreTimeoutError as error:
-            arrivals.time_out(error)
-    except BaseException as error:
-        tracing.end(span, tracing.outcome_of(error))
-        raise
-    if recorder is not None:
-        tracing.end(span, "passed", *(("repeated", 1) if arrivals.is_repeated else ()))
+    arguments = (world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
+    run_blocking(store, steps.barrier(store, *arguments, fail_fast=fail_fast))
 
 
 @overload

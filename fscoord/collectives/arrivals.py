@@ -1,15 +1,6 @@
 """`Arrivals`: the ranks that have arrived at a barrier, and the error of a call that times out there.
 
-The key ``{prefix}/arrivals`` has three kinds of tokens, each with a space after it:
-
-- ``RANK/WORLD_SIZE`` is an arrival. Each rank appends one.
-- ``-RANK/WORLD_SIZE`` is a time-out token. A rank appends it when its call times out. The arrival of the rank still
-  counts, and the rank may call again, even after all ranks have passed.
-- ``!N:R,R`` is a verdict: the ranks R are dead. A verdict counts only if N rounds were broken before it, and one of the
-  ranks R had not arrived. If it counts, the round is broken for all ranks that had arrived, and a new round begins
-  after the token.
-
-The rank that completes the round sets ``{prefix}/complete``, so each waiting rank waits for one key only.
+`fscoord._waiting.rounds` describes the tokens of arrivals, and parses them.
 """
 
 from __future__ import annotations
@@ -26,22 +17,13 @@ from fscoord._arguments import (
     check_positive,
     key_bytes,
     key_text,
-    parse_uint63,
 )
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._waiting.awaited import BARRIER, Awaited
+from fscoord._waiting.rounds import ARRIVALS, COMPLETE, Rounds, Verdict, parse
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
-from fscoord._waiting.wait import (
-    APPEND,
-    KEYS,
-    ArrivalRequest,
-    LastOfRanks,
-    NeededRanks,
-    WaitRequest,
-    WaitSteps,
-    new_tuple,
-)
+from fscoord._waiting.wait import KEYS, ArrivalRequest, NeededRanks, WaitRequest, WaitSteps, new_tuple
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
 from fscoord.store import Member, Store, closer_look, how_to_run_again, stopped_sessions, write_within
 
@@ -64,7 +46,6 @@ TRACE_TIMEOUT_S = 0.05
 """The default trace timeout in seconds: how long after its deadline a call may still write its time-out token."""
 
 Decoder = Callable[[int], str]
-Event = tuple[int, bool]
 
 
 class MissingRanks(NamedTuple):
@@ -102,23 +83,6 @@ def describe_missing(store: Store, missing: Sequence[int]) -> MissingRanks:
     return MissingRanks(tuple(map(str, dead)), words)
 
 
-def _fates(store: Store, missing: Sequence[int]) -> dict[int, str]:
-    """Return, for each of the ranks `missing` that is known dead or stopped, the words that follow its number."""
-    if not store.has_liveness:
-        return {}
-    known: dict[int, list[Member]] = {}
-    try:
-        for member in store.members(missing):
-            if member.rank is not None:
-                known.setdefault(member.rank, []).append(member)
-        living = {rank: [each.number for each in found if each.alive != "no"] for rank, found in known.items()}
-        stopped = stopped_sessions(store, [number for numbers in living.values() for number in numbers])
-    except FscoordError:
-        return {}
-    fates = {rank: " (dead)" for rank, numbers in living.items() if not numbers}
-    return fates | {rank: " (stopped)" for rank, numbers in living.items() if numbers and stopped.issuperset(numbers)}
-
-
 def _more(ranks: Sequence[int]) -> str:
     """Return the words for the rest of `ranks`, which a message does not name."""
     return f" and {len(ranks) - MISSING_MAX} more" if len(ranks) > MISSING_MAX else ""
@@ -144,30 +108,6 @@ def _clock(what: str, when: float | None) -> str:
     return f"{what} {system.time.strftime('%H:%M:%S', system.time.gmtime(when))} UTC" if when else "dead"
 
 
-class Verdict(NamedTuple):
-    """The reason why a round is broken.
-
-    Attributes:
-        missing: the ranks that had not arrived.
-        dead: the missing ranks that are dead.
-    """
-
-    missing: list[int]
-    dead: list[int]
-
-
-class Rounds(NamedTuple):
-    """The contents of ``{prefix}/arrivals``.
-
-    Attributes:
-        events: the arrivals and time-out tokens of the present round, in order.
-        verdicts: the verdict on each broken round before the present one, in order.
-    """
-
-    events: list[Event]
-    verdicts: list[Verdict]
-
-
 class Attempt(NamedTuple):
     """The checked arguments of one rank's call, and `start`, when the call began. All times are in seconds."""
 
@@ -191,6 +131,10 @@ class Attempt(NamedTuple):
         """Return for how many seconds the call may still find and name the missing ranks."""
         return max(0.0, self.timeout + self.trace_timeout - self.waited())
 
+    def absent(self, came: Collection[int]) -> list[int]:
+        """Return the ranks that are not among `came`."""
+        return [rank for rank in range(self.world_size) if rank not in came]
+
     def time_out(
         self, what: str, missing: list[int], cause: StoreTimeoutError, store: Store, hint: str = ""
     ) -> StoreTimeoutError:
@@ -211,12 +155,13 @@ class Attempt(NamedTuple):
 
     def broken(self, verdict: Verdict, store: Store) -> BrokenBarrierError:
         """Return the error for a round that is broken by `verdict`."""
-        names, more = self._names(verdict.missing)
+        missing = self.absent(verdict.came)
+        names, more = self._names(missing)
         dead = [self._named(rank) for rank in verdict.dead[:MISSING_MAX]]
         return BrokenBarrierError(
             f"Barrier broken on rank {self.rank}, for key prefix: {key_text(self.prefix)}"
             f" (world_size={self.world_size}, missing_ranks=[{', '.join(names)}{more}], dead_ranks=[{', '.join(dead)}])"
-            f"{describe_missing(store, verdict.missing).words}",
+            f"{describe_missing(store, missing).words}",
             missing=names,
             dead=dead,
         )
@@ -281,47 +226,28 @@ class Arrivals:
     def __init__(self, store: Store, prefix: bytes, call: Attempt) -> None:
         self._store = store
         self._call = call
-        self._own = b"%d/%d " % (call.rank, call.world_size)
-        self._is_last = LastOfRanks(self._own, call.world_size)
-        self._arrivals = prefix + b"/arrivals"
-        self._complete = prefix + b"/complete"  # as long as the first key, whose append fails if the prefix is too long
+        self._arrivals = prefix + ARRIVALS
+        self._complete = prefix + COMPLETE  # as long as the first key, so one check is enough
+        if len(self._arrivals) > KEY_MAX:
+            key_bytes(self._arrivals)  # raises the error
 
-    def arrive(self) -> bool:
-        """Append this rank's arrival; return whether all ranks have arrived.
+    def arrive(self, *, waits: bool) -> WaitSteps[None]:
+        """Append this rank's arrival, and, if `waits`, wait until all ranks have arrived.
 
         Raises:
             BarrierError: all ranks had arrived before this call, and this rank's previous call had not timed out.
         """
-        self._store.announce_rank(self._call.rank)
-        self._store.append(self._arrivals, self._own)
-        text = self._arrived = self._store.get(self._arrivals)
-        is_last = self._is_last(text)
-        if is_last is None:
-            return self._arrive_among(self._events(text))
-        if is_last:
-            self._store.set(self._complete, b"1")
-        return is_last
-
-    def request(self) -> ArrivalRequest:
-        """Return the request to append this rank's arrival, and to wait until all ranks have arrived.
-
-        If its answer is a text, the text must be passed to `settle`.
-        """
-        call, key = self._call, self._arrivals
+        call = self._call
         self._store.announce_rank(call.rank)
-        if len(key) > KEY_MAX:
-            key_bytes(key)  # raises the error
-        values = (
-            APPEND,
-            key,
-            self._own,
-            self._complete,
-            self._is_last,
-            call.timeout,
-            self._new_slow_logger,
-            call.start,
-        )
-        return new_tuple(ArrivalRequest, values)
+        own, size = b"%d/%d " % (call.rank, call.world_size), call.world_size
+        values = (self._arrivals, own, self._complete, size, call.timeout, self._new_slow_logger, call.start, waits)
+        text = yield new_tuple(ArrivalRequest, values)
+        if text is not None and not self._has_ended(self._parse(text)) and waits:
+            slow_logger = self._new_slow_logger()
+            try:
+                yield WaitRequest(KEYS, [self._complete], call.left(), slow_logger=slow_logger)
+            finally:
+                slow_logger.end()
 
     def time_out(self, error: StoreTimeoutError) -> None:
         """Record that this rank's wait in a barrier has timed out with `error`, and raise the error of the barrier.
@@ -334,33 +260,22 @@ class Arrivals:
             hint = "; some callers gave no rank: either all do, or none" if mixed else ""
             raise call.time_out("waiting on barrier", missing, error, self._store, hint) from error
 
-    def settle(self, text: bytes) -> WaitSteps[None]:
-        """Wait until all ranks have arrived, after the arrivals were `text`. Errors as in `arrive`."""
-        if not self._arrive_among(self._events(text)):
-            yield from self.wait()
+    def _has_ended(self, rounds: Rounds) -> bool:
+        """Return whether all ranks have arrived, after this rank has arrived in the last of `rounds`.
 
-    def _arrive_among(self, events: list[Event]) -> bool:
-        """Finish `arrive` if a rank has arrived twice, a rank has timed out, or a rank has another world size."""
-        rank, world_size = self._call.rank, self._call.world_size
-        own = max((index for index, event in enumerate(events) if event == (rank, True)), default=-1)
+        Its arrival found a rank that has arrived twice or timed out, a rank with another world size, or a verdict.
+        """
+        call, events = self._call, rounds.events
+        own = max((index for index, event in enumerate(events) if event == (call.rank, True)), default=-1)
         if own < 0:  # the round was broken since
             return False
-        before = _present(events[:own])
-        self.is_repeated = rank in before
-        if len(before) == world_size:
+        before = rounds.came(own)
+        self.is_repeated = call.rank in before
+        if len(before | {call.rank}) == call.world_size:
             self._store.set(self._complete, b"1")  # if the last rank died before it set this, the others still wait
-            self._refuse_unless_timed_out(events[:own])
-        elif len(before | {rank}) == world_size:
-            self._store.set(self._complete, b"1")
-        return len(_present(events)) == world_size
-
-    def wait(self) -> WaitSteps[None]:
-        """Wait until all ranks have arrived."""
-        slow_logger = self._new_slow_logger()
-        try:
-            yield WaitRequest(KEYS, [self._complete], self._call.left(), slow_logger=slow_logger)
-        finally:
-            slow_logger.end()
+        if len(before) == call.world_size:
+            self._refuse_unless_timed_out(rounds, own)
+        return len(rounds.came()) == call.world_size
 
     def _new_slow_logger(self, started: float | None = None) -> SlowWaitLogger:
         awaited = Awaited(BARRIER, key_text(self._call.prefix), self._call.world_size)
@@ -368,10 +283,10 @@ class Arrivals:
 
     def _progress(self) -> str:
         missing, size = self.missing(), self._call.world_size
-        fates = _fates(self._store, missing)
-        ranks = ", ".join(f"{rank}{fates.get(rank, '')}" for rank in missing[:MISSING_MAX])
-        came = f"{size - len(missing)} of {size} arrived, missing ranks {ranks}{_more(missing)}"
-        return f"barrier {key_text(self._call.prefix)!r} on rank {self._call.rank} ({came})"
+        ranks = f"{', '.join(map(str, missing[:MISSING_MAX]))}{_more(missing)}"
+        came = f"{size - len(missing)} of {size} arrived, missing ranks {ranks}"
+        words = describe_missing(self._store, missing).words
+        return f"barrier {key_text(self._call.prefix)!r} on rank {self._call.rank} ({came}{words})"
 
     def wait_alive(self) -> WaitSteps[None]:
         """Wait until all ranks have arrived, or a missing rank is known to be dead. `arrive` must be called first.
@@ -382,24 +297,23 @@ class Arrivals:
         Raises:
             BrokenBarrierError: a missing rank is dead. All ranks that arrived before the verdict raise the same error.
         """
-        tokens = self._arrived.split()
-        own = b"%d/%d" % (self._call.rank, self._call.world_size)
-        if own not in tokens:
-            raise self._foreign(self._arrived)
-        last = max(index for index, token in enumerate(tokens) if token == own)
-        joined = len(self._parse(tokens[:last]).verdicts)
         slow_logger = self._new_slow_logger()
         try:
-            yield from self._wait_until_complete(joined, slow_logger)
+            yield from self._wait_until_complete(slow_logger)
         finally:
             slow_logger.end()
 
-    def _wait_until_complete(self, joined: int, slow_logger: SlowWaitLogger) -> WaitSteps[None]:
-        """Wait until all ranks have arrived, or until the round after `joined` broken rounds is broken."""
+    def _wait_until_complete(self, slow_logger: SlowWaitLogger) -> WaitSteps[None]:
+        """Wait until all ranks have arrived, or until the round in which this rank has arrived is broken."""
+        text = self._read()
+        before, own, _ = text.rpartition(b"%d/%d " % (self._call.rank, self._call.world_size))
+        if not own:
+            raise self._foreign(text)
+        joined = len(self._parse(before).verdicts)
         dead: list[int] = []
         is_complete, backoff = False, Backoff(self._call.left())
         while True:
-            rounds = self._parse(self._read_text().split())
+            rounds = self._parse(text)
             if len(rounds.verdicts) > joined:
                 raise self._call.broken(rounds.verdicts[joined], self._store)
             if len(rounds.verdicts) < joined:
@@ -407,7 +321,7 @@ class Arrivals:
                     f"key {key_text(self._arrivals)!r}, where rank {self._call.rank} had arrived, was removed; give"
                     " every barrier and exchange a prefix of its own, and remove its keys when all have passed"
                 )
-            missing = self._absent(rounds.events)
+            missing = self._call.absent(rounds.came())
             if is_complete or not missing:
                 return
             fatal = [rank for rank in missing if rank in dead]
@@ -420,6 +334,7 @@ class Arrivals:
                 needed = NeededRanks(missing, key_bytes(self._arrivals), partial(self._needed, joined))
                 dead = yield WaitRequest(KEYS, [self._complete], left, ranks=needed, slow_logger=slow_logger)
                 is_complete = not dead
+            text = self._read()
 
     def _needed(self, joined: int, text: bytes) -> list[int]:
         """Return the ranks that a waiter needs while the arrivals are `text`; none if its wait is over.
@@ -429,18 +344,14 @@ class Arrivals:
             text: the value of the key of the arrivals.
         """
         try:
-            rounds = self._parse(text.split())
+            rounds = self._parse(text)
         except BarrierError:  # the wait ends, and `wait_alive` raises the error
             return []
-        return self._absent(rounds.events) if len(rounds.verdicts) == joined else []
+        return self._call.absent(rounds.came()) if len(rounds.verdicts) == joined else []
 
     def missing(self) -> list[int]:
         """Return the ranks that have not arrived."""
-        return self._absent(self._read())
-
-    def _absent(self, events: list[Event]) -> list[int]:
-        present = _present(events)
-        return [rank for rank in range(self._call.world_size) if rank not in present]
+        return self._call.absent(self._parse(self._read()).came())
 
     def record_time_out(self) -> list[int]:
         """Record that this rank's wait has timed out, and return the ranks that have not arrived.
@@ -465,58 +376,37 @@ class Arrivals:
         Args:
             data_key: the key with the data of this rank.
         """
-        events = self._read()
-        if (self._call.rank, True) in events:
-            self._refuse_unless_timed_out(events)
-        elif events and not self._store.check([data_key]):
+        rounds = self._parse(self._read())
+        if (self._call.rank, True) in rounds.events:
+            self._refuse_unless_timed_out(rounds)
+        elif rounds.events and not self._store.check([data_key]):
             raise self._call.used_before(self._store)
 
-    def _refuse_unless_timed_out(self, events: list[Event]) -> None:
-        if [came for rank, came in events if rank == self._call.rank][-1]:
+    def _refuse_unless_timed_out(self, rounds: Rounds, end: int | None = None) -> None:
+        if [came for rank, came in rounds.events[:end] if rank == self._call.rank][-1]:
             raise self._call.used_before(self._store)
 
-    def _read(self) -> list[Event]:
-        return self._events(self._read_text())
-
-    def _read_text(self) -> bytes:
+    def _read(self) -> bytes:
         return self._store.get(self._arrivals, default=b"")
 
-    def _events(self, text: bytes) -> list[Event]:
-        """Return each arrival in the present round as (rank, True), and each time-out token as (rank, False)."""
-        return self._parse(text.split()).events
-
-    def _parse(self, tokens: list[bytes]) -> Rounds:
-        """Parse `tokens`, the contents of ``{prefix}/arrivals``, into rounds.
+    def _parse(self, text: bytes) -> Rounds:
+        """Parse `text`, the value of ``{prefix}/arrivals``.
 
         Raises:
             BarrierError: a token has another form, or its world size is not that of this rank.
         """
-        events: list[Event] = []
-        verdicts: list[Verdict] = []
-        for token in tokens:
-            if token.startswith(b"!"):
-                number, _, ranks = token[1:].partition(b":")
-                missing = self._absent(events)
-                dead = [rank for rank in missing if b"%d" % rank in ranks.split(b",")]
-                if dead and number == b"%d" % len(verdicts):
-                    verdicts.append(Verdict(missing, dead))
-                    events = []
-                continue
-            name, _, size = token.partition(b"/")
-            try:
-                rank, theirs = parse_uint63(name.removeprefix(b"-")), parse_uint63(size)
-            except MalformedText:
-                raise self._foreign(token) from None
-            if rank >= theirs:
-                raise self._foreign(token)
+        try:
+            rounds = parse(text)
+        except MalformedText as error:
+            raise self._foreign(error.args[0]) from None
+        for theirs, rank in rounds.world_sizes.items():
             if theirs != self._call.world_size:
                 raise BarrierError(
                     f"rank {rank} called {key_text(self._call.prefix)!r} with world_size={theirs}, and rank"
                     f" {self._call.rank} with world_size={self._call.world_size}: all must give the same world_size,"
                     " and every barrier and exchange needs a prefix of its own"
                 )
-            events.append((rank, not name.startswith(b"-")))
-        return Rounds(events, verdicts)
+        return rounds
 
     def _foreign(self, text: bytes) -> BarrierError:
         return BarrierError(
@@ -524,7 +414,3 @@ class Arrivals:
             " it; give"
             " every barrier and exchange a prefix of its own"
         )
-
-
-def _present(events: list[Event]) -> set[int]:
-    return {rank for rank, came in events if came}

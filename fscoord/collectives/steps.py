@@ -13,7 +13,6 @@ from fscoord._arguments import (
     Key,
     Timeout,
     Value,
-    check_positive,
     key_bytes,
     key_names,
     key_text,
@@ -23,12 +22,12 @@ from fscoord._arguments import (
 from fscoord._runtime import system, tracing
 from fscoord._waiting.awaited import EXCHANGE, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
-from fscoord._waiting.wait import KEYS, BarrierRequest, WaitRequest, WaitSteps, new_tuple
+from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps, new_tuple
 from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank
 from fscoord.errors import StoreTimeoutError, UsedBeforeError
-from fscoord.store import NUM_MEMBERS, Store, begin_span, closer_look, how_to_run_again
+from fscoord.store import NUM_MEMBERS, Store, barrier_steps, begin_span, closer_look, how_to_run_again
 
-__all__ = ["arrivals_of", "barrier", "broadcast", "check_needs_rank", "gather", "get_all", "synchronize"]
+__all__ = ["barrier", "broadcast", "check_needs_rank", "gather", "get_all", "synchronize"]
 
 T = TypeVar("T")
 
@@ -105,17 +104,12 @@ def _barrier(
     check_needs_rank(rank, rank_tracing_decoder, fail_fast=fail_fast)
     if rank is None:
         to_seconds(trace_timeout)
-        world_size = check_positive("world_size", world_size)
         return (yield from _anonymous_barrier(store, world_size, key_bytes(key_prefix), _limit(store, barrier_timeout)))
-    arrivals = arrivals_of(store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
+    arrivals = _arrivals_of(store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
     try:
+        yield from arrivals.arrive(waits=not fail_fast)
         if fail_fast:
-            arrivals.arrive()
             yield from arrivals.wait_alive()
-        else:
-            text = yield arrivals.request()
-            if text is not None:
-                yield from arrivals.settle(text)
         if span is not None and arrivals.is_repeated:
             span += ("repeated", 1)
     except StoreTimeoutError as error:
@@ -133,7 +127,7 @@ def check_needs_rank(rank: int | None, rank_tracing_decoder: Decoder | None, *, 
         raise _RankNeededError(f"{name} needs rank: without ranks it is unknown which ranks have arrived")
 
 
-def arrivals_of(
+def _arrivals_of(
     store: Store,
     world_size: int,
     key_prefix: Key,
@@ -227,7 +221,7 @@ def _limit(store: Store, timeout: Timeout | None) -> float:
 def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: float) -> WaitSteps[None]:
     start = system.time.monotonic()
     try:
-        yield BarrierRequest(prefix, world_size, timeout)
+        yield from barrier_steps(store, prefix, world_size, timeout)
     except StoreTimeoutError as error:
         count = store.get(prefix + NUM_MEMBERS, default=None)
         if count is None:  # the server of a `TCPStore` counts in the key itself
@@ -248,8 +242,7 @@ def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitSteps
     values = yield from _read_all(store, call, prefix, what)
     arrivals = Arrivals(store, prefix + b"/finished", call)
     try:
-        if not arrivals.arrive() and call.rank == 0:
-            yield from arrivals.wait()
+        yield from arrivals.arrive(waits=call.rank == 0)
     except StoreTimeoutError as error:
         missing = arrivals.record_time_out()
         if missing:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from fscoord._waiting.awaited import ShownWait
-from fscoord.collectives.rounds import RoundState
+from fscoord._waiting.rounds import RoundState
 from fscoord.recipes.holdings import LineState
 from fscoord.status.findings import StatusFinding, find_all
 from fscoord.status.picture import LogLock, Picture, SessionStatus

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from fscoord._arguments import key_text
 from fscoord._waiting.awaited import BARRIER, EXCHANGE, ShownWait
-from fscoord.collectives.rounds import RoundState
+from fscoord._waiting.rounds import RoundState
 from fscoord.recipes.holdings import LineState
 from fscoord.status.picture import Picture, SessionStatus
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from fscoord._waiting.awaited import ShownWait
-from fscoord.collectives.rounds import RoundState
+from fscoord._waiting.rounds import RoundState
 from fscoord.recipes.holdings import LineState
 
 __all__ = ["LogLock", "Picture", "SessionStatus"]

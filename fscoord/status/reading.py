@@ -13,7 +13,7 @@ from fscoord._arguments import key_bytes, key_text
 from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord._waiting.awaited import ShownWait
-from fscoord.collectives.rounds import is_of_barrier, open_rounds
+from fscoord._waiting.rounds import is_of_barrier, open_rounds
 from fscoord.recipes.holdings import LineState, is_of_recipe, items, lines
 from fscoord.status.findings import SLOW_S, StatusFinding, find_all
 from fscoord.status.picture import LogLock, Picture, SessionStatus

@@ -34,7 +34,7 @@ from fscoord import (
 )
 from fscoord._log.wakeup import waiter
 from fscoord._log.wakeup.waiter import Waiter
-from fscoord._waiting.wait import COUNT, ArrivalRequest, LastOfCount
+from fscoord._waiting.wait import ArrivalRequest
 from fscoord.aio import AsyncStore
 from fscoord.store import Store, wait_on
 from fscoord.stores.file import notifier
@@ -564,7 +564,7 @@ def test_arrival_whose_time_is_over_ends_at_once(kind: str, tmp_path: Path) -> N
     """The time counts from the call of the rank, which may have waited since to announce its rank."""
     with FileStore(tmp_path / "log") if kind == "file" else HashStore() as store:
         began = time.monotonic() - HANG_S - 1
-        request = ArrivalRequest(COUNT, b"b/num", b"", b"b/done", LastOfCount(2), HANG_S, None, began)
+        request = ArrivalRequest(b"b/num", b"", b"b/done", 2, HANG_S, None, began)
         before = time.monotonic()
         with pytest.raises(StoreTimeoutError):
             wait_on(store, request)

@@ -362,16 +362,16 @@ MUTANTS = (
     ),
     Mutant(
         "two adds of a batch are decided on one sum",
-        "stores.file.operations.Draft.decide",
-        '            self._values[key] = digits = b"%d" % total\n',
-        '            digits = b"%d" % total\n',
+        "stores.file.operations.Draft._apply",
+        "        else:\n            self._values[key] = value\n",
+        "        elif kind != record.ADD:\n            self._values[key] = value\n",
         (f"{OPERATIONS}::test_batch_decides_what_the_memory_store_does_one_by_one",),
     ),
     Mutant(
         "two pops of a batch take one item",
-        "stores.file.operations.Draft._decide_other",
-        "            queue.pop()\n",
-        "",
+        "stores.file.operations.Draft._apply",
+        "                queue.pop()\n",
+        "                pass\n",
         (f"{OPERATIONS}::test_batch_decides_what_the_memory_store_does_one_by_one",),
     ),
     Mutant(
@@ -497,8 +497,8 @@ MUTANTS = (
     ),
     Mutant(
         "the time of an arrival begins with its wait and not with its call",
-        "Sessions._arrive",
-        ", started=request.started",
+        "Sessions._new_arrival",
+        ", None, request.started",
         "",
         (f"{ARRIVAL_FAULTS}::test_arrival_whose_time_is_over_ends_at_once",),
     ),
@@ -1064,9 +1064,9 @@ MUTANTS = (
     ),
     Mutant(
         "a pop does not look whether the queue is empty by now",
-        "pop_item.decide",
-        '(materialize(queue[0], log.read_locked), record.POP, b"") if queue else (None, 0, b"")',
-        '(materialize(queue[0], log.read_locked) if queue else b"", record.POP, b"")',
+        "stores.file.operations.Draft.decide",
+        '(self._read(queue[0]), kind, b"") if queue else (None, 0, b"")',
+        '(self._read(queue[0]) if queue else b"", kind, b"")',
         (SCHEDULES,),
     ),
     Mutant(
@@ -1305,55 +1305,49 @@ MUTANTS = (
     ),
     Mutant(
         "a rank is armed after its arrival was unlocked",
-        "Arrival.look",
-        "self._decide, self._write_timeout, arm)\n",
-        "self._decide, self._write_timeout)\n        arm()\n",
+        "FileStore._write",
+        "self._decide, limit, arm)\n",
+        "self._decide, limit)\n        if arm:\n            arm()\n",
         (MEETINGS, f"{ARRIVALS}::test_last_arrival_right_after_the_unlock_of_another_wakes_it"),
     ),
     Mutant(
         "the key that ends a barrier is set before the last arrival",
-        "Arrival._decide",
-        '[(kind, name, content), (record.SET, request.done, b"1")]',
-        '[(record.SET, request.done, b"1"), (kind, name, content)]',
+        "stores.file.operations.Draft._decide_by_rule",
+        '[(kind, key, value), (record.SET, operation.done, b"1")]',
+        '[(record.SET, operation.done, b"1"), (kind, key, value)]',
         (MEETINGS,),
     ),
     Mutant(
         "the last arrival sets no key",
-        "Arrival._decide",
-        '[(kind, name, content), (record.SET, request.done, b"1")]',
-        "[(kind, name, content)]",
+        "stores.file.operations.Draft._decide_by_rule",
+        '[(kind, key, value), (record.SET, operation.done, b"1")]',
+        "[(kind, key, value)]",
         (MEETINGS,),
     ),
     Mutant(
         "the last arrival sets the key and is not recorded",
-        "Arrival._decide",
-        '[(kind, name, content), (record.SET, request.done, b"1")]',
-        '[(record.SET, request.done, b"1")]',
+        "stores.file.operations.Draft._decide_by_rule",
+        '[(kind, key, value), (record.SET, operation.done, b"1")]',
+        '[(record.SET, operation.done, b"1")]',
         (MEETINGS,),
     ),
     Mutant(
         "the last arrival rings before it is there",
-        "Arrival.look",
+        "FileStore._write",
+        "        result = self._log.update(kind, name, operation, self._decide, limit, arm)\n",
         """\
-        answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout, arm)
-        self._has_arrived = True
-        if log.handle.bell:
-            self._notify((request.key, request.done) if is_last else (request.key,))
-        return answer
-""",
-        """\
-        self._notify((request.key, request.done))
-        answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout, arm)
-        self._has_arrived = True
-        return answer
+        if operation.done:
+            self._notifier.notify((name, operation.done))
+            return self._log.update(kind, name, operation, self._decide, limit, arm)
+        result = self._log.update(kind, name, operation, self._decide, limit, arm)
 """,
         (MEETINGS,),
     ),
     Mutant(
         "the last arrival rings for its own key alone",
-        "Arrival.look",
-        "self._notify((request.key, request.done) if is_last else (request.key,))",
-        "self._notify((request.key,))",
+        "FileStore._write",
+        "(name, operation.done) if is_last else (name,)",
+        "(name,)",
         (MEETINGS,),
     ),
     Mutant(
@@ -1365,17 +1359,16 @@ MUTANTS = (
     ),
     Mutant(
         "the last arrival is judged by what was there before it",
-        "Arrival._decide",
-        "request.judge(value)",
-        'request.judge(state.get(name, self._log.read_locked) or b"0")',
+        "stores.file.operations.Draft._decide_by_rule",
+        "self._arrived(operation, text)",
+        'self._arrived(operation, current or b"0")',
         (ARRIVALS,),
     ),
     Mutant(
         "a rank sleeps though the key that ends its barrier is there",
-        "Arrival._decide",
-        "        if request.done in state.values or request.done in state.queues:\n"
-        "            return (None, False), kind, content\n",
-        "",
+        "stores.file.operations.Draft._arrived",
+        "_ARRIVED_LATE if self._has(operation.done) else _WAITS",
+        "_WAITS",
         (f"{ARRIVALS}::test_key_of_the_end_that_is_there_already_ends_the_wait_at_once",),
     ),
     Mutant(

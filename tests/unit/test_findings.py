@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fscoord.collectives.rounds import RoundState
+from fscoord._waiting.rounds import RoundState
 from fscoord.recipes import Contender
 from fscoord.recipes.holdings import LineState
 from fscoord.status import LogLock, Picture, SessionStatus, ShownWait, StatusFinding, find_all

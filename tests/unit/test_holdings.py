@@ -7,7 +7,7 @@ import random
 import pytest
 
 from fscoord import FileStore, HashStore, barrier
-from fscoord.collectives.rounds import RoundState, is_of_barrier, open_rounds
+from fscoord._waiting.rounds import RoundState, is_of_barrier, open_rounds
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes import Election, Lock, Queue, Semaphore
 from fscoord.recipes.holdings import HeldItem, is_of_recipe, items, lines

@@ -13,9 +13,18 @@ from fscoord._arguments import CounterRangeError, NotACounterError
 from fscoord._log.files.spill import Spilled
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
-from fscoord._waiting.wait import NOT_YET, LastOfCount, LastOfRanks
+from fscoord._waiting.wait import NOT_YET
 from fscoord.stores.file import operations
-from fscoord.stores.file.operations import RESULT_MAX, Arrived, Draft, KeyValueDecider, MustWriteAlone, Operation
+from fscoord.stores.file.operations import (
+    COUNTS,
+    RANKS,
+    RESULT_MAX,
+    Arrived,
+    Draft,
+    KeyValueDecider,
+    MustWriteAlone,
+    Operation,
+)
 from fscoord.stores.file.replay import KeyValueState
 
 REFUSED = "refused"
@@ -92,7 +101,7 @@ def test_batch_decides_what_the_memory_store_does_one_by_one() -> None:
             for operation in batch:
                 assert Operation.decode(operation.encode()).encode() == operation.encode()
                 try:
-                    found, result = draft.decide(operation, is_own=draw.random() < 0.5)
+                    found, result = draft.add(operation, is_own=draw.random() < 0.5)
                 except (NotACounterError, CounterRangeError, LimitExceededError):
                     found, result = [], REFUSED
                 assert result == do(model, operation), f"seed {seed}: {operation}"
@@ -111,20 +120,20 @@ def test_refusal_leaves_the_draft_as_it_was() -> None:
     applied(state, [(record.SET, b"text", b"x")])
     draft = draft_of(state)
     with pytest.raises(NotACounterError):
-        draft.decide(Operation(record.ADD, b"text", b"1"), is_own=False)
+        draft.add(Operation(record.ADD, b"text", b"1"), is_own=False)
     with pytest.raises(CounterRangeError):
-        draft.decide(Operation(record.ADD, b"n", b"%d" % 2**63), is_own=False)
-    assert draft.decide(Operation(record.COMPARE_SET, b"text", b"y", b"x"), is_own=False)[1] == b"y"
-    assert draft.decide(Operation(record.ADD, b"n", b"1"), is_own=False)[1] == 1
+        draft.add(Operation(record.ADD, b"n", b"%d" % 2**63), is_own=False)
+    assert draft.add(Operation(record.COMPARE_SET, b"text", b"y", b"x"), is_own=False)[1] == b"y"
+    assert draft.add(Operation(record.ADD, b"n", b"1"), is_own=False)[1] == 1
 
 
 def test_append_beyond_the_limit_counts_the_pieces_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "VALUE_MAX", 10)
     draft = draft_of(KeyValueState())
-    draft.decide(Operation(record.APPEND, b"k", b"123456"), is_own=False)
+    draft.add(Operation(record.APPEND, b"k", b"123456"), is_own=False)
     with pytest.raises(LimitExceededError):
-        draft.decide(Operation(record.APPEND, b"k", b"78901"), is_own=False)
-    assert draft.decide(Operation(record.APPEND, b"k", b"7890"), is_own=False)[0] == [(record.APPEND, b"k", b"7890")]
+        draft.add(Operation(record.APPEND, b"k", b"78901"), is_own=False)
+    assert draft.add(Operation(record.APPEND, b"k", b"7890"), is_own=False)[0] == [(record.APPEND, b"k", b"7890")]
 
 
 @pytest.mark.parametrize("kind", [record.ADD, record.COMPARE_SET])
@@ -132,9 +141,9 @@ def test_value_in_the_file_is_left_to_the_author(kind: int) -> None:
     state = KeyValueState(1)
     state.apply([(record.SET, b"k", Spilled(0, 100, 0), 1, 0)])
     with pytest.raises(MustWriteAlone):
-        draft_of(state).decide(Operation(kind, b"k", b"1", b"1"), is_own=False)
+        draft_of(state).add(Operation(kind, b"k", b"1", b"1"), is_own=False)
     draft = Draft(state, lambda _: b"1", "/log")
-    assert draft.decide(Operation(kind, b"k", b"1", b"1"), is_own=True)[0]
+    assert draft.add(Operation(kind, b"k", b"1", b"1"), is_own=True)[0]
 
 
 def test_long_value_is_left_to_the_author_even_if_the_batch_made_it_long() -> None:
@@ -143,12 +152,12 @@ def test_long_value_is_left_to_the_author_even_if_the_batch_made_it_long() -> No
     draft = draft_of(state)
     for operation in (Operation(record.COMPARE_SET, b"long", b"1", b"2"), Operation(record.POP, b"q")):
         with pytest.raises(MustWriteAlone):
-            draft.decide(operation, is_own=False)
-    draft.decide(Operation(record.APPEND, b"grown", bytes(RESULT_MAX)), is_own=False)
-    draft.decide(Operation(record.APPEND, b"grown", b"1"), is_own=False)
+            draft.add(operation, is_own=False)
+    draft.add(Operation(record.APPEND, b"grown", bytes(RESULT_MAX)), is_own=False)
+    draft.add(Operation(record.APPEND, b"grown", b"1"), is_own=False)
     with pytest.raises(MustWriteAlone):
-        draft.decide(Operation(record.COMPARE_SET, b"grown", b"1", b"2"), is_own=False)
-    assert len(draft.decide(Operation(record.POP, b"q"), is_own=True)[1]) == RESULT_MAX + 1
+        draft.add(Operation(record.COMPARE_SET, b"grown", b"1", b"2"), is_own=False)
+    assert len(draft.add(Operation(record.POP, b"q"), is_own=True)[1]) == RESULT_MAX + 1
 
 
 # Arrivals
@@ -156,17 +165,17 @@ def test_long_value_is_left_to_the_author_even_if_the_batch_made_it_long() -> No
 
 def rank(number: int, size: int) -> Operation:
     own = b"%d/%d " % (number, size)
-    return Operation(record.APPEND, b"b/arrivals", own, done=b"b/complete", judge=LastOfRanks(own, size))
+    return Operation(record.APPEND, b"b/arrivals", own, rule=RANKS, done=b"b/complete", world_size=size)
 
 
 def count(size: int) -> Operation:
-    return Operation(record.ADD, b"n", b"", done=b"end", judge=LastOfCount(size))
+    return Operation(record.ADD, b"n", b"", rule=COUNTS, done=b"end", world_size=size)
 
 
 @pytest.mark.parametrize("arrivals", [[rank(n, 3) for n in range(3)], [count(3)] * 3], ids=["ranks", "count"])
 def test_last_arrival_of_a_batch_sets_the_key_of_the_end(arrivals: list[Operation]) -> None:
     draft = draft_of(KeyValueState())
-    decided = [draft.decide(Operation.decode(each.encode()), is_own=False) for each in arrivals]
+    decided = [draft.add(Operation.decode(each.encode()), is_own=False) for each in arrivals]
     assert [result for _, result in decided] == [Arrived(NOT_YET, False), Arrived(NOT_YET, False), Arrived(None, True)]
     assert [len(records) for records, _ in decided] == [1, 1, 2]
     assert decided[-1][0][-1] == (record.SET, arrivals[0].done, b"1")
@@ -176,15 +185,15 @@ def test_arrival_that_its_caller_must_judge_brings_the_new_value() -> None:
     state = KeyValueState()
     applied(state, [(record.APPEND, b"b/arrivals", b"0/2 ")])
     draft = draft_of(state)
-    assert draft.decide(rank(0, 2), is_own=False)[1] == Arrived(b"0/2 0/2 ", False)
-    assert draft.decide(count(1), is_own=False)[1] == Arrived(None, True)
-    assert draft.decide(count(1), is_own=False)[1] == Arrived(b"2", False)
+    assert draft.add(rank(0, 2), is_own=False)[1] == Arrived(b"0/2 0/2 ", False)
+    assert draft.add(count(1), is_own=False)[1] == Arrived(None, True)
+    assert draft.add(count(1), is_own=False)[1] == Arrived(b"2", False)
 
 
 def test_arrival_after_the_end_does_not_wait() -> None:
     state = KeyValueState()
     applied(state, [(record.SET, b"b/complete", b"1")])
-    assert draft_of(state).decide(rank(0, 2), is_own=False)[1] == Arrived(None, False)
+    assert draft_of(state).add(rank(0, 2), is_own=False)[1] == Arrived(None, False)
 
 
 @pytest.mark.parametrize(("came", "left"), [(2, 0), (3, 1)])
@@ -274,5 +283,4 @@ def test_operation_that_is_cut_or_unknown_is_left_to_its_author() -> None:
         with pytest.raises(MustWriteAlone):
             Operation.decode(strange)
     decoded = Operation.decode(whole)
-    assert isinstance(decoded.judge, LastOfRanks)
-    assert (decoded.judge.own, decoded.judge.world_size) == (b"3/8 ", 8)
+    assert decoded == rank(3, 8)

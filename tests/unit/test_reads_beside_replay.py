@@ -17,7 +17,7 @@ from fscoord import FileStore, StoreTimeoutError
 from fscoord._log.format import record
 from fscoord._log.log import Log
 from fscoord._log.recovery import APPLYING
-from fscoord._waiting.wait import COUNT, NOT_YET, ArrivalRequest, LastOfCount
+from fscoord._waiting.wait import NOT_YET, ArrivalRequest
 from fscoord.stores.file.waits import Arrival
 
 OLD = [(record.SET, b"v", b"1", 1, 1), (record.SET, b"gone", b"1", 1, 2), (record.SET, b"b/complete", b"1", 1, 3)]
@@ -74,8 +74,8 @@ def test_wait_finds_no_key_of_a_replay_that_is_under_way(store: FileStore, repla
 
 def arrival_at(store: FileStore) -> Arrival:
     """Return the arrival of the first of two, after its first look."""
-    request = ArrivalRequest(COUNT, b"b/num", b"", b"b/complete", LastOfCount(2), 5.0)
-    arrival = Arrival(log_of(store), state_of(store), request, 5.0, lambda keys: None, None)
+    request = ArrivalRequest(b"b/num", b"", b"b/complete", 2, 5.0)
+    arrival = Arrival(log_of(store), state_of(store), request, store._write, arms_under_lock=True)
     assert arrival.look(0, lambda: None) is NOT_YET
     return arrival
 

@@ -16,7 +16,6 @@ from fscoord._arguments import (
     Value,
     check_choice,
     check_int64,
-    counter_sum,
     key_bytes,
     key_text,
     keys_bytes,
@@ -28,7 +27,7 @@ from fscoord._arguments import (
 from fscoord._log.files import safe_files
 from fscoord._log.files.safe_files import FilePath
 from fscoord._log.format import record
-from fscoord._log.log import SEVERAL, Decide, Log
+from fscoord._log.log import SEVERAL, Log
 from fscoord._log.opened import open_log_file
 from fscoord._log.wakeup.watcher import MODES
 from fscoord._runtime import system, tracing
@@ -39,7 +38,7 @@ from fscoord.store import Capabilities
 from fscoord.stores.file import lifecycle
 from fscoord.stores.file.lifecycle import COMPACT_BYTES, SPILL_BYTES, check_platform, log_options, path_argument
 from fscoord.stores.file.notifier import ChangeNotifier
-from fscoord.stores.file.operations import Operation, check_value_size
+from fscoord.stores.file.operations import ABSENT, EQUALS, PRESENT, Draft, Operation
 from fscoord.stores.file.replay import KeyValueState, WitnessedState
 from fscoord.stores.file.sessions import Sessions
 from fscoord.stores.file.traced_wait import trace_place
@@ -166,6 +165,7 @@ class FileStore(Sessions):
         make = partial(open_log_file, self.path, self._state, self._wanted, session)
         self._exceptions = lifecycle.Exceptions()
         self._log: Log = lifecycle.open_and_join_run(make, self._timeout, shows=rank is not None or bool(label))
+        self._decide = Draft(self._state, self._log.read_locked, self.path).decide  # of one operation alone
         self._notifier = ChangeNotifier(self._log, self._wanted, watch)
         self._notifiers: weakref.WeakSet[ChangeNotifier] = weakref.WeakSet()
         self._combiner = lifecycle.new_combiner(self._log, self._state, self._notifier.notify)
@@ -212,35 +212,13 @@ class FileStore(Sessions):
 
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`."""
-        amount = check_int64("amount", amount)
-        if self._combiner is not None:
-            return int(self._combiner.write(Operation(record.ADD, key_bytes(key), b"%d" % amount), self._timeout))
-
-        def decide(name: bytes, _: bytes) -> tuple[int, int, bytes]:
-            total = counter_sum(self._state.get(name, self._log.read_locked), amount, name)
-            return total, record.ADD, b"%d" % total
-
-        return int(self._update(record.ADD, key_bytes(key), b"", decide))
+        digits = b"%d" % check_int64("amount", amount)
+        return int(self._write(Operation(record.ADD, key_bytes(key), digits)))
 
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
         """See `Store.compare_set`."""
-        full, wanted, state = key_bytes(key), value_bytes(expected), self._state
-        if self._combiner is not None:
-            operation = Operation(record.COMPARE_SET, full, value_bytes(desired), wanted)
-            return bytes(self._combiner.write(operation, self._timeout))
-
-        def decide(name: bytes, value: bytes) -> tuple[bytes, int, bytes]:
-            current = state.values.get(name)
-            if current.__class__ is not bytes:
-                current = state.get(name, self._log.read_locked)
-            if current == wanted or (current is None and not wanted):
-                return value, record.COMPARE_SET, value
-            return wanted if current is None else current, 0, b""
-
-        found: bytes = self._log.update(record.COMPARE_SET, full, value_bytes(desired), decide, self._timeout)
-        if self._log.handle.bell:
-            self._notifier.notify((full,))
-        return found
+        wanted = value_bytes(expected)
+        return bytes(self._write(Operation(record.COMPARE_SET, key_bytes(key), value_bytes(desired), wanted)))
 
     _exchanges_keys = True
 
@@ -253,100 +231,61 @@ class FileStore(Sessions):
         """
         state, present, absent = self._state, keys_bytes(present), keys_bytes(absent)
 
-        def decide(name: bytes, value: bytes) -> tuple[bytes, int, Any]:
-            current = state.get(name, self._log.read_locked)
-            if current != expected and (current is not None or expected):
-                return expected if current is None else current, 0, b""
+        def decide(name: bytes, operation: Operation) -> tuple[bytes, int, Any]:
+            found, kind, value = self._decide(name, operation)
+            if not kind:
+                return found, 0, b""
             records = [(record.DELETE, gone, b"") for gone in absent if state.has(gone)]
-            records.append((record.COMPARE_SET, name, value))
+            records.append((kind, name, value))
             records += [(record.SET, new, b"1") for new in present]
-            return value, SEVERAL, records
+            return found, SEVERAL, records
 
-        found: bytes = self._log.update(record.COMPARE_SET, key_bytes(key), desired, decide, self._timeout)
+        operation = Operation(record.COMPARE_SET, key_bytes(key), desired, expected)
+        found: bytes = self._log.update(operation.kind, operation.key, operation, decide, self._timeout)
         if self._log.handle.bell and found == desired:
             self._notifier.notify((*present, key))  # nothing waits for the absence of a key
         return found
 
     def create(self, key: Key, value: Value) -> bool:
         """See `Store.create`."""
-        return self._change_if(lambda current: current is None, record.COMPARE_SET, key, value_bytes(value))[0]
+        name = key_bytes(key)
+        return bool(self._write(Operation(record.COMPARE_SET, name, value_bytes(value), rule=ABSENT)))
 
     def pop(self, key: Key) -> bytes | None:
         """See `Store.pop`."""
-        return self._change_if(lambda current: current is not None, record.DELETE, key)[1]
-
-    def _change_if(
-        self, holds: Callable[[bytes | None], bool], kind: int, key: Key, value: bytes = b""
-    ) -> tuple[bool, bytes | None]:
-        """Append a record of `kind` if `holds` returns true for the value of `key`.
-
-        The step is one transaction of this handle, also where other writes are combined.
-
-        Returns:
-            Whether the record was appended, and the value that the key had.
-        """
-
-        def decide(name: bytes, data: bytes) -> tuple[tuple[bool, bytes | None], int, bytes]:
-            current = self._state.get(name, self._log.read_locked)
-            return ((True, current), kind, data) if holds(current) else ((False, current), 0, b"")
-
-        result: tuple[bool, bytes | None] = self._update(kind, key_bytes(key), value, decide)
-        return result
+        value: bytes | None = self._write(Operation(record.DELETE, key_bytes(key), rule=PRESENT))
+        return value
 
     def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
         """See `Store.delete_key`."""
+        operation = Operation(record.DELETE, key_bytes(key))
         if expected is not None:
-            wanted = value_bytes(expected)
-            return self._change_if(lambda current: current == wanted, record.DELETE, key)[0]
-        if self._combiner is not None:
-            return bool(self._combiner.write(Operation(record.DELETE, key_bytes(key)), self._timeout))
-
-        def decide(name: bytes, _: bytes) -> tuple[bool, int, bytes]:
-            return (True, record.DELETE, b"") if self._state.has(name) else (False, 0, b"")
-
-        return bool(self._update(record.DELETE, key_bytes(key), b"", decide))
+            operation = operation._replace(expected=value_bytes(expected), rule=EQUALS)
+        return bool(self._write(operation))
 
     def append(self, key: Key, value: Value) -> None:
         """See `Store.append`."""
-        self._write_within(self._timeout, key_bytes(key), value_bytes(value), appends=True)
+        self._write(Operation(record.APPEND, key_bytes(key), value_bytes(value)))
 
     def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
-        kind = record.APPEND if appends else record.SET
-        if self._combiner is not None:
-            self._combiner.write(Operation(kind, key, value), limit)
-            return
-
-        def decide(name: bytes, piece: bytes) -> tuple[None, int, bytes]:
-            check_value_size(name, len(self._state.values.get(name, b"")) + len(piece), self.path)
-            return None, record.APPEND, piece
-
-        self._log.update(kind, key, value, decide if appends else None, limit)
-        if self._log.handle.bell:
-            self._notifier.notify((key,))
+        self._write(Operation(record.APPEND if appends else record.SET, key, value), limit)
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         """See `Store.multi_set`."""
         pairs = pairs_bytes(keys, values)
-        if pairs and self._combiner is not None:
-            self._combiner.write(Operation(record.MULTI_SET, b"", record.encode_pairs(pairs)), self._timeout)
-        elif pairs:
-            self._log.update(record.MULTI_SET, b"", record.encode_pairs(pairs), None, self._timeout)
-            if self._log.handle.bell:
-                self._notifier.notify([name for name, _ in pairs])
+        if pairs:
+            self._write(Operation(record.MULTI_SET, b"", record.encode_pairs(pairs)))
 
     def queue_push(self, key: Key, value: Value) -> None:
         """See `Store.queue_push`."""
-        if self._combiner is not None:
-            self._combiner.write(Operation(record.PUSH, key_bytes(key), value_bytes(value)), self._timeout)
-            return
-        self._update(record.PUSH, key_bytes(key), value_bytes(value), None)
+        self._write(Operation(record.PUSH, key_bytes(key), value_bytes(value)))
 
     def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
         """See `Store.queue_pop`."""
         if block:
             return super().queue_pop(key, timeout=timeout)
         name = key_bytes(key)
-        value = pop_item(self._log, self._state, name, self._timeout, self._combiner)
+        value = pop_item(self._log, self._state, name, self._timeout, self._write)
         if isinstance(value, NotYet):
             raise QueueEmptyError(f"queue {key_text(name)!r} is empty", path=self.path)
         return value
@@ -450,10 +389,35 @@ class FileStore(Sessions):
 
     # -- between the contract and the log --------------------------------------------------------------------------
 
-    def _update(self, kind: int, name: bytes, value: bytes, decide: Decide | None) -> Any:
-        result = self._log.update(kind, name, value, decide, self._timeout)
-        if self._log.handle.bell:
-            self._notifier.notify((name,))
+    def _write(
+        self,
+        operation: Operation,
+        limit: float | None = None,
+        started: float | None = None,
+        arm: Callable[[], None] | None = None,
+    ) -> Any:
+        """Carry out `operation`, and return its result.
+
+        Args:
+            operation: the operation.
+            limit: how long it may take, in seconds; None: the store's timeout.
+            started: when the call of which the operation is a part began (monotonic, in seconds); None: now.
+            arm: arms the wait that follows an arrival.
+        """
+        if limit is None:
+            limit = self._timeout
+        if self._combiner is not None:
+            if arm is not None:
+                arm()  # before the arrival can be in the log, and so before the record of the last arrival
+            return self._combiner.write(operation, limit, started)
+        kind, name = operation.kind, operation.key
+        result = self._log.update(kind, name, operation, self._decide, limit, arm)
+        if self._log.handle.bell and kind != record.POP:  # nothing waits for the end of a queue
+            if kind == record.MULTI_SET:
+                self._notifier.notify([each for each, _ in record.decode_pairs(operation.value)])
+            else:
+                is_last = operation.done and result.is_last
+                self._notifier.notify((name, operation.done) if is_last else (name,))
         return result
 
     def _look(self, limit: float, answer: Callable[[], T]) -> T:

@@ -1,8 +1,9 @@
-"""Write operations as data: `Operation`, and `Draft`, which decides a batch of them. Pure: no I/O, no clock.
+"""Write operations as data: `Operation`, and `Draft`, which decides them, alone or in a batch. Pure: no I/O, no clock.
 
 On a mount that hosts share, one process of a host may decide and append the operations of others; see
 `fscoord._log.shared.combining`. So an operation is not a closure of its author. It is a value that can be encoded, and
-a `Draft` decides it with the state of the process that holds the log's lock.
+a `Draft` decides it with the state of the process that holds the log's lock. An operation that is written alone is
+decided by the same code.
 
 A `Draft` is the state of a store as it will be once the records of a batch are applied. The state itself changes only
 when records are applied, after they were written or read. So a batch whose write fails has changed nothing, and the
@@ -19,11 +20,25 @@ from fscoord._arguments import VALUE_MAX, CounterRangeError, NotACounterError, c
 from fscoord._log.files.spill import Fetch, Spilled
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
-from fscoord._waiting.wait import NOT_YET, LastOfCount, LastOfRanks, NotYet
+from fscoord._log.log import SEVERAL
+from fscoord._waiting.rounds import is_last
+from fscoord._waiting.wait import NOT_YET, NotYet
 from fscoord.errors import LimitExceededError, StoreUnavailableError
-from fscoord.stores.file.replay import KeyValueState, materialize
+from fscoord.stores.file.replay import KeyValueState, Rope, StoredValue, materialize
 
-__all__ = ["RESULT_MAX", "Arrived", "Draft", "KeyValueDecider", "MustWriteAlone", "Operation", "check_value_size"]
+__all__ = [
+    "ABSENT",
+    "COUNTS",
+    "EQUALS",
+    "PRESENT",
+    "RANKS",
+    "RESULT_MAX",
+    "Arrived",
+    "Draft",
+    "KeyValueDecider",
+    "MustWriteAlone",
+    "Operation",
+]
 
 RESULT_MAX: Final = 16 * 1024
 """The longest value, in bytes, that a leader reads or returns for another process."""
@@ -33,8 +48,10 @@ REFUSALS: Final = (NotACounterError, CounterRangeError, LimitExceededError)
 
 Records = list[tuple[int, bytes, bytes]]
 
-_HEAD = struct.Struct("<BBHHIIQ")  # kind, judge, sizes of key, done, value and expected; world size
-_NO_JUDGE, _COUNTS, _RANKS = range(3)
+_HEAD = struct.Struct("<BBHHIIQ")  # kind, rule, sizes of key, done, value and expected; world size
+
+PLAIN, COUNTS, RANKS, ABSENT, EQUALS, PRESENT = range(6)
+"""The rules of operations; see `Operation.rule`."""
 
 
 class MustWriteAlone(Exception):
@@ -53,6 +70,11 @@ class Arrived(NamedTuple):
     is_last: bool
 
 
+_LAST: Final = Arrived(None, is_last=True)
+_ARRIVED_LATE: Final = Arrived(None, is_last=False)
+_WAITS: Final = Arrived(NOT_YET, is_last=False)
+
+
 class Operation(NamedTuple):
     """One write operation of a store.
 
@@ -60,26 +82,27 @@ class Operation(NamedTuple):
         kind: the kind of its record, as in `fscoord._log.format.record`.
         key: the key, checked. Empty for a `MULTI_SET`.
         value: the value; for an `ADD` the addend as decimal digits; for a `MULTI_SET` the encoded pairs.
-        expected: for a `COMPARE_SET`: the value that the key must have.
+        expected: for a plain `COMPARE_SET` and for `EQUALS`: the value that the key must have.
+        rule: `COUNTS` and `RANKS`: the operation is an arrival, by a counter or by the token of a rank. `ABSENT`,
+            `EQUALS` and `PRESENT`: the record is appended only if the key has no value, the value `expected`, or any
+            value. The result of `PRESENT` is this value, and the result of the others says whether the condition held.
         done: for an arrival: the key that the last arrival sets.
-        judge: for an arrival: whether the arrival is the last. None: the operation is not an arrival.
+        world_size: for an arrival: how many must arrive.
     """
 
     kind: int
     key: bytes
     value: bytes = b""
     expected: bytes = b""
+    rule: int = PLAIN
     done: bytes = b""
-    judge: LastOfCount | LastOfRanks | None = None
+    world_size: int = 0
 
     def encode(self) -> bytes:
         """Return the operation as bytes."""
-        judge, world_size = _NO_JUDGE, 0
-        if self.judge is not None:
-            judge = _RANKS if isinstance(self.judge, LastOfRanks) else _COUNTS
-            world_size = self.judge.world_size
         sizes = (len(self.key), len(self.done), len(self.value), len(self.expected))
-        return _HEAD.pack(self.kind, judge, *sizes, world_size) + self.key + self.done + self.value + self.expected
+        head = _HEAD.pack(self.kind, self.rule, *sizes, self.world_size)
+        return head + self.key + self.done + self.value + self.expected
 
     @classmethod
     def decode(cls, data: bytes) -> Operation:
@@ -89,7 +112,7 @@ class Operation(NamedTuple):
             MustWriteAlone: `data` is not an operation of this version.
         """
         try:
-            kind, judging, key_size, done_size, value_size, expected_size, world_size = _HEAD.unpack_from(data)
+            kind, rule, key_size, done_size, value_size, expected_size, world_size = _HEAD.unpack_from(data)
         except struct.error:
             raise MustWriteAlone from None
         parts, position = [], _HEAD.size
@@ -97,54 +120,29 @@ class Operation(NamedTuple):
             parts.append(data[position : position + size])
             position += size
         key, done, value, expected = parts
-        if position != len(data) or kind not in record.DATA_KINDS or judging > _RANKS:
+        if position != len(data) or kind not in record.DATA_KINDS or rule > PRESENT:
             raise MustWriteAlone
-        judge: LastOfCount | LastOfRanks | None = None
-        if judging == _COUNTS:
-            judge = LastOfCount(world_size)
-        elif judging == _RANKS:
-            judge = LastOfRanks(value, world_size)
-        return cls(kind, key, value, expected, done, judge)
+        return cls(kind, key, value, expected, rule, done, world_size)
 
     @property
     def size(self) -> int:
         """The approximate size of its record, in bytes."""
         return len(self.key) + len(self.value)
 
-    @property
-    def keys(self) -> list[bytes]:
-        """The keys that a record of this operation changes."""
-        if self.kind == record.MULTI_SET:
-            return [name for name, _ in record.decode_pairs(self.value)]
-        return [self.key]
-
-
-class _Pieces:
-    """A value to which a batch appends: the value before the batch, which is read only if needed, and the pieces."""
-
-    def __init__(self, base: Any) -> None:
-        self.base = base
-        self.pieces: list[bytes] = []
-        self.size = 0 if base is None else len(base)
-
-    def append(self, piece: bytes) -> None:
-        self.pieces.append(piece)
-        self.size += len(piece)
-
 
 class _QueueDraft:
     """A queue after a batch: how many old items were taken, and which items were pushed."""
 
-    def __init__(self, old: deque[Any] | None) -> None:
-        self.old: deque[Any] = old if old is not None else deque()
+    def __init__(self, old: deque[Any]) -> None:
+        self.old = old
         self.taken = 0
         self.pushed: deque[bytes] = deque()
 
     def __len__(self) -> int:
         return len(self.old) - self.taken + len(self.pushed)
 
-    def first(self) -> Any:
-        return self.old[self.taken] if self.taken < len(self.old) else self.pushed[0]
+    def __getitem__(self, index: int) -> Any:
+        return self.old[self.taken] if self.taken < len(self.old) else self.pushed[index]
 
     def pop(self) -> None:
         if self.taken < len(self.old):
@@ -156,8 +154,10 @@ class _QueueDraft:
 class Draft:
     """The state of a store as it will be once the records of one batch are applied.
 
+    A draft to which no operation is added is the present state. It may be used for as long as the state.
+
     Args:
-        state: the state before the batch. It is only read, and must not change while the draft is used.
+        state: the state before the batch. It is only read, and must not change while a batch is decided.
         fetch: reads the bytes of a spilled value, under the log's lock.
         path: the path of the log, for messages.
     """
@@ -166,12 +166,12 @@ class Draft:
         self._state = state
         self._fetch = fetch
         self._path = path
-        self._values: dict[bytes, bytes | _Pieces | None] = {}
+        self._values: dict[bytes, StoredValue | None] = {}
         self._queues: dict[bytes, _QueueDraft] = {}
         self._is_own = True
 
-    def decide(self, operation: Operation, *, is_own: bool) -> tuple[Records, Any]:
-        """Decide `operation` after all operations that were decided before.
+    def add(self, operation: Operation, *, is_own: bool) -> tuple[Records, Any]:
+        """Decide `operation` after all operations that were added before, and add its records.
 
         Args:
             operation: the operation.
@@ -187,77 +187,62 @@ class Draft:
             NotACounterError, CounterRangeError, LimitExceededError: the operation is refused. The draft is unchanged.
         """
         self._is_own = is_own
-        kind, key, value = operation.kind, operation.key, operation.value
-        if operation.judge is not None:
-            return self._decide_arrival(operation, operation.judge)
-        if kind == record.SET:
-            self._values[key] = value
-            return [(kind, key, value)], None
+        result, kind, value = self.decide(operation.key, operation)
+        records = value if kind == SEVERAL else [(kind, operation.key, value)] if kind else []
+        for each in records:
+            self._apply(*each)
+        return records, result
+
+    def decide(self, key: bytes, operation: Operation) -> tuple[Any, int, Any]:
+        """Decide `operation`, which changes `key`, as a `fscoord._log.log.Decide`. The draft is unchanged."""
+        kind, value = operation.kind, operation.value
+        if operation.rule:
+            return self._decide_by_rule(key, operation)
         if kind == record.ADD:
             total = counter_sum(self._get(key), int(value), key)
-            self._values[key] = digits = b"%d" % total
-            return [(kind, key, digits)], total
+            return total, kind, b"%d" % total
         if kind == record.COMPARE_SET:
-            current = self._get(key)
-            if current == operation.expected or (current is None and not operation.expected):
-                self._values[key] = value
-                return [(kind, key, value)], value
-            return [], operation.expected if current is None else current
+            current, expected = self._get(key), operation.expected
+            if current == expected or (current is None and not expected):
+                return value, kind, value
+            return expected if current is None else current, 0, b""
         if kind == record.APPEND:
-            check_value_size(key, self._size(key) + len(value), self._path)
-            self._grow(key, value)
-            return [(kind, key, value)], None
-        if kind == record.MULTI_SET:
-            self._values.update(record.decode_pairs(value))
-            return [(kind, key, value)], None
-        return self._decide_other(kind, key, value)
-
-    def _decide_other(self, kind: int, key: bytes, value: bytes) -> tuple[Records, Any]:
-        if kind == record.DELETE:
-            if not self._has(key):
-                return [], False
-            self._values[key] = None
-            self._queues[key] = _QueueDraft(None)
-            return [(kind, key, b"")], True
-        if kind == record.PUSH:
-            self._queue(key).pushed.append(value)
-            return [(kind, key, value)], None
-        if kind == record.POP:
+            found = self._stored(key)
+            self._check_size(key, len(value) if found is None else len(found) + len(value))
+        elif kind == record.DELETE:
+            return (True, kind, b"") if self._has(key) else (False, 0, b"")
+        elif kind == record.POP:
             queue = self._queue(key)
-            if not len(queue):
-                return [], None
-            item = self._read(queue.first())
-            queue.pop()
-            return [(kind, key, b"")], item
-        raise MustWriteAlone
-
-    def _decide_arrival(self, operation: Operation, judge: LastOfCount | LastOfRanks) -> tuple[Records, Arrived]:
-        """Decide an arrival, as `fscoord.stores.file.waits.Arrival` does without combining."""
-        key, piece = operation.key, operation.value
-        if operation.kind == record.ADD:
-            text = content = b"%d" % counter_sum(self._get(key), 1, key)
-        else:
-            check_value_size(key, self._size(key) + len(piece), self._path)
-            text, content = (self._get(key) or b"") + piece, piece
-        is_last = judge(text)
-        if is_last is None and len(text) > RESULT_MAX and not self._is_own:
+            return (self._read(queue[0]), kind, b"") if queue else (None, 0, b"")
+        elif kind not in (record.SET, record.MULTI_SET, record.PUSH):
             raise MustWriteAlone
-        records = [(operation.kind, key, content)]
-        answer: bytes | NotYet | None = NOT_YET
-        if is_last:
-            records.append((record.SET, operation.done, b"1"))
-            answer = None
-        elif is_last is None:
-            answer = text
-        elif self._has(operation.done):
-            answer = None
-        if operation.kind == record.ADD:
-            self._values[key] = content
+        return None, kind, value
+
+    def _decide_by_rule(self, key: bytes, operation: Operation) -> tuple[Any, int, Any]:
+        kind, rule, value, current = operation.kind, operation.rule, operation.value, self._get(key)
+        if rule > RANKS:
+            if rule == PRESENT:
+                return current, 0 if current is None else kind, b""
+            holds = current is None if rule == ABSENT else current == operation.expected
+            return holds, kind if holds else 0, value
+        if rule == COUNTS:
+            text = value = b"%d" % counter_sum(current, 1, key)
         else:
-            self._grow(key, content)
-        if is_last:
-            self._values[operation.done] = b"1"
-        return records, Arrived(answer, bool(is_last))
+            text = value if current is None else current + value
+            self._check_size(key, len(text))
+        arrived = self._arrived(operation, text)
+        if arrived.answer is text and len(text) > RESULT_MAX and not self._is_own:
+            raise MustWriteAlone
+        if arrived.is_last:
+            return arrived, SEVERAL, [(kind, key, value), (record.SET, operation.done, b"1")]
+        return arrived, kind, value
+
+    def _arrived(self, operation: Operation, text: bytes) -> Arrived:
+        """Return the result of the arrival `operation`, which has made the value of its key `text`."""
+        last = is_last(text, operation.value, operation.world_size)
+        if last is None:
+            return Arrived(text, is_last=False)
+        return _LAST if last else _ARRIVED_LATE if self._has(operation.done) else _WAITS
 
     def resume(self, operation: Operation, noted: Any) -> tuple[Records, Any]:
         """Return the records that `operation`, whose first record is in the log, still needs, and its result.
@@ -270,21 +255,17 @@ class Draft:
             StoreUnavailableError: the result is a spilled value that can't be read any more.
         """
         self._is_own = True
-        kind = operation.kind
-        if operation.judge is not None:
+        kind, rule = operation.kind, operation.rule
+        if rule in (COUNTS, RANKS):
             if noted is None:
                 return [], Arrived(self._get(operation.key) or b"", is_last=False)
-            is_last = operation.judge(noted)
-            if is_last is None:
-                return [], Arrived(noted, is_last=False)
-            if self._has(operation.done):
-                return [], Arrived(None, is_last=is_last)
-            if not is_last:
-                return [], Arrived(NOT_YET, is_last=False)
+            arrived = self._arrived(operation, noted)
+            if not arrived.is_last or self._has(operation.done):
+                return [], arrived
             # The batch was torn between the two records of this arrival. All ranks wait for the second one.
-            self._values[operation.done] = b"1"
-            return [(record.SET, operation.done, b"1")], Arrived(None, is_last=True)
-        if kind in (record.ADD, record.POP):
+            self._apply(*(second := (record.SET, operation.done, b"1")))
+            return [second], arrived
+        if kind in (record.ADD, record.POP) or rule == PRESENT:
             if noted is None:
                 raise StoreUnavailableError(
                     f"{self._path}: the operation took effect, and its result can't be read any more: a leader of this"
@@ -292,50 +273,70 @@ class Draft:
                     path=self._path,
                     maybe_applied=True,
                 )
-            return [], int(noted) if kind == record.ADD else bytes(noted)
-        if kind == record.COMPARE_SET:
-            return [], operation.value
-        return [], True if kind == record.DELETE else None
+            return [], int(noted) if kind == record.ADD else noted
+        if rule or kind == record.DELETE:
+            return [], True
+        return [], operation.value if kind == record.COMPARE_SET else None
 
     # -- what the state and the batch hold -------------------------------------------------------------------------
 
+    def _stored(self, key: bytes) -> StoredValue | None:
+        values = self._values
+        return values[key] if key in values else self._state.values.get(key)
+
     def _get(self, key: bytes) -> bytes | None:
-        found = self._values[key] if key in self._values else self._state.values.get(key)
-        if isinstance(found, _Pieces):
-            if found.size > RESULT_MAX and not self._is_own:
-                raise MustWriteAlone
-            base = b"" if found.base is None else self._read(found.base)
-            return base + b"".join(found.pieces)
+        values = self._values
+        found = values[key] if key in values else self._state.values.get(key)
         return None if found is None else self._read(found)
 
-    def _read(self, found: Any) -> bytes:
+    def _read(self, found: StoredValue) -> bytes:
         """Return the bytes of a stored value."""
-        if not self._is_own and (len(found) > RESULT_MAX or not isinstance(found, bytes | bytearray)):
+        if not self._is_own and len(found) > RESULT_MAX:
             raise MustWriteAlone
-        return found if isinstance(found, bytes) else materialize(found, self._fetch)
+        return found if found.__class__ is bytes else materialize(found, self._fetch if self._is_own else _leave)
 
-    def _size(self, key: bytes) -> int:
-        found = self._values[key] if key in self._values else self._state.values.get(key)
-        if isinstance(found, _Pieces):
-            return found.size
-        return 0 if found is None else len(found)
+    def _check_size(self, key: bytes, size: int) -> None:
+        if size > VALUE_MAX:
+            raise LimitExceededError(
+                f"key {key_text(key)!r}: {size} bytes would be over the limit of {VALUE_MAX}; nothing was added",
+                path=self._path,
+            )
 
-    def _grow(self, key: bytes, piece: bytes) -> None:
-        found = self._values[key] if key in self._values else self._state.values.get(key)
-        if not isinstance(found, _Pieces):
-            found = self._values[key] = _Pieces(found)
-        found.append(piece)
-
-    def _queue(self, key: bytes) -> _QueueDraft:
-        queue = self._queues.get(key)
-        if queue is None:
-            queue = self._queues[key] = _QueueDraft(self._state.queues.get(key))
-        return queue
+    def _queue(self, key: bytes) -> Any:
+        return self._queues[key] if key in self._queues else self._state.queues.get(key)
 
     def _has(self, key: bytes) -> bool:
-        value = self._values[key] if key in self._values else self._state.values.get(key)
-        queue: Any = self._queues[key] if key in self._queues else self._state.queues.get(key)
-        return value is not None or bool(queue is not None and len(queue))
+        return self._stored(key) is not None or bool(self._queue(key))
+
+    def _apply(self, kind: int, key: bytes, value: bytes) -> None:
+        """Change the draft as the record will change the state."""
+        if kind == record.APPEND:
+            own = self._values.get(key)
+            if not isinstance(own, Rope):  # a `Rope` of the state is not in `_values`
+                found = self._stored(key)
+                # The first part belongs to the state. The second part, to which pieces are appended, is a new one.
+                own = self._values[key] = Rope(b"" if found is None else found)
+                own.parts.append(bytearray())
+            own.append(value)
+        elif kind == record.MULTI_SET:
+            self._values.update(record.decode_pairs(value))
+        elif kind == record.DELETE:
+            self._values[key], self._queues[key] = None, _QueueDraft(deque())
+        elif kind in (record.PUSH, record.POP):
+            queue = self._queues.get(key)
+            if queue is None:
+                queue = self._queues[key] = _QueueDraft(self._state.queues.get(key, deque()))
+            if kind == record.PUSH:
+                queue.pushed.append(value)
+            else:
+                queue.pop()
+        else:
+            self._values[key] = value
+
+
+def _leave(_: Spilled) -> bytes:
+    """Leave an operation that needs a spilled value to its author."""
+    raise MustWriteAlone
 
 
 class KeyValueDecider:
@@ -372,23 +373,23 @@ class KeyValueDecider:
         if operation.kind == record.POP:
             queue = self._state.queues.get(key)
             return self._note_value(queue[0]) if queue else b""
-        if operation.judge is not None and operation.kind == record.APPEND:
+        if operation.rule in (RANKS, PRESENT):
             current: Any = self._state.values.get(key, b"")
+            if operation.rule == PRESENT:
+                return self._note_value(current)
             # A long value is not read here. Without a note, the caller of the arrival looks at the value itself.
             is_in_memory = isinstance(current, bytes | bytearray) and isinstance(value, bytes)
             return bytes(current) + value if is_in_memory else None
         return self._note_value(value) if operation.kind == record.ADD else None
 
-    def _note_value(self, value: bytes | Spilled) -> bytes | None:
+    def _note_value(self, value: StoredValue) -> bytes | None:
         """Return the bytes of `value`; None if they can't be read.
 
         A spilled value is read at once: its offset counts in this generation only, and the author may find its record
         in one generation and return the result in the next.
         """
-        if isinstance(value, bytes):
-            return value
         try:
-            return self._peek(value)
+            return materialize(value, self._peek)
         except NeedsLock:
             return None
 
@@ -420,11 +421,3 @@ class KeyValueDecider:
         if form == b"I":
             return int(content)
         return content if form == b"B" else {b"N": None, b"T": True, b"F": False}[form]
-
-
-def check_value_size(name: bytes, size: int, path: str) -> None:
-    """Raise `LimitExceededError` if key `name` can't have a value of `size` bytes."""
-    if size > VALUE_MAX:
-        raise LimitExceededError(
-            f"key {key_text(name)!r}: {size} bytes would be over the limit of {VALUE_MAX}; nothing was added", path=path
-        )

@@ -10,7 +10,7 @@ from zlib import crc32
 from fscoord._log.files.spill import NEVER, Fetch, Spilled, SpilledRecord, Spot, checksum_of_both
 from fscoord._log.format import record
 
-__all__ = ["KeyValueState", "Witness", "WitnessedState", "materialize"]
+__all__ = ["KeyValueState", "Rope", "StoredValue", "Witness", "WitnessedState", "materialize"]
 
 BATCH: Final = 1 << 16
 """The most bytes of keys and values in one record of a snapshot, unless a single value is longer."""
@@ -27,8 +27,8 @@ class Rope:
 
     __slots__ = ("parts", "size")
 
-    def __init__(self, first: bytes | bytearray | Spilled) -> None:
-        self.parts: list[bytes | bytearray | Spilled] = [first]
+    def __init__(self, first: StoredValue) -> None:
+        self.parts: list[StoredValue] = [first]
         self.size = len(first)
 
     def __len__(self) -> int:

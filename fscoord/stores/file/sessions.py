@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -25,6 +26,7 @@ from fscoord._waiting.wait import (
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Member, Store
 from fscoord.stores.file.notifier import ChangeNotifier
+from fscoord.stores.file.operations import Operation
 from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.traced_wait import trace_place
 from fscoord.stores.file.waits import AnyChange, Arrival, Condition, FileWait, condition_of
@@ -175,11 +177,25 @@ class Sessions(Store):
     def _wait(self, request: WaitRequest) -> Any:
         return block_on(self._new_wait(request, self._notifier))
 
+    @abstractmethod
+    def _write(
+        self,
+        operation: Operation,
+        limit: float | None = None,
+        started: float | None = None,
+        arm: Callable[[], None] | None = None,
+    ) -> Any:
+        """Carry out `operation`, and return its result."""
+
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
-        notifier = self._notifier  # as in `_new_arrival_wait`, without a call
-        arrival = Arrival(self._log, self._state, request, self._timeout, notifier.notify, self._combiner)
-        wait: FileWait[bytes | None] = FileWait(notifier, arrival, request.timeout, started=request.started)
-        return block_on(wait)
+        if not request.waits:
+            return super()._arrive(request)
+        return block_on(self._new_arrival(request, self._notifier))
+
+    def _new_arrival(self, request: ArrivalRequest, notifier: ChangeNotifier) -> FileWait[bytes | None]:
+        under_lock = self._combiner is None
+        arrival = Arrival(self._log, self._state, request, self._write, arms_under_lock=under_lock)
+        return FileWait(notifier, arrival, request.timeout, None, request.started)
 
     def _trace_place(self, key: bytes) -> tuple[str, str]:
         return trace_place(self._log), key_text(key)
@@ -196,12 +212,11 @@ class Sessions(Store):
         return notifier
 
     def _new_wait(self, request: WaitRequest, notifier: ChangeNotifier) -> Wait[Any]:
-        condition: Condition[Any] = condition_of(request, self._log, self._state, notifier, self._combiner)
+        condition: Condition[Any] = condition_of(request, self._log, self._state, notifier, self._write)
         return FileWait(notifier, condition, request.timeout, request.slow_logger)
 
-    def _new_arrival_wait(self, request: ArrivalRequest, notifier: ChangeNotifier) -> Wait[Any]:
-        condition = Arrival(self._log, self._state, request, self._timeout, self._notifier.notify, self._combiner)
-        return FileWait(notifier, condition, request.timeout, started=request.started)
+    def _new_arrival_wait(self, request: ArrivalRequest, notifier: ChangeNotifier) -> Wait[Any] | None:
+        return self._new_arrival(request, notifier) if request.waits else None
 
     def _wait_for_change(self, known: object, timeout: float) -> object:
         """See `Store._wait_for_change`. `known` is a position in the log, and each later record is a change."""

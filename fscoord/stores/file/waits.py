@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 from zlib import crc32
 
-from fscoord._arguments import VALUE_MAX, called, counter_sum, key_text, missing_error
+from fscoord._arguments import called, key_text, missing_error
 from fscoord._log.files.spill import Fetch
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
-from fscoord._log.log import SEVERAL, Log
+from fscoord._log.log import Log
 from fscoord._log.wakeup.doorbell import LAST_BUCKET
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system, tracing
@@ -20,26 +20,21 @@ from fscoord._waiting import timing
 from fscoord._waiting.awaited import BARRIER, KEY, QUEUE, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import (
-    COUNT,
     ITEM,
     NOT_YET,
     VALUES,
     ArrivalRequest,
-    LastOfCount,
-    LastOfRanks,
     NeededRanks,
     NotYet,
     WaitRequest,
     Waker,
+    new_tuple,
 )
 from fscoord.stores.file.death_watch import DeathWatch, RankNeeds, SessionNeeds
 from fscoord.stores.file.notifier import ChangeNotifier
-from fscoord.stores.file.operations import Arrived, Operation, check_value_size
-from fscoord.stores.file.replay import KeyValueState, materialize
+from fscoord.stores.file.operations import COUNTS, RANKS, Operation
+from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.traced_wait import TracedWait
-
-if TYPE_CHECKING:
-    from fscoord._log.shared.combining.combiner import Combiner
 
 __all__ = [
     "AnyChange",
@@ -52,6 +47,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+Write = Callable[..., Any]
+"""`FileStore._write`: carries out an operation, and returns its result."""
 
 WITNESSED_MAX: Final = 64
 """The most keys of a traced wait whose writers are observed."""
@@ -341,13 +339,13 @@ def condition_of(
     log: Log,
     state: KeyValueState,
     notifier: ChangeNotifier,
-    combiner: Combiner | None = None,
+    write: Write,
 ) -> Condition[list[int]] | Condition[list[bytes]] | Condition[bytes]:
     """Return the condition that ends the wait of `request`."""
     if request.kind == VALUES:
         return _Values(log, state, request.keys)
     if request.kind == ITEM:
-        return _Item(log, state, request.keys[0], combiner)
+        return _Item(log, state, request.keys[0], write)
     condition = _Keys(log, state, request.keys)
     ranks, sessions = request.ranks, request.sessions
     if sessions is not None:
@@ -416,14 +414,14 @@ class _Item(Condition[bytes]):
     kind = QUEUE
     span_kind = "queue"
 
-    def __init__(self, log: Log, state: KeyValueState, name: bytes, combiner: Combiner | None) -> None:
+    def __init__(self, log: Log, state: KeyValueState, name: bytes, write: Write) -> None:
         self._log = log
         self._state = state
-        self._combiner = combiner
+        self._write = write
         self.missing = [name]
 
     def look(self, timeout: float, arm: Callable[[], None]) -> bytes | NotYet:  # noqa: ARG002 - see there
-        return pop_item(self._log, self._state, self.missing[0], timeout, self._combiner)
+        return pop_item(self._log, self._state, self.missing[0], timeout, self._write)
 
 
 class Arrival(Condition["bytes | None"]):
@@ -437,31 +435,21 @@ class Arrival(Condition["bytes | None"]):
         log: the log of the store.
         state: its state.
         request: the request.
-        write_timeout: the longest wait for the log's lock, in seconds.
-        notify: wakes the waiters for keys that were written.
-        combiner: combines the write with writes of other processes of the host; None: the write is made alone.
+        write: carries out the arrival.
+        arms_under_lock: whether `write` arms the wait under the lock; otherwise it does so before the arrival.
     """
 
     arms_wait = True
 
     def __init__(
-        self,
-        log: Log,
-        state: KeyValueState,
-        request: ArrivalRequest,
-        write_timeout: float,
-        notify: Callable[[Iterable[bytes]], None],
-        combiner: Combiner | None,
+        self, log: Log, state: KeyValueState, request: ArrivalRequest, write: Write, *, arms_under_lock: bool
     ) -> None:
         self._log = log
         self._state = state
         self._request = request
-        self._write_timeout = write_timeout
-        self._notify = notify
+        self._write = write
         self._has_arrived = False
-        judge = request.judge
-        self._shared = (combiner, judge) if combiner and isinstance(judge, LastOfCount | LastOfRanks) else None
-        self.arms_under_lock = self._shared is None
+        self.arms_under_lock = arms_under_lock
         self.missing = [request.done]
 
     def new_slow_logger(self, started: float) -> SlowWaitLogger:
@@ -481,48 +469,13 @@ class Arrival(Condition["bytes | None"]):
             if request.done in values and values is self._state.values:
                 return None
             return None if log.inspect(lambda: self._state.has(request.done)) else NOT_YET
-        kind = record.ADD if request.kind == COUNT else record.APPEND
-        if self._shared is not None:
-            combiner, judge = self._shared
-            # Armed before the arrival can be in the log, and so before the record of the last arrival.
-            arm()
-            operation = Operation(kind, request.key, request.piece, done=request.done, judge=judge)
-            return self._arrive_combined(combiner, operation)
+        token = request.token
+        kind, rule = (record.APPEND, RANKS) if token else (record.ADD, COUNTS)
+        parts = (kind, request.key, token, b"", rule, request.done, request.world_size)
         answer: bytes | NotYet | None
-        answer, is_last = log.update(kind, request.key, request.piece, self._decide, self._write_timeout, arm)
+        answer, _ = self._write(new_tuple(Operation, parts), None, request.started, arm)
         self._has_arrived = True
-        if log.handle.bell:
-            self._notify((request.key, request.done) if is_last else (request.key,))
         return answer
-
-    def _arrive_combined(self, combiner: Combiner, operation: Operation) -> bytes | NotYet | None:
-        arrived: Arrived = combiner.write(operation, self._write_timeout, self._request.started)
-        self._has_arrived = True
-        return arrived.answer
-
-    def _decide(self, name: bytes, piece: bytes) -> tuple[tuple[bytes | NotYet | None, bool], int, Any]:
-        request, state = self._request, self._state
-        current = state.values.get(name)
-        value: bytes | None
-        if current is None or current.__class__ is bytes:
-            value = current
-        else:
-            value = bytes(current) if current.__class__ is bytearray else state.get(name, self._log.read_locked)
-        if request.kind == COUNT:
-            value = content = b"%d" % counter_sum(value, 1, name)
-            kind = record.ADD
-        else:
-            value, content, kind = (value or b"") + piece, piece, record.APPEND
-            if len(value) > VALUE_MAX:
-                check_value_size(name, len(value), self._log.path)
-        is_last = request.judge(value)
-        if is_last:
-            return (None, True), SEVERAL, [(kind, name, content), (record.SET, request.done, b"1")]
-        if is_last is None:
-            return (value, False), kind, content
-        if request.done in state.values or request.done in state.queues:
-            return (None, False), kind, content
-        return (NOT_YET, False), kind, content
 
 
 class AnyChange(Condition["tuple[int, int]"]):
@@ -548,20 +501,10 @@ class AnyChange(Condition["tuple[int, int]"]):
         return self._position
 
 
-def pop_item(log: Log, state: KeyValueState, name: bytes, timeout: float, combiner: Combiner | None) -> bytes | NotYet:
+def pop_item(log: Log, state: KeyValueState, name: bytes, timeout: float, write: Write) -> bytes | NotYet:
     """Take the oldest value from the queue `name`, and return it. Return `NOT_YET` if the queue is empty."""
-
-    def decide(name: bytes, _: bytes) -> tuple[bytes | None, int, bytes]:
-        queue = state.queues.get(name)
-        return (materialize(queue[0], log.read_locked), record.POP, b"") if queue else (None, 0, b"")
-
     log.refresh(timeout)
-    if name not in state.queues:
-        return NOT_YET
-    if combiner is not None:
-        value = combiner.write(Operation(record.POP, name), timeout)
-    else:
-        value = log.update(record.POP, name, b"", decide, timeout)
+    value = write(Operation(record.POP, name), timeout) if name in state.queues else None
     return NOT_YET if value is None else bytes(value)
 
 

@@ -28,7 +28,7 @@ from fscoord._arguments import (
     value_bytes,
 )
 from fscoord._runtime import system
-from fscoord._waiting.wait import KEYS, VALUES, ArrivalRequest, LastOfCount, WaitRequest, WaitSteps
+from fscoord._waiting.wait import KEYS, VALUES, ArrivalRequest, WaitRequest, WaitSteps
 from fscoord.errors import LimitExceededError, QueueEmptyError, StoreError, StoreTimeoutError, StoreUnavailableError
 from fscoord.store import NUM_MEMBERS, Capabilities, Store
 from fscoord.stores.tcp.connections import BlockingCalls, Connections
@@ -344,11 +344,11 @@ class TCPStore(Store):
         A server of an older torch closes the connection at such a request. There no caller can use the request, and
         the keys of `Store.barrier` are used.
         """
-        if not isinstance(request.judge, LastOfCount) or self._has_barriers is False:
+        if request.token or self._has_barriers is False:
             return super()._arrive(request)
         name = request.key.removesuffix(NUM_MEMBERS)
         try:
-            count = self._blocking.arrive(name, request.judge.world_size, request.timeout)
+            count = self._blocking.arrive(name, request.world_size, request.timeout)
         except StoreTimeoutError:
             self._has_barriers = True  # the server has confirmed the end of the wait
             raise
@@ -364,7 +364,7 @@ class TCPStore(Store):
         """See `Store`. The arrival does not wait. Afterwards the counter is read again and again, because the server
         sets no key when the last caller has come.
         """
-        if not isinstance(request.judge, LastOfCount) or self._has_barriers is False:
+        if request.token or self._has_barriers is False:
             return (yield from super()._arrival_steps(request))
         name, ends = request.key.removesuffix(NUM_MEMBERS), system.time.monotonic() + request.timeout
         try:
@@ -373,7 +373,7 @@ class TCPStore(Store):
             late = error
         while True:
             left = max(0.0, ends - system.time.monotonic())
-            if self._has_barriers and self._call(lambda channel: channel.arrivals(name)) >= request.judge.world_size:
+            if self._has_barriers and self._call(lambda channel: channel.arrivals(name)) >= request.world_size:
                 return None
             try:  # only on a server of an older torch this key is ever set
                 yield WaitRequest(KEYS, [request.done], min(left, POLL_S) if self._has_barriers else left)

@@ -41,8 +41,8 @@ T_contra = TypeVar("T_contra", contravariant=True)
 class Draft(Protocol[T_contra]):
     """The state of a store as it will be once the records of a batch are applied."""
 
-    def decide(self, operation: T_contra, *, is_own: bool) -> tuple[list[tuple[int, bytes, bytes]], Any]:
-        """Return the records of `operation`, at most `TIMES`, and its result."""
+    def add(self, operation: T_contra, *, is_own: bool) -> tuple[list[tuple[int, bytes, bytes]], Any]:
+        """Add `operation`. Return its records, at most `TIMES`, and its result."""
 
     def resume(self, operation: T_contra, noted: Any) -> tuple[list[tuple[int, bytes, bytes]], Any]:
         """Return the records that `operation`, whose first record is in the log, still needs, and its result."""
@@ -227,7 +227,7 @@ class Batch:
                 first = 1
             else:
                 write.is_claimed = False  # nothing was appended for the request, and never will be
-                found, write.result = draft.decide(write.operation, is_own=True)
+                found, write.result = draft.add(write.operation, is_own=True)
         except self._decider.refusals as error:
             write.refusal = error  # raised after the write, so that it does not fail the requests of others
             return []
@@ -276,7 +276,7 @@ class Batch:
         if not self._may_write_for(request):
             return []
         try:
-            found, result = draft.decide(decider.decode(request.operation), is_own=False)
+            found, result = draft.add(decider.decode(request.operation), is_own=False)
         except (decider.must_write_alone, *decider.refusals):
             return []  # the author meets the same error, in its own words
         claim.answer = Answer(request.time, requests.DONE, decider.encode_result(result))

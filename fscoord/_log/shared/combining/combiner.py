@@ -193,7 +193,7 @@ class Combiner:
                 self._log.refresh(write.left())
                 if self._is_complete(write):
                     return write.result
-            self._log.update(BATCH, b"", batch, None, write.left())  # type: ignore[arg-type]
+            self._log.update(BATCH, b"", batch, None, write.left())
         except (StoreError, StoreTimeoutError) as error:
             if write.is_claimed:  # it was not found out, under the lock, what became of the request
                 # In a durable log the error may be that of the sync of the very record that was read.
@@ -443,7 +443,7 @@ class Combiner:
         try:
             shared.leader = system.threading.get_ident()
             batch.show_life()
-            log.update(BATCH, b"", batch, None, limit)  # type: ignore[arg-type]
+            log.update(BATCH, b"", batch, None, limit)
             is_written = True
         finally:
             # No signal handler runs at an assignment. After the call of `free` one may raise, and would skip it: the
