@@ -13,7 +13,7 @@ from fscoord._runtime import system
 from fscoord._waiting.wait import ITEM, KEYS, VALUES, BarrierRequest, WaitRequest
 from fscoord.aio._driver import StoreDriver
 from fscoord.aio._executor import CallExecutor
-from fscoord.store import Capabilities, Member, Store, barrier_steps
+from fscoord.store import Capabilities, Member, Store
 from fscoord.stores.url import open_store as open_sync_store
 
 __all__ = ["AsyncStore", "Opening", "core_repr", "driver_of", "open_store"]
@@ -192,7 +192,7 @@ class AsyncStore:
     async def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
         """See `~fscoord.Store.barrier`. A cancelled caller counts as arrived."""
         request = BarrierRequest(key_bytes(key), world_size, self._limit(timeout))
-        await self._driver.drive(barrier_steps(self._store, request))
+        await self._driver.drive(self._store._barrier_steps(*request))
 
     # -- the handle ------------------------------------------------------------------------------------------------
 
