@@ -5,15 +5,15 @@
 The names and meanings are those of torch's c10d ``Store``. Where the stores of c10d disagree with each other, the
 docstring of the operation says which meaning it has here. This module does not depend on any particular store.
 
-The module is long, but one thing: the operations of one class, and the functions by which other modules of this package
-call its private methods. Most of its lines are documentation.
+The module is long, but one thing: the operations of one class, and its hooks. A hook is a private method or attribute
+that other modules of this package use, and that a store overrides. Most of the lines are documentation.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial, wraps
@@ -61,22 +61,10 @@ __all__ = [
     "Member",
     "Store",
     "StoreView",
-    "arrival_steps",
-    "barrier_steps",
     "begin_span",
-    "closer_look",
     "how_to_run_again",
     "needed_store",
-    "new_arrival_wait",
-    "new_wait",
-    "notifier_for",
-    "observe_sessions",
     "run_blocking",
-    "session_states",
-    "shows_waits",
-    "stopped_sessions",
-    "typical_call_s",
-    "wait_for_change",
     "wait_on",
 ]
 
@@ -405,7 +393,11 @@ class Store(ABC):
         return []
 
     def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:
-        """See `session_states`. The default lists all sessions."""
+        """Return the state of each of the sessions `numbers` that the store knows: ``"yes"``, ``"no"``, ``"unknown"``.
+
+        The states are those of `Member.alive`. Other stores than this default probe no other session, and do not
+        register the handle. They record the deaths that they find, as `members` does.
+        """
         wanted = set(numbers)
         return {member.number: member.alive for member in self.members() if member.number in wanted}
 
@@ -584,33 +576,61 @@ class Store(ABC):
         return True
 
     _exchanges_keys = False
-    """See `exchanges_keys`."""
+    """Whether the store has `_exchange`: whether it changes several keys in one step."""
 
     def _exchange(self, key: bytes, *_: Any) -> bytes:
-        """See `exchange`."""
+        """Perform a `compare_set` that, if it succeeds, also changes other keys in the same step.
+
+        The caller first checks `_exchanges_keys`. If a process dies in the step, or an error has ``maybe_applied``, the
+        first changes may have been made without the later changes. The order is: the keys of `absent`, `key`, the keys
+        of `present`.
+
+        Args:
+            key: the key to compare and set.
+            expected: the value that `key` must have; empty also stands for a missing key, as in `compare_set`.
+            desired: the value that `key` gets.
+            present: keys that get the value ``b"1"``.
+            absent: keys that are deleted, if they exist.
+
+        Returns:
+            The value of `key` afterwards, as `compare_set` returns it.
+        """
         raise TypeError(f"{type(self).__name__} can't change {key_text(key)!r} and other keys in one step")
 
     def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
-        """See `write_within`."""
+        """Set `key` to `value`, or append `value` to it, within `limit` seconds, whatever the handle's timeout is.
+
+        The timeout of a handle holds for all threads that use the handle, so it is left alone. This default is for a
+        store whose operations take no other limit: a clone writes.
+        """
         with self.clone() as handle:
             handle.set_timeout(limit)
             (handle.append if appends else handle.set)(key, value)
 
     def _observe(self) -> tuple[list[Member], dict[int, ShownWait]]:
-        """See `observe_sessions`."""
+        """Return all sessions, and the wait of each waiting session by its number. Nothing is written.
+
+        Both are empty if the store does not show its sessions to a process that only reads.
+        """
         return [], {}
 
     @property
     def _shows_waits(self) -> bool:
-        """See `shows_waits`."""
+        """Whether the store shows its waits to other processes. Such a store needs the whole `WaitRequest`."""
         return False
 
     def _stopped_sessions(self, numbers: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - see there
-        """See `stopped_sessions`."""
+        """Return each of the sessions `numbers` whose process is known to be stopped, as by SIGSTOP.
+
+        Only processes of this host are known to be stopped.
+        """
         return frozenset()
 
     def _closer_look(self) -> str:
-        """See `closer_look`."""
+        """Return the end of the message of a time-out: the command that shows the waits on the store.
+
+        It is empty if the command shows no waits for this kind of store.
+        """
         return ""
 
     _has_participants = False
@@ -773,7 +793,7 @@ class StoreView(Store):
         return self._inner._trace_place(key)
 
 
-# The other modules of this package call these functions. They call private methods, which the stores override.
+# What the other modules of this package need of any store.
 
 
 def needed_store(store: T, *methods: str) -> T:
@@ -856,139 +876,12 @@ def barrier_steps(store: Store, key: Key, world_size: int, timeout: float) -> Wa
         )
 
 
-def arrival_steps(store: Store, request: ArrivalRequest) -> WaitSteps[bytes | None]:
-    """Return the steps of `request` on a store that has no wait of its own for it."""
-    return store._arrival_steps(request)
-
-
-def new_arrival_wait(store: Store, request: ArrivalRequest, notifier: Any) -> Wait[Any] | None:
-    """Return the wait that carries out `request`; None if `store` has none, see `arrival_steps`."""
-    return store._new_arrival_wait(request, notifier)
-
-
-def wait_for_change(store: Store, known: object, timeout: float) -> object:
-    """Wait until `store` may have changed since the call that returned `known`, at most `timeout` seconds.
-
-    Args:
-        store: the store.
-        known: the result of the previous call. With None the call returns at once.
-        timeout: the longest wait, in seconds.
-
-    Returns:
-        The value to pass as `known` to the next call.
-    """
-    return store._wait_for_change(known, timeout)
-
-
-def notifier_for(store: Store, backend: WaitBackend) -> Any:
-    """Return the notifier that wakes the waits of `backend` on `store`, for `new_wait`.
-
-    Return None if `store` can only wait in a call, and makes no `Wait` objects.
-    """
-    return store._notifier_for(backend)
-
-
-def new_wait(store: Store, request: WaitRequest, notifier: Any) -> Wait[Any]:
-    """Return the wait that carries out `request` on `store`. `notifier`, a result of `notifier_for`, wakes the wait."""
-    return store._new_wait(request, notifier)
-
-
-def session_states(store: Store, numbers: Iterable[int]) -> dict[int, str]:
-    """Return the state of each of the sessions `numbers` that `store` knows: ``"yes"``, ``"no"`` or ``"unknown"``.
-
-    The states are those of `Member.alive`. Unlike `Store.members`, the call probes no other session and does not
-    register the handle. It records the deaths that it finds, as `Store.members` does.
-    """
-    return store._session_states(numbers)
-
-
-def exchanges_keys(store: Store) -> bool:
-    """Return whether `exchange` can be called with `store`: whether it changes several keys in one step."""
-    return store._exchanges_keys
-
-
-def exchange(
-    store: Store, key: bytes, expected: bytes, desired: bytes, present: Sequence[bytes], absent: Sequence[bytes]
-) -> bytes:
-    """Perform a `Store.compare_set` that, if it succeeds, also changes other keys in the same step.
-
-    The caller first checks `exchanges_keys`. If a process dies in the step, or an error has ``maybe_applied``, the
-    first changes may have been made without the later changes. The order is: the keys of `absent`, `key`, the keys of
-    `present`.
-
-    Args:
-        store: the store.
-        key: the key to compare and set.
-        expected: the value that `key` must have; empty also stands for a missing key, as in `Store.compare_set`.
-        desired: the value that `key` gets.
-        present: keys that get the value ``b"1"``.
-        absent: keys that are deleted, if they exist.
-
-    Returns:
-        The value of `key` afterwards, as `Store.compare_set` returns it.
-    """
-    return store._exchange(key, expected, desired, present, absent)
-
-
-def write_within(store: Store, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
-    """Set `key` to `value`, or append `value` to it, within `limit` seconds, whatever the timeout of the handle is.
-
-    The timeout of a handle holds for all threads that use the handle, so it is left alone. A store whose operations
-    take no other limit writes by a clone.
-
-    Args:
-        store: the store.
-        limit: how long to wait for the store, in seconds.
-        key: the key.
-        value: the value to set or to append.
-        appends: whether `value` is appended.
-    """
-    store._write_within(limit, key, value, appends=appends)
-
-
-def observe_sessions(store: Store) -> tuple[list[Member], dict[int, ShownWait]]:
-    """Return all sessions of `store`, and the wait of each waiting session by its number. Nothing is written.
-
-    Both are empty if the store does not show its sessions to a process that only reads.
-    """
-    return store._observe()
-
-
-def shows_waits(store: Store) -> bool:
-    """Return whether `store` shows its waits to other processes. Such a store needs the whole `WaitRequest`."""
-    return store._shows_waits
-
-
-def stopped_sessions(store: Store, numbers: Iterable[int]) -> frozenset[int]:
-    """Return each of the sessions `numbers` whose process is known to be stopped, as by SIGSTOP.
-
-    Only processes of this host are known to be stopped.
-    """
-    return store._stopped_sessions(numbers)
-
-
-def closer_look(store: Store) -> str:
-    """Return the end of the message of a time-out: the command that shows the waits on `store`.
-
-    It is empty if the command shows no waits for this kind of store.
-    """
-    return store._closer_look()
-
-
 def begin_span(kind: str, store: Store, key: bytes, rank: int | None = None, *facts: Any) -> tracing.Span | None:
     """Return a new span of this process on `key` of `store`, or None if the process records no trace."""
     if tracing.recorder is None:
         return None
     place, name = store._trace_place(key)
     return tracing.recorder.begin(kind, name, place, rank, *facts)
-
-
-def typical_call_s(store: Store) -> float:
-    """Return the usual upper limit, in seconds, of a call on `store` that does not wait for other processes.
-
-    It is 0 if the calls only use memory.
-    """
-    return store._typical_call_s
 
 
 def how_to_run_again(store: Store) -> str:

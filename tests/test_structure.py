@@ -17,7 +17,7 @@ from support.sources import MODULES, PACKAGE, imported, is_for_types, module_of,
 
 pytestmark = pytest.mark.once
 
-MODULES_MAX = 213
+MODULES_MAX = 211
 """How many modules the package may have. A change that joins modules lowers this.
 
 Two are parts of the command that no verb owns: the completion of words, and records of a log in words.
@@ -46,35 +46,6 @@ NAME_MAX = 79
 
 INHERIT_FROM_HEIRS: set[str] = set()
 STUBS_FOR_TYPES: set[str] = set()
-PRIVATE_READS = {
-    "DoubleBarrier: self._core._meeting",
-    "Election: self._election._observing",
-    "Fenced: self._core._split",
-    "Hold: self._core._acquire_steps",
-    "Hold: self._core._line",
-    "Hold: self._core._patience",
-    "Hold: self._core._undo",
-    "Hold: self._core._what",
-    "Item: self._core._is_over",
-    "Item: self._core._put_back",
-    "Latch: self._core._waiting",
-    "Membership: self._core._join",
-    "Membership: self._core._leave_quietly",
-    "Membership: self._core._observing",
-    "Membership: self._core._unjoin",
-    "Queue: self._core._items",
-    "Queue: self._core._taking",
-    "_do_under_lock: lock._enter",
-    "_do_under_lock: lock._undo",
-}
-FOREIGN_PRIVATE_MODULES = {
-    "aio.groups: recipes._cleanup",
-    "aio.holds: recipes._cleanup",
-    "aio.holds: recipes._hold",
-    "aio.queue: recipes._cleanup",
-    "aio.queue: recipes._item",
-    "cli.run_command: recipes._line",
-}
 SILENT_FOLDERS: set[str] = set()
 WORDS_MIN = 40
 """Fewer words don't say what a folder is for, what it must not do, and which locks its callers hold."""
@@ -175,46 +146,6 @@ def test_methods_are_not_declared_for_the_type_checker_only() -> None:
 
 # Private names
 
-NAMEDTUPLE = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
-PYTHON = {"_exit", "_getframe"}
-"""Documented, however they are spelled: of os and of sys."""
-
-
-def private(name: str) -> bool:
-    return name.startswith("_") and not name.endswith("__") and name not in NAMEDTUPLE | PYTHON
-
-
-def own_names(module: str) -> set[str]:
-    """Every name that the module defines: of its own, of its classes, and of their instances."""
-    found = set()
-    for node in ast.walk(tree(module)):
-        if isinstance(node, SCOPES):
-            found.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found |= {node.attr} if ast.unparse(node.value) in {"self", "cls"} else set()
-    return found
-
-
-def private_reads(module: str) -> Iterator[str]:
-    """Each use of a private name that another module defines, as ``Class: object._name``."""
-    own = own_names(module)
-    for inner, node in scoped(tree(module)):
-        scope = inner.partition(".")[0]
-        if isinstance(node, ast.Attribute) and private(node.attr) and node.attr not in own:
-            if ast.unparse(node.value) not in {"self", "cls", "super()"}:
-                yield f"{scope}: {ast.unparse(node)}"
-        elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if private(alias.name) and module_of(f"{node.module}.{alias.name}") == module_of(f"{node.module}"):
-                    yield f"{scope or module}: {node.module}.{alias.name}"
-
-
-def test_private_names_are_used_in_the_module_that_defines_them() -> None:
-    found = {each for module in MODULES for each in private_reads(module)}
-    compare(found, PRIVATE_READS, "a private name of another module")
-
 
 def test_tests_get_the_inside_of_a_store_from_one_module() -> None:
     """`support.internals` names the attributes. Programs in strings, which run without the tests' modules, may, too."""
@@ -229,23 +160,6 @@ def test_tests_get_the_inside_of_a_store_from_one_module() -> None:
     }
     known = {f"support/internals.py: store.{name}" for name in ("_log", "_notifier")}
     compare(wrong, known, "`support.internals` reads the inside of a store")
-
-
-def test_private_modules_are_imported_inside_their_package() -> None:
-    wrong = set()
-    for module in MODULES:
-        for node in ast.walk(tree(module)):
-            for target in filter(None, map(module_of, imported(node))):
-                parts = target.split(".")
-                for depth, part in enumerate(parts):
-                    owner = ".".join(parts[:depth])
-                    if (
-                        part.startswith("_")
-                        and part != "__main__"
-                        and not f"{module}.".startswith(f"{owner}." * bool(owner))
-                    ):
-                        wrong.add(f"{module}: {target}")
-    compare(wrong, FOREIGN_PRIVATE_MODULES, "a private module of another package")
 
 
 # Imports

@@ -353,10 +353,7 @@ LAYERS = [
         "launch.*",
         ["launch.*", "rendezvous.*", "stores.prefix", "store", "_arguments", "_runtime.*", "_waiting.*", "errors"],
     ),
-    (
-        "demo.*",
-        ["demo.*", "_runtime.*", "_arguments", "collectives", "store", "stores.*", "errors"],
-    ),
+    ("demo", ["", "recipes"]),  # an example, which imports what users import
     ("status", ["status.*", "_waiting.awaited", "_waiting.rounds", "recipes.holdings"]),
     ("status.picture", ["_waiting.awaited", "_waiting.rounds", "recipes.holdings"]),
     (
@@ -407,7 +404,7 @@ LAYERS = [
 ]
 PACKAGES = {  # mere folders: their __init__ imports nothing
     "_log", "_log.files", "_log.format", "_log.generations", "_log.inspect", "_log.liveness", "_log.locking",
-    "_log.replay", "_log.shared", "_log.shared.combining", "_log.wakeup", "_runtime", "_waiting", "demo", "doctor",
+    "_log.replay", "_log.shared", "_log.shared.combining", "_log.wakeup", "_runtime", "_waiting", "doctor",
     "integrations", "stores", "trace",
 }  # fmt: skip
 
@@ -437,7 +434,8 @@ SYSTEM_ALLOWED = {
     "launch.worker": ({"signal", "subprocess"}, "starts processes and stops them"),
     "testing.contract.waiting": ({"signal"}, "interrupts itself"),
     "cli.groups": ({"signal"}, "tells Ctrl-C from the other signals that end it"),
-    "demo.launcher": ({"selectors", "signal", "subprocess"}, "starts processes, listens to them, kills one"),
+    "cli.demo": ({"signal", "subprocess"}, "starts processes and stops them"),
+    "demo": ({"os", "pathlib", "signal"}, "is an example for users, who have no `system`"),
     "_runtime.signals": ({"signal"}, "is about nothing else"),
     "integrations.dask": ({"asyncio"}, "runs in the event loop of a scheduler of Dask"),
     "doctor.agents": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),

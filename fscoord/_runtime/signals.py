@@ -1,6 +1,6 @@
 """Signal handling for programs: no signal is lost, and the program can clean up after a termination signal.
 
-Only programs, such as the command line and the demonstration, use this module. The library does not change the signal
+Only programs, such as the command line, use this module. The library does not change the signal
 handlers of its caller.
 """
 

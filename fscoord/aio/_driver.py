@@ -21,16 +21,7 @@ from fscoord._waiting.wait import ITEM, KEYS, VALUES, ArrivalRequest, Request, W
 from fscoord.aio._asyncio_backend import AsyncioBackend
 from fscoord.aio._executor import CallExecutor
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
-from fscoord.store import (
-    Store,
-    arrival_steps,
-    needed_store,
-    new_arrival_wait,
-    new_wait,
-    notifier_for,
-    typical_call_s,
-    wait_on,
-)
+from fscoord.store import Store, needed_store, wait_on
 
 __all__ = ["SlicedWaits", "StoreDriver"]
 
@@ -56,7 +47,7 @@ class StoreDriver:
 
     def __init__(self, store: Store) -> None:
         self.store = needed_store(store)
-        usual_s = typical_call_s(store)
+        usual_s = store._typical_call_s
         self._executor = CallExecutor(CALL_THREADS_MAX if usual_s else 0, usual_s if usual_s < math.inf else 0.0)
         self._backend: AsyncioBackend | None = None
         self._notifier: Any = None
@@ -81,10 +72,10 @@ class StoreDriver:
 
     async def _arrive(self, request: ArrivalRequest) -> bytes | None:
         self._bind_loop(asyncio.get_running_loop())
-        wait = new_arrival_wait(self.store, request, self._notifier)
+        wait = self.store._new_arrival_wait(request, self._notifier)
         if wait is not None:
             return cast("bytes | None", await self._executor.wait(wait))
-        return await self.drive(arrival_steps(self.store, request))
+        return await self.drive(self.store._arrival_steps(request))
 
     async def wait(self, request: WaitRequest) -> Any:
         """Carry out `request`, and return its answer."""
@@ -92,13 +83,13 @@ class StoreDriver:
         if self._sliced_waits is not None:
             return await self._sliced_waits.wait(request)
         undo = partial(self.store.queue_push, request.keys[0]) if request.kind == ITEM else None
-        return await self._executor.wait(new_wait(self.store, request, self._notifier), undo)
+        return await self._executor.wait(self.store._new_wait(request, self._notifier), undo)
 
     def _bind_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Set `loop` as the loop that wakes the waits that begin from now on."""
         if self._backend is None or not self._backend.is_of(loop):
             self._backend = AsyncioBackend(loop)
-            self._notifier = notifier_for(self.store, self._backend)
+            self._notifier = self.store._notifier_for(self._backend)
             self._sliced_waits = SlicedWaits(self.store) if self._notifier is None else None
 
     async def close(self) -> None:

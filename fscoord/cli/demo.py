@@ -1,27 +1,42 @@
-"""The verb demo: shows the progress of the processes, and their report."""
+"""The verb demo: it starts the processes of the example `fscoord.demo`, and reports their work."""
 
 from __future__ import annotations
 
+import json
+import logging
+import math
+import signal
+import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import click
 
-from fscoord._runtime import system
+from fscoord import demo as example
+from fscoord._runtime import system, tracing
 from fscoord._runtime.escaping import printable
+from fscoord._runtime.signals import defer_signals, raise_on_termination
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, time_limit, verbose
 from fscoord.cli.output import counted, new_console, new_table, write_json
 from fscoord.cli.trace import write_page
-from fscoord.demo.launcher import PROCESSES_MAX, run
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-    from rich.table import Table
+from fscoord.errors import FscoordError
+from fscoord.stores.file import FileStore
 
 __all__ = ["demo"]
 
-NUMBERS = {"files", "words"}
+log = logging.getLogger(__name__)
+
+PROCESSES_MAX = 256
+TOP = 10
+
+OWN_SOURCES = system.os.path.dirname(system.os.path.abspath(example.__file__))
+"""The directory that is counted by default: this package's own sources. A zipapp or PEX has them in no directory."""
+if not system.os.path.isdir(OWN_SOURCES):
+    OWN_SOURCES = system.os.path.dirname(json.__file__)
 
 
 @click.command()
@@ -39,9 +54,10 @@ NUMBERS = {"files", "words"}
     "directory",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False),
+    default=OWN_SOURCES,
     help="The directory with the text. [default: the sources of fscoord itself]",
 )
-@click.option("--kill", is_flag=True, help="Kill one process during its work. The others name it and do its work.")
+@click.option("--kill", is_flag=True, help="One process dies during its work. The others name it and do its work.")
 @click.option(
     "--timeout",
     type=time_limit,
@@ -58,12 +74,12 @@ NUMBERS = {"files", "words"}
 )
 @as_json
 @verbose
-def demo(processes: int, directory: str | None, kill: bool, timeout: float, trace: str | None, as_json: bool) -> int:
+def demo(processes: int, directory: str, kill: bool, timeout: float, trace: str | None, as_json: bool) -> int:
     """Start some processes that share work through one store.
 
     They count the words in a directory of text files. They find each other through the store, which is a temporary file
-    in $TMPDIR, take the files from a queue, and meet at barriers. The report has the work of each process, and how long
-    each barrier took. Exits with 1 if a process was lost, by --kill or in another way.
+    in $TMPDIR, take the files from a queue, and meet at barriers. The report has the work of each process. Exits with 1
+    if a process was lost, by --kill or in another way.
 
     \b
     Examples:
@@ -73,55 +89,92 @@ def demo(processes: int, directory: str | None, kill: bool, timeout: float, trac
       fscoord demo -n 8 --trace traces              # then open traces/report.html in a browser
       TMPDIR=/shared/tmp fscoord demo               # try the file system that your job will use
     """
-    with _Display() as display:
-        report = run(processes, directory, kill=kill, timeout=timeout, on_event=display.show, trace=trace)
+    directory = system.os.path.abspath(directory)
+    if kill and processes < 2:
+        raise click.UsageError("--kill needs at least 2 processes, so that one can report the death of the other")
+    start = system.time.monotonic()
+    with raise_on_termination(), FileStore() as store:
+        files = example.fill(store, directory)
+        if not files:
+            raise click.UsageError(f"there is no text file below {directory}")
+        words = [str(processes), str(timeout), *(["kill"] if kill else [])]
+        with _started(str(store.path), directory, words, processes, trace) as members:
+            for member in members:
+                member.wait(math.inf)
+        counts = [json.loads(store.get(f"counts/{number}", default="null")) for number in range(len(files))]
+    lost = [_loss(rank, member) for rank, member in enumerate(members) if member.returncode]
+    if None in counts:
+        cause = f"process {lost[0]['pid']} ended with {lost[0]['cause']}" if lost else "no process reported an error"
+        raise FscoordError(f"the processes could not finish: {cause}")
+    seconds = system.time.monotonic() - start
+    report = {"input": directory, "seconds": seconds, **_report(files, counts, members), "lost": lost}
     if trace is not None:
         write_page(trace, system.os.path.join(trace, "report.html"))
     if as_json:
         write_json(report)
     else:
         _print(report)
-    return FALSE if report["lost"] else 0
+    return FALSE if lost else 0
 
 
-class _Display:
-    """Shows a progress bar on standard error, if that is a terminal, and the names of lost processes in any case."""
+@contextmanager
+def _started(
+    store: str, directory: str, words: list[str], processes: int, trace: str | None
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start the processes, and leave none behind. Each ends when this process does, because its standard input ends."""
+    environment = {**system.os.environ, "PYTHONPATH": system.import_path()}
+    if trace is not None:
+        environment[tracing.ENVIRONMENT_VARIABLE] = system.os.path.abspath(trace)
+    members: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(processes):
+            # Nothing can be imported by mistake from the directory of the store. A session of its own protects the
+            # process from the terminal's Ctrl-C. A signal during the start must not hide the process from `finally`.
+            with defer_signals():
+                member = subprocess.Popen(  # noqa: S603 - our own module and our own arguments
+                    [sys.executable, "-m", example.__name__, store, directory, str(rank), *words],
+                    stdin=subprocess.PIPE,
+                    cwd=system.os.path.dirname(store),
+                    env=environment,
+                    start_new_session=True,
+                )
+                members.append(member)
+            log.info("started process %d", member.pid)
+        yield members
+    finally:
+        with defer_signals():
+            for member in members:
+                member.kill()  # does nothing to one that has been waited for
+        for member in members:
+            with member:
+                pass
 
-    def __init__(self) -> None:
-        self._bar: Progress | None = None
 
-    def __enter__(self) -> _Display:
-        if sys.stderr is not None and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress
+def _loss(rank: int, member: subprocess.Popen[bytes]) -> dict[str, Any]:
+    code = member.returncode
+    return {"rank": rank, "pid": member.pid, "cause": signal.Signals(-code).name if code < 0 else f"exit code {code}"}
 
-            self._bar = Progress(console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task("meeting", total=None)
-            self._bar.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def show(self, event: dict[str, Any]) -> None:
-        """Show one event of the demonstration."""
-        if event["event"] == "lost":
-            self._say(f"rank {event['by']} names the lost: {event['error']}")
-        elif event["event"] == "holding" and event["file"] is not None:
-            self._say(f"rank {event['rank']} has taken {event['file']} and is killed now")
-        elif self._bar is None:
-            pass
-        elif event["event"] == "filled":
-            self._bar.update(self._task, description="counting", total=event["files"])
-        elif event["event"] == "delivered":
-            self._bar.advance(self._task)
-
-    def _say(self, line: str) -> None:
-        if self._bar is None:
-            click.echo(f"fscoord: {line}", err=True)
-        else:
-            self._bar.console.print(f"fscoord: {line}", markup=False, highlight=False, soft_wrap=True)
+def _report(files: list[str], counts: list[dict[str, Any]], members: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
+    """Return the report, which ``docs/cli/demo.md`` describes."""
+    words: Counter[str] = Counter()
+    by_rank: list[list[int]] = [[] for _ in members]
+    for found in counts:
+        words.update(found.get("words", {}))
+        by_rank[found["rank"]].append(sum(found.get("words", {}).values()))
+    work = list(zip(files, counts, strict=True))
+    return {
+        "files": len(files),
+        "words": sum(words.values()),
+        "distinct_words": len(words),
+        "top": words.most_common(TOP),
+        "skipped": [{"file": file, "reason": found["error"]} for file, found in work if "error" in found],
+        "redone": [{"file": file, "by": found["rank"]} for file, found in work if found["deliveries"] > 1],
+        "processes": [
+            {"rank": rank, "pid": member.pid, "files": len(own), "words": sum(own), "lost": member.returncode != 0}
+            for rank, (member, own) in enumerate(zip(members, by_rank, strict=True))
+        ],
+    }
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -133,43 +186,13 @@ def _print(report: dict[str, Any]) -> None:
     )
     most = ", ".join(f"{word} {count}" for word, count in report["top"])
     console.print(f"most frequent: {most}\n", soft_wrap=True)
-    console.print(_processes(report), "")
-    console.print(_barriers(report), "")
+    table = new_table(("rank", "process", "files", "words", ""), {"files", "words"})
+    for each in report["processes"]:
+        table.add_row(*(str(each[name]) for name in ("rank", "pid", "files", "words")), "LOST" if each["lost"] else "")
+    console.print(table, "")
     for skipped in report["skipped"]:
         console.print(f"skipped {printable(skipped['file'])}: {skipped['reason']}", soft_wrap=True)
     for loss in report["lost"]:
-        console.print(_loss(loss), soft_wrap=True)
-    console.print(f"(reported by rank {report['reported_by']})", soft_wrap=True)
-
-
-def _processes(report: dict[str, Any]) -> Table:
-    table = _table("rank", "process", "Python", "files", "words", "")
-    for each in report["processes"]:
-        where = f"{each['pid']} on {each['host']}"
-        fate = "LOST" if each["lost"] else ""
-        table.add_row(str(each["rank"]), where, each["python"], str(each["files"]), str(each["words"]), fate)
-    return table
-
-
-def _barriers(report: dict[str, Any]) -> Table:
-    table = _table("barrier", "the last to come waited", "the first to come waited")
-    for each in report["barriers"]:
-        table.add_row(each["name"], _milliseconds(each["shortest_wait_s"]), _milliseconds(each["longest_wait_s"]))
-    return table
-
-
-def _table(*headings: str) -> Table:
-    return new_table(headings, [heading for heading in headings if "waited" in heading or heading in NUMBERS])
-
-
-def _loss(loss: dict[str, Any]) -> str:
-    redone = ", ".join(f"{printable(each['file'])} (by rank {each['by']})" for each in loss["redone"])
-    return (
-        f"rank {loss['rank']}, process {loss['pid']} on {loss['host']}, was lost to {loss['cause']}:"
-        f" named by rank {', '.join(map(str, loss['named_by']))} at the barrier {loss['barrier']!r};"
-        f" what it had taken and others did again: {redone or 'nothing'}"
-    )
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1000:.2f} ms"
+        console.print(f"rank {loss['rank']}, process {loss['pid']}, was lost to {loss['cause']}", soft_wrap=True)
+    for redone in report["redone"]:
+        console.print(f"{printable(redone['file'])} was taken again, by rank {redone['by']}", soft_wrap=True)

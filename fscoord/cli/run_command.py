@@ -22,7 +22,7 @@ from fscoord.launch import Console, Ending, run_held
 from fscoord.recipes import Contender
 from fscoord.recipes._line import in_line, not_acquired
 from fscoord.status.findings import session_state
-from fscoord.store import Member, Store, closer_look, stopped_sessions
+from fscoord.store import Member, Store
 
 __all__ = [
     "VERBATIM",
@@ -224,7 +224,7 @@ def holders_text(store: Store, hold: _Hold, shown: int = HOLDERS_SHOWN) -> str:
     """
     holders, waiting = hold.holders(), len(hold.waiters()) - 1
     members = {member.number: member for member in store.members()}
-    stopped = stopped_sessions(store, [holder.session for holder in holders])
+    stopped = store._stopped_sessions([holder.session for holder in holders])
     names = [_with_state(holder, members.get(holder.session), stopped) for holder in holders[:shown]]
     if len(holders) > shown:
         names[-1] += f" and {len(holders) - shown} more"
@@ -244,6 +244,6 @@ def _report_conflict(store: Store, hold: _Hold, what: str, hold_options: HoldOpt
     text = not_acquired(what, hold.name, hold_options.limit, holders, len(hold.waiters()))
     if hold_options.conflict_exit_code == TIMEOUT:
         raise StoreTimeoutError(
-            text + closer_look(store), keys=[hold.name], holder=next(iter(holders), None), waited=hold_options.limit
+            text + store._closer_look(), keys=[hold.name], holder=next(iter(holders), None), waited=hold_options.limit
         )
     log.info("%s", text)

@@ -31,7 +31,7 @@ from fscoord.cli.options import (
 from fscoord.cli.output import flush, is_terminal, show, tell, telling_if_slow, write, write_json, write_value
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes import Fenced
-from fscoord.store import Store, wait_for_change
+from fscoord.store import Store
 
 __all__ = ["add", "append", "cas", "create", "delete", "get", "keys", "set_", "wait", "watch"]
 
@@ -337,7 +337,7 @@ def _changes(
 
     Print `words` after the first read. From then on no change is missed.
     """
-    heard = wait_for_change(store, None, READ_S)
+    heard = store._wait_for_change(None, READ_S)
     known: Values = {} if is_all else _read_all(store, prefix)
     tell(log, words)
     while True:
@@ -349,7 +349,7 @@ def _changes(
         if left <= 0:
             return
         system.time.sleep(min(interval, left))
-        heard = wait_for_change(store, heard, max(end - system.time.monotonic(), 0.0))
+        heard = store._wait_for_change(heard, max(end - system.time.monotonic(), 0.0))
 
 
 def _read_all(store: Store, prefix: bytes) -> Values:

@@ -25,7 +25,7 @@ from fscoord._waiting.rounds import ARRIVALS, COMPLETE, Rounds, Verdict, parse
 from fscoord._waiting.timing import Backoff, SlowWaitLogger
 from fscoord._waiting.wait import KEYS, ArrivalRequest, NeededRanks, WaitRequest, WaitSteps, new_tuple
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
-from fscoord.store import Member, Store, closer_look, how_to_run_again, stopped_sessions, write_within
+from fscoord.store import Member, Store, how_to_run_again
 
 __all__ = [
     "MISSING_MAX",
@@ -74,7 +74,7 @@ def describe_missing(store: Store, missing: Sequence[int]) -> MissingRanks:
             known.setdefault(member.rank, []).append(member)
     dead = [rank for rank in missing if rank in known and all(member.alive == "no" for member in known[rank])]
     late = [rank for rank in missing if rank not in dead]
-    stopped = stopped_sessions(store, [member.number for member in members if member.alive != "no"])
+    stopped = store._stopped_sessions([member.number for member in members if member.alive != "no"])
     words = ""
     for name, ranks in (("dead", dead), ("late", late)):
         if ranks:
@@ -145,7 +145,7 @@ class Attempt(NamedTuple):
         return StoreTimeoutError(
             f"Timed out {what} on rank {self.rank}, for key prefix: {key_text(self.prefix)}"
             f" (world_size={self.world_size}, missing_ranks=[{', '.join(names)}{more}], timeout={self.timeout:g})"
-            f"{hint}{fates.words}{holder}{closer_look(store)}",
+            f"{hint}{fates.words}{holder}{store._closer_look()}",
             keys=cause.keys,
             missing_ranks=names,
             dead_ranks=fates.dead,
@@ -363,9 +363,9 @@ class Arrivals:
         try:
             if missing:
                 token = b"-%d/%d " % (call.rank, call.world_size)
-                write_within(self._store, call.trace_left(), self._arrivals, token, appends=True)
+                self._store._write_within(call.trace_left(), self._arrivals, token, appends=True)
             else:
-                write_within(self._store, call.trace_left(), self._complete, b"1", appends=False)
+                self._store._write_within(call.trace_left(), self._complete, b"1", appends=False)
         except FscoordError:
             pass  # the caller raises its time-out anyway; without the token, a later call of this rank may be refused
         return missing

@@ -25,7 +25,7 @@ from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps, new_tuple
 from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank
 from fscoord.errors import StoreTimeoutError, UsedBeforeError
-from fscoord.store import NUM_MEMBERS, Store, barrier_steps, begin_span, closer_look, how_to_run_again
+from fscoord.store import NUM_MEMBERS, Store, barrier_steps, begin_span, how_to_run_again
 
 __all__ = ["barrier", "broadcast", "check_needs_rank", "gather", "get_all", "synchronize"]
 
@@ -231,7 +231,7 @@ def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: fl
         raise StoreTimeoutError(
             f"Timed out waiting on barrier for key prefix: {key_text(prefix)} (world_size={world_size},"
             f" timeout={timeout:g}): {came} arrived; a barrier with rank also names the missing ranks{mixed}"
-            f"{closer_look(store)}",
+            f"{store._closer_look()}",
             keys=error.keys,
             holder=error.holder,
             waited=system.time.monotonic() - start,

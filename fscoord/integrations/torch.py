@@ -28,7 +28,7 @@ from fscoord.errors import (
     joined,
     missing_extra,
 )
-from fscoord.store import Store, closer_look, session_states
+from fscoord.store import Store
 from fscoord.stores import url as urls
 from fscoord.stores.prefix import PrefixStore
 from fscoord.stores.tcp import TCPStore
@@ -365,7 +365,7 @@ class _Participant:
                     return group
                 continue  # a rank has given up
             session, _, place = process.partition(b" ")
-            state = session_states(group, [int(session)]).get(int(session), "no")
+            state = group._session_states([int(session)]).get(int(session), "no")
             # In a run without an id, a process that has ended has left in good order, because a death ends the run.
             # Otherwise it may have died, and the ranks of the group may use its address.
             if state != "no" or self._has_run_id:
@@ -374,7 +374,7 @@ class _Participant:
                     f"{url}: rank {rank} is process {printable(place)} already, which {words}. The other ranks may have"
                     " its address, so no other process can take its place before one of them has called"
                     " init_process_group again. Give each launch a path or a run_id of its own (?run_id=ID, the same"
-                    f" for all its ranks), and let workers that a launcher restarts use env://{closer_look(group)}"
+                    f" for all its ranks), and let workers that a launcher restarts use env://{group._closer_look()}"
                 )
 
 

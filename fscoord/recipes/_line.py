@@ -21,7 +21,7 @@ keys of entries that have left. A store that can `fscoord.store.exchange` change
 step. There the record says that the key was set in the same step, so the record and the key are removed in the step
 that removes the entry. Then a release is one transaction, and the next holder is woken once. On another store a release
 is three operations: it deletes the wake key of its own entry, changes the line, and sets the next wake key. Processes
-of both kinds may share a line, because a view that overrides operations of a store has no `exchange`.
+of both kinds may share a line, because a view that overrides operations of a store has no `_exchange`.
 
 The value is text. Its first row has the last token, the pending wake-ups, and a stamp. The stamp differs in every
 write, so that a writer recognises its own write. Each further row has one `~fscoord.recipes._entry.Entry`.
@@ -57,7 +57,7 @@ from fscoord.recipes._entry import (
 )
 from fscoord.recipes._keys import Refusals, RefusedError, foreign_value_error
 from fscoord.recipes._lease import LeaseMonitor, check_interval
-from fscoord.store import Store, closer_look, exchange, exchanges_keys, needed_store, stopped_sessions
+from fscoord.store import Store, needed_store
 
 __all__ = [
     "Entry",
@@ -111,7 +111,7 @@ class Line:
         self._store = needed_store(store)
         self._prefix = key_bytes(name)
         self._key = self._prefix + b"/line"
-        self._exchanges = exchanges_keys(store)  # whether a change of the line and of wake keys is one step
+        self._exchanges = store._exchanges_keys  # whether a change of the line and of wake keys is one step
         self._policy = policy
         self._lease = f"{ttl}:0" if ttl else NO_LEASE
         self._signs = LeaseMonitor()
@@ -305,7 +305,7 @@ class Line:
         holders = [entry.owner for entry in entries if entry.token]
         shown = [_owner_text(entry) for entry in entries if entry.token]
         return StoreTimeoutError(
-            not_acquired(what, self.name, timeout, shown, len(entries) - len(holders)) + closer_look(self._store),
+            not_acquired(what, self.name, timeout, shown, len(entries) - len(holders)) + self._store._closer_look(),
             keys=[self.name],
             holder=holders[0] if holders else None,
             waited=timeout,
@@ -314,7 +314,7 @@ class Line:
     def _held_up(self, entry: Entry) -> str:
         """Return the description of the holders and entries before `entry`, for a warning."""
         others = [other for other in self.living() if other.id != entry.id]
-        stopped = stopped_sessions(self._store, [other.session for other in others if other.token])
+        stopped = self._store._stopped_sessions([other.session for other in others if other.token])
         holders = [
             f"{other.owner}, which is stopped" if other.session in stopped else _owner_text(other)
             for other in others
@@ -398,7 +398,7 @@ class Line:
             gone = [
                 self._wake_key(each.id) for each in old.wake_ups if each.by == IN_STEP and each not in state.wake_ups
             ]
-            found = exchange(self._store, self._key, text, new, [self._wake_key(name) for name in called], gone)
+            found = self._store._exchange(self._key, text, new, [self._wake_key(name) for name in called], gone)
             if found != new:
                 return found
             self._text = new

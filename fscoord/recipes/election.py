@@ -17,7 +17,7 @@ from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive
 from fscoord.recipes._keys import get_or_none
 from fscoord.recipes._line import one
-from fscoord.store import Store, begin_span, closer_look, run_blocking
+from fscoord.store import Store, begin_span, run_blocking
 
 __all__ = ["Election", "Leader"]
 
@@ -160,7 +160,7 @@ class Election(Exclusive):
                 term = f" in a later term than {after}" if after else ""
                 waited = f", and none was elected within {limit:g} s" if limit else ""
                 raise StoreTimeoutError(
-                    f"{self.name!r} has no leader{term}{waited}" + closer_look(self._store),
+                    f"{self.name!r} has no leader{term}{waited}" + self._store._closer_look(),
                     keys=[self.name],
                     waited=limit,
                 )

@@ -13,7 +13,7 @@ from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.collectives.steps import barrier
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes._keys import add_checked, parse_count, shown
-from fscoord.store import Store, closer_look, needed_store, run_blocking
+from fscoord.store import Store, needed_store, run_blocking
 
 __all__ = ["DoubleBarrier", "Latch"]
 
@@ -95,7 +95,7 @@ class Latch:
             if left <= LOOK_S:
                 raise StoreTimeoutError(
                     f"the latch {key_text(self._name)!r} did not open within {limit:g} s: {missing} of {self._count}"
-                    f" calls are missing{closer_look(self._store)}",
+                    f" calls are missing{self._store._closer_look()}",
                     keys=[key_text(self._open)],
                     waited=limit,
                 )

@@ -30,7 +30,7 @@ from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import Undoable, undone_by
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, parse_count, shown
-from fscoord.store import Store, closer_look, needed_store, run_blocking
+from fscoord.store import Store, needed_store, run_blocking
 
 __all__ = ["Membership", "Participant"]
 
@@ -183,7 +183,7 @@ class Membership(Undoable):
             left = end - system.time.monotonic()
             if left <= 0:
                 raise StoreTimeoutError(
-                    f"no member joined or left {self.name!r} within {limit:g} s{closer_look(self._store)}",
+                    f"no member joined or left {self.name!r} within {limit:g} s{self._store._closer_look()}",
                     keys=[self.name],
                     waited=limit,
                 )

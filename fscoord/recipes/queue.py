@@ -40,7 +40,7 @@ from fscoord.recipes._cleanup import Undoable, undone_by
 from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import NEVER_TAKEN, Claim, Item, Items, Taken, new_claim
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, shown
-from fscoord.store import Store, begin_span, closer_look, needed_store, run_blocking
+from fscoord.store import Store, begin_span, needed_store, run_blocking
 
 __all__ = ["Item", "PriorityQueue", "Queue"]
 
@@ -186,7 +186,7 @@ class Queue(Undoable):
             left = end - system.time.monotonic()
             if left <= 0:
                 raise StoreTimeoutError(
-                    f"no item came into the queue {self.name!r} within {limit:g} s{closer_look(self._store)}",
+                    f"no item came into the queue {self.name!r} within {limit:g} s{self._store._closer_look()}",
                     keys=[key_text(self._items.wakeup)],
                     waited=limit,
                 )

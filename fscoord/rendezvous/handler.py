@@ -38,7 +38,7 @@ from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
 from fscoord.rendezvous.keep_alive import KeepAliveThread
 from fscoord.rendezvous.parameters import RendezvousSettings, RendezvousTimeout
 from fscoord.rendezvous.state import Decision, Limits, Observed, State, Verdict, close, decide, evict
-from fscoord.store import Store, closer_look
+from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
 __all__ = ["ADDRESS_POLL_S", "DynamicRendezvousHandler", "Progress", "RoundDeadlines", "short_names"]
@@ -430,7 +430,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         hint = f". The backend {self.get_backend()!r} refused the last {refused} writes of the state" if refused else ""
         return (
             f"no round of the rendezvous {self.get_run_id()!r} within {limit:g} s: {self._needs(state)}; start the"
-            f" others with the same endpoint and id{hint}{closer_look(self._store)}"
+            f" others with the same endpoint and id{hint}{self._store._closer_look()}"
         )
 
     def _held(self, state: State) -> str:
@@ -443,7 +443,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             f"the rendezvous {self.get_run_id()!r}{place} belongs to a job that {begun} on {nodes}"
             f" ({short_names(sorted(state.present))}) and has no place for this node: wait until that job has ended, or"
             " start this one with another endpoint or id. A node can join a job that runs if all nodes have been given"
-            f" its id and a larger maximum of nodes (--rdzv-id, --nnodes MIN:MAX){closer_look(self._store)}"
+            f" its id and a larger maximum of nodes (--rdzv-id, --nnodes MIN:MAX){self._store._closer_look()}"
         )
 
     def _needs_now(self) -> str:

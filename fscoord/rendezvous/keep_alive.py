@@ -26,7 +26,7 @@ from fscoord.errors import RendezvousError
 from fscoord.rendezvous.backend import POLL_INTERVAL_S, SharedState, latest_change, store_errors_as_rendezvous
 from fscoord.rendezvous.parameters import RendezvousSettings
 from fscoord.rendezvous.state import State, evict
-from fscoord.store import Store, session_states
+from fscoord.store import Store
 
 __all__ = ["NEIGHBOURS", "FailureDetector", "KeepAliveThread"]
 
@@ -197,7 +197,7 @@ class KeepAliveThread:
             asked = [node for node in batch if node in due]
             self._probed.update(asked)
             with store_errors_as_rendezvous():
-                states = session_states(self._store, map(_session, asked)) if asked else {}
+                states = self._store._session_states(map(_session, asked)) if asked else {}
             found = {node: states.get(_session(node), "unknown") for node in asked}
             self._detector.mark_alive(node for node, verdict in found.items() if verdict == "yes")
             dead.update(node for node, verdict in found.items() if verdict == "no")

@@ -28,7 +28,7 @@ from fscoord._waiting.wait import KEYS, WaitRequest
 from fscoord.collectives.arrivals import Attempt, check_rank, location_of
 from fscoord.errors import RendezvousError, RendezvousStateError, StoreTimeoutError
 from fscoord.rendezvous.base import RendezvousInfo, RendezvousStoreInfo
-from fscoord.store import Store, session_states, wait_on
+from fscoord.store import Store, wait_on
 from fscoord.stores.prefix import PrefixStore
 
 __all__ = ["RESTART_TIMEOUT_S", "locate_rank", "session_of", "static_rendezvous"]
@@ -170,7 +170,7 @@ class _Call:
             except StoreTimeoutError as error:
                 raise self._attempt.time_out("waiting for the address of rank 0", [0], error, self._store) from error
             address = _read(store)
-            if session_states(self._store, [address.session]).get(address.session) != "no":
+            if self._store._session_states([address.session]).get(address.session) != "no":
                 return _Found(store, address)
         raise AssertionError  # the loop has no end
 

@@ -17,7 +17,7 @@ from fscoord._waiting.rounds import is_of_barrier, open_rounds
 from fscoord.recipes.holdings import LineState, is_of_recipe, items, lines
 from fscoord.status.findings import SLOW_S, StatusFinding, find_all
 from fscoord.status.picture import LogLock, Picture, SessionStatus
-from fscoord.store import Member, Store, observe_sessions, shows_waits
+from fscoord.store import Member, Store
 from fscoord.stores.file.observer import FileObserver, HeldLock, SeenSession
 from fscoord.stores.prefix import PrefixStore
 from fscoord.stores.url import convert, open_store, parse_url
@@ -161,7 +161,7 @@ class _StoreObserver:
         values = self._values([key for key in sorted(keys) if _is_wanted(key)])
         found = lines(values, keys)
         holds = _holds(found, values)
-        members, waits = observe_sessions(store)
+        members, waits = store._observe()
         participants = tuple(
             _member(each, tuple(holds.get(each.number, ())), waits.get(each.number)) for each in members
         )
@@ -170,7 +170,7 @@ class _StoreObserver:
             if each.rank is not None:
                 ranks[each.rank] = (*ranks.get(each.rank, ()), each.number)
         notes = []
-        if not shows_waits(store):
+        if not store._shows_waits:
             notes.append("this kind of store does not show what its participants wait for, nor since when")
         if not store.capabilities.sessions:
             notes.append("this kind of store has no sessions, so it shows neither its open handles nor deaths")

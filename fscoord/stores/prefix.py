@@ -10,21 +10,7 @@ from typing import Any, TypeVar, cast
 from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, keys_bytes
 from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitBackend, WaitRequest, WaitSteps
 from fscoord.errors import StoreClosedError
-from fscoord.store import (
-    Store,
-    StoreView,
-    arrival_steps,
-    exchange,
-    exchanges_keys,
-    new_arrival_wait,
-    new_wait,
-    notifier_for,
-    shows_waits,
-    typical_call_s,
-    wait_for_change,
-    wait_on,
-    write_within,
-)
+from fscoord.store import Store, StoreView, wait_on
 
 __all__ = ["PrefixStore"]
 
@@ -54,7 +40,7 @@ class PrefixStore(StoreView):
         if store is None:
             raise ValueError("store is None; pass the underlying store")
         super().__init__(store)
-        self._typical_call_s = typical_call_s(store)
+        self._typical_call_s = store._typical_call_s
         self._prefix = key_bytes(prefix) + b"/"
         self._owns_inner = False
         self._closed = False
@@ -132,22 +118,22 @@ class PrefixStore(StoreView):
         return self._open().wait_sessions(self._full_all(keys), numbers, timeout)
 
     def _wait_for_change(self, known: object, timeout: float) -> object:
-        return wait_for_change(self._open(), known, timeout)
+        return self._open()._wait_for_change(known, timeout)
 
     def _trace_place(self, key: bytes) -> tuple[str, str]:
         return super()._trace_place(self._full(key))
 
     def _notifier_for(self, backend: WaitBackend) -> Any:
-        return notifier_for(self._open(), backend)
+        return self._open()._notifier_for(backend)
 
     def _new_wait(self, request: WaitRequest, notifier: Any) -> Wait[Any]:
         ranks = request.ranks
         if isinstance(ranks, NeededRanks):
             ranks = ranks.with_prefix(self._prefix)
-        return new_wait(self._open(), request._replace(keys=self._full_all(request.keys), ranks=ranks), notifier)
+        return self._open()._new_wait(request._replace(keys=self._full_all(request.keys), ranks=ranks), notifier)
 
     def _wait(self, request: WaitRequest) -> Any:
-        if type(self) is not PrefixStore or not shows_waits(self._open()):  # either may override operations that wait
+        if type(self) is not PrefixStore or not self._open()._shows_waits:  # either may override operations that wait
             return super()._wait(request)
         ranks = request.ranks
         if isinstance(ranks, NeededRanks):
@@ -156,24 +142,24 @@ class PrefixStore(StoreView):
 
     @property
     def _shows_waits(self) -> bool:
-        return shows_waits(self._inner)
+        return self._inner._shows_waits
 
     @property
     def _exchanges_keys(self) -> bool:  # type: ignore[override]
         # A subclass may override the operations that an exchange stands for.
-        return type(self) is PrefixStore and exchanges_keys(self._inner)
+        return type(self) is PrefixStore and self._inner._exchanges_keys
 
     def _exchange(
         self, key: bytes, expected: bytes, desired: bytes, present: Sequence[bytes], absent: Sequence[bytes]
     ) -> bytes:
         present, absent = self._full_all(present), self._full_all(absent)
-        return exchange(self._open(), self._prefix + key, expected, desired, present, absent)
+        return self._open()._exchange(self._prefix + key, expected, desired, present, absent)
 
     def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
         if type(self) is not PrefixStore:
             super()._write_within(limit, key, value, appends=appends)
         else:
-            write_within(self._open(), limit, self._full(key), value, appends=appends)
+            self._open()._write_within(limit, self._full(key), value, appends=appends)
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
         if type(self) is not PrefixStore:  # a subclass may override the operations that an arrival consists of
@@ -183,7 +169,7 @@ class PrefixStore(StoreView):
     def _arrival_steps(self, request: ArrivalRequest) -> WaitSteps[bytes | None]:
         if type(self) is not PrefixStore:
             return (yield from super()._arrival_steps(request))
-        steps, cut = arrival_steps(self._open(), self._full_request(request)), len(self._prefix)
+        steps, cut = self._open()._arrival_steps(self._full_request(request)), len(self._prefix)
         try:
             wanted: Any = next(steps)
             while True:
@@ -201,7 +187,7 @@ class PrefixStore(StoreView):
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: Any) -> Wait[Any] | None:
         if type(self) is not PrefixStore:
             return None
-        return new_arrival_wait(self._open(), self._full_request(request), notifier)
+        return self._open()._new_arrival_wait(self._full_request(request), notifier)
 
     def _full_request(self, request: ArrivalRequest) -> ArrivalRequest:
         return request._replace(key=self._full(request.key), done=self._full(request.done))

@@ -140,4 +140,4 @@ def test_demo_makes_a_report_of_its_trace(process, tmp_path):
     assert child.returncode == 0, err
     page = (tmp_path / "traces" / "report.html").read_text()
     assert "rank 1" in page
-    assert "queue filled" in page
+    assert "all have come" in page

@@ -1,4 +1,4 @@
-"""`exchange`: a compare-and-set that changes other keys as well, in one step, where the store can."""
+"""`Store._exchange`: a compare-and-set that changes other keys as well, in one step, where the store can."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from support.places import Place, start_thread, until, wait_in_vain
 from fscoord import FileStore, HashStore, LimitExceededError, PrefixStore, Store
 from fscoord._arguments import KEY_MAX
 from fscoord.recipes import Lock
-from fscoord.store import exchange, exchanges_keys
 
 
 @pytest.fixture(params=["store", "view"])
@@ -24,7 +23,7 @@ def view(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 def test_exchange_changes_all_keys_in_one_step(view: Store) -> None:
     view.multi_set(["k", "old", "n"], ["1", "x", "y"])
-    assert exchange(view, b"k", b"1", b"2", [b"new", b"n"], [b"old", b"missing"]) == b"2"
+    assert view._exchange(b"k", b"1", b"2", [b"new", b"n"], [b"old", b"missing"]) == b"2"
     assert view.list_keys() == ["k", "n", "new"]
     assert view.multi_get(["k", "n", "new"]) == [b"2", b"1", b"1"]
 
@@ -34,20 +33,20 @@ def test_exchange_that_is_refused_changes_nothing(view: Store, before: bytes) ->
     view.set("old", "x")
     if before:
         view.set("k", before)
-    assert exchange(view, b"k", b"1", b"2", [b"new"], [b"old"]) == (before or b"1")
+    assert view._exchange(b"k", b"1", b"2", [b"new"], [b"old"]) == (before or b"1")
     assert view.list_keys() == (["k"] if before else []) + ["old"]
     assert view.get("old") == b"x"
 
 
 def test_exchange_takes_an_empty_expectation_for_a_missing_key(view: Store) -> None:
-    assert exchange(view, b"k", b"", b"2", [], []) == b"2"
-    assert exchange(view, b"k", b"", b"3", [b"new"], []) == b"2"
+    assert view._exchange(b"k", b"", b"2", [], []) == b"2"
+    assert view._exchange(b"k", b"", b"3", [b"new"], []) == b"2"
     assert view.list_keys() == ["k"]
 
 
 def test_exchange_refuses_a_key_that_is_too_long_and_changes_nothing(view: Store) -> None:
     with pytest.raises(LimitExceededError):
-        exchange(view, b"k", b"", b"1", [b"x" * KEY_MAX + b"y"], [])
+        view._exchange(b"k", b"", b"1", [b"x" * KEY_MAX + b"y"], [])
     assert view.num_keys() == 0
 
 
@@ -56,9 +55,9 @@ def test_waiter_for_a_key_of_an_exchange_is_rung(tmp_path: Path, monkeypatch: py
     with FileStore(tmp_path / "store") as store, FileStore(tmp_path / "store") as other:
         wait_in_vain(other)
         monkeypatch.setattr(notifier_of(store), "notify", rung.extend)
-        assert exchange(store, b"k", b"0", b"1", [b"refused"], []) == b"0"
+        assert store._exchange(b"k", b"0", b"1", [b"refused"], []) == b"0"
         assert rung == []
-        exchange(store, b"k", b"", b"1", [b"new"], [])
+        store._exchange(b"k", b"", b"1", [b"new"], [])
         assert sorted(rung) == [b"k", b"new"]
 
 
@@ -67,12 +66,12 @@ def test_exchange_is_left_to_stores_that_can(tmp_path: Path) -> None:
         """It may override `set` or `compare_set`, so an exchange must not pass them by."""
 
     with FileStore(tmp_path / "store") as store:
-        assert exchanges_keys(store)
-        assert exchanges_keys(PrefixStore("a", store))
-        assert not exchanges_keys(Watched("a", store))
-        assert not exchanges_keys(PrefixStore("a", Watched("a", store)))
+        assert store._exchanges_keys
+        assert PrefixStore("a", store)._exchanges_keys
+        assert not Watched("a", store)._exchanges_keys
+        assert not PrefixStore("a", Watched("a", store))._exchanges_keys
         with HashStore() as other, pytest.raises(TypeError, match="HashStore can't change 'k' and other keys"):
-            exchange(other, b"k", b"", b"1", [], [])
+            other._exchange(b"k", b"", b"1", [], [])
 
 
 def test_release_by_a_holder_that_was_woken_is_one_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from fscoord.errors import FscoordError, LimitExceededError, LockLostError, Stor
 from fscoord.inspect import dump
 from fscoord.recipes import Lock, RLock, Semaphore, _line
 from fscoord.recipes._entry import parse_line
-from fscoord.store import Store, closer_look, exchanges_keys
+from fscoord.store import Store
 from fscoord.stores.file import death_watch
 from fscoord.stores.memory import HashStore
 from fscoord.stores.prefix import PrefixStore
@@ -192,7 +192,7 @@ def test_acquire_without_blocking_changes_nothing(store: Store) -> None:
 
 def test_lock_that_times_out_names_the_holder_and_leaves_the_line(store: Store) -> None:
     with Lock(store, "l") as lock:
-        rest = f"waiting{re.escape(closer_look(store))}$"
+        rest = f"waiting{re.escape(store._closer_look())}$"
         words = f"^timeout: the lock 'l' not acquired within 0.01 s; held by .*:{os.getpid()}, nobody else {rest}"
         with pytest.raises(StoreTimeoutError, match=words) as caught, Lock(store, "l", timeout=0.01):
             pytest.fail("it is held")
@@ -435,7 +435,7 @@ def test_wake_key_of_a_waiter_that_has_gone_does_not_stay(
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
 def test_interruption_at_any_operation_leaves_no_holder_and_no_waiter(store: Store, held: bool, after: bool) -> None:
-    for exchanges in {False, exchanges_keys(store)}:
+    for exchanges in {False, store._exchanges_keys}:
         at, hit = 0, True
         while hit:
             at += 1

@@ -37,7 +37,6 @@ from fscoord import (
 from fscoord._runtime import system
 from fscoord.errors import StoreGoneError
 from fscoord.inspect import dump, repair, verify
-from fscoord.store import exchange
 
 pytestmark = pytest.mark.exhaustive
 
@@ -71,7 +70,7 @@ OPERATIONS: dict[str, Operation] = {
     "barrier": lambda store: store.barrier("b", 1),
     "barrier by rank": lambda store: barrier(store, 1, "b", rank=0),
     "barrier in vain": lambda store: store.barrier("b", 2, 0.003),
-    "exchange": lambda store: exchange(store, b"k", b"old", b"new", [b"woken"], [b"n"]),
+    "exchange": lambda store: store._exchange(b"k", b"old", b"new", [b"woken"], [b"n"]),
     "clone": lambda store: store.clone().close(),
     "compact": lambda store: store.compact(),
     "close": lambda store: store.close(),

@@ -24,7 +24,6 @@ from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity
 from fscoord._log.liveness.own_session import Liveness
 from fscoord._runtime import system
 from fscoord.inspect import dump
-from fscoord.store import session_states
 
 HANG_S = 60
 
@@ -560,7 +559,7 @@ def test_session_that_was_forgotten_as_dead_writes_no_more(
         lambda store, numbers: store.members([0, 1, 2]),
         lambda store, numbers: store.dead_ranks([0, 1, 2]),
         lambda store, numbers: store.dead_sessions(numbers),
-        lambda store, numbers: session_states(store, numbers),
+        lambda store, numbers: store._session_states(numbers),
     ],
     ids=["members", "members of ranks", "dead_ranks", "dead_sessions", "session_states"],
 )
@@ -589,13 +588,13 @@ def test_states_of_sessions_are_those_that_members_have(path: str) -> None:
     with FileStore(path, rank=0) as store, FileStore(path, rank=1) as other:
         alive, gone = store.register(), other.register()
         other.close()
-        assert session_states(store, [alive, gone, 77]) == {alive: "yes", gone: "no"}
+        assert store._session_states([alive, gone, 77]) == {alive: "yes", gone: "no"}
         assert store.dead_sessions([gone]) == [gone]
         view = PrefixStore("p", store)
-        assert session_states(view, [gone]) == {gone: "no"}
-        assert session_states(HashStore(), [gone]) == {}
+        assert view._session_states([gone]) == {gone: "no"}
+        assert HashStore()._session_states([gone]) == {}
     with FileStore(path, read_only=True) as reader:
-        assert session_states(reader, [gone, alive]) == {gone: "no", alive: "no"}
+        assert reader._session_states([gone, alive]) == {gone: "no", alive: "no"}
 
 
 def test_session_that_a_compaction_forgot_has_the_state_dead(path: str) -> None:
@@ -608,4 +607,4 @@ def test_session_that_a_compaction_forgot_has_the_state_dead(path: str) -> None:
         assert store.dead_sessions([gone]) == [gone]
         store.compact()
         assert gone not in log_of(store).sessions
-        assert session_states(store, [gone, last]) == {gone: "no", last: "yes"}
+        assert store._session_states([gone, last]) == {gone: "no", last: "yes"}

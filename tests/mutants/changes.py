@@ -53,13 +53,6 @@ MUTANTS = (
         (f"{COMBINER}::test_request_that_can_not_be_withdrawn_may_still_be_applied",),
     ),
     Mutant(
-        "the demonstration sleeps on after a signal that came just before the sleep",
-        "_Processes._events",
-        "pipes.select(system.SLEEP_MAX_S)",
-        "pipes.select()",
-        ("tests/test_demo.py::test_signal_just_before_the_launcher_sleeps_ends_the_demonstration",),
-    ),
-    Mutant(
         "a handler that a Ctrl-C leaves in place goes on deferring signals, which nothing sends any more",
         "signals._handling",
         "before[number] if is_over else handler",

@@ -301,7 +301,7 @@ def test_signal_handlers_are_not_changed_outside_the_main_thread():
 def test_import_of_the_library_installs_no_signal_handler_or_hook():
     code = (
         "import signal, sys; hook, handlers = sys.unraisablehook, [signal.getsignal(n) for n in range(1, 32)]\n"
-        "import fscoord, fscoord.demo.launcher, fscoord.cli.app\n"
+        "import fscoord, fscoord.demo, fscoord.cli.app\n"
         "assert sys.unraisablehook is hook\n"
         "assert [signal.getsignal(n) for n in range(1, 32)] == handlers\n"
     )

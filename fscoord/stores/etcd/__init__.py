@@ -348,7 +348,7 @@ class EtcdStore(Store):
         ]
 
     def _observe(self) -> tuple[list[Member], dict[int, ShownWait]]:
-        """See `observe_sessions`.
+        """See `Store._observe`.
 
         The clocks of two hosts may differ, so the duration of a wait may be wrong by the difference.
         """

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Sessions"]
 
 MEMBERS_LOCK_S: Final = 0.02
-"""How many seconds `Sessions.members` and `session_states` wait for the log's lock."""
+"""How many seconds `Sessions.members` and `_session_states` wait for the log's lock."""
 
 ANSWERS: Final = {True: "yes", False: "no", None: "unknown"}
 
