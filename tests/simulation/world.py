@@ -202,6 +202,7 @@ class World:
                 "is_zombie": lambda pid: False,
                 "Descriptors": set,
                 "close_when_collected": lambda owner, descriptors: None,  # at no time that the schedule decides
+                "occupy_standard_descriptors": lambda: None,
                 "loose": set(),
                 "opens_under_way": {},
                 "random_bytes": lambda count: self.rng.randbytes(count),
