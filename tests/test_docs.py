@@ -57,17 +57,16 @@ def named(page: Path) -> str:
     return page.relative_to(REPOSITORY).with_suffix("").as_posix()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_code_block_is_of_a_kind_that_is_run_or_shown(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    fences = re.findall(r"^\s*```", text, re.MULTILINE)
-    assert len(fences) == 2 * len(blocks(page)), "a fence is indented or not closed"
-    assert {block.language for block in blocks(page)} <= RUN | SHOWN
-
-
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_pages_have_no_marks_of_a_conflict(page: Path) -> None:
-    assert re.findall(r"^[<>]{7} .*", page.read_text(encoding="utf-8"), re.MULTILINE) == []
+def test_code_blocks_of_pages_are_whole_and_are_run_or_shown() -> None:
+    faults: list[str] = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        unknown = {block.language for block in blocks(page)} - RUN - SHOWN
+        faults += [f"{named(page)}: {kind} is neither run nor shown" for kind in unknown]
+        faults += [f"{named(page)}: {mark}" for mark in re.findall(r"^[<>]{7} .*", text, re.MULTILINE)]
+        if len(re.findall(r"^\s*```", text, re.MULTILINE)) != 2 * len(blocks(page)):
+            faults.append(f"{named(page)}: a fence is indented or not closed")
+    assert not faults, "\n".join(faults)
 
 
 def test_readme_has_two_commands_for_a_stranger_which_the_check_runs() -> None:
@@ -113,14 +112,21 @@ DESTROYS = {
 }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_command_of_a_page_destroys_no_file_of_the_reader(page: Path) -> None:
+def test_command_of_a_page_destroys_no_file_of_the_reader() -> None:
     """Readers run the commands in their own directories."""
-    shown = [block.text for block in blocks(page) if block.language in {"console", "sh", "bash"}]
-    lines = [line for text in shown for line in text.splitlines() if line.startswith("$ ") or "\n$ " not in f"\n{text}"]
-    lines += re.findall(r"`([^`]+)`", FENCE.sub("", page.read_text(encoding="utf-8")))
-    wrong = [f"{line}: {advice}" for line in lines for found, advice in DESTROYS.items() if re.search(found, line)]
-    assert wrong == []
+    wrong: list[str] = []
+    for page in PAGES:
+        shown = [block.text for block in blocks(page) if block.language in {"console", "sh", "bash"}]
+        each = [(text, line) for text in shown for line in text.splitlines()]
+        lines = [line for text, line in each if line.startswith("$ ") or "\n$ " not in f"\n{text}"]
+        lines += re.findall(r"`([^`]+)`", FENCE.sub("", page.read_text(encoding="utf-8")))
+        wrong += [
+            f"{named(page)}: {line}: {advice}"
+            for line in lines
+            for found, advice in DESTROYS.items()
+            if re.search(found, line)
+        ]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=named)

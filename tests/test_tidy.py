@@ -10,7 +10,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
@@ -454,7 +454,15 @@ EXTRAS = {
 }
 
 
-every_module = pytest.mark.parametrize("name", MODULES, ids=lambda name: name or "fscoord")
+def faults_of_modules(check: Callable[[str], Iterable[str]]) -> Callable[[], None]:
+    """Make one test of `check`, which yields the faults of a module: the test fails with those of all modules."""
+
+    def test() -> None:
+        faults = [f"fscoord.{name}: {fault}" for name in MODULES for fault in check(name)]
+        assert not faults, "\n".join(faults)
+
+    test.__doc__ = check.__doc__
+    return test
 
 
 def imports(name: str) -> Iterator[str]:
@@ -462,20 +470,23 @@ def imports(name: str) -> Iterator[str]:
     return (dotted for node in ast.walk(tree(name)) for dotted in imported(node))
 
 
+def packages_imported(name: str) -> set[str]:
+    return {dotted.partition(".")[0] for dotted in imports(name)}
+
+
 def own_imports(name: str) -> set[str]:
     """The modules of fscoord that the module imports."""
     return {target for target in map(module_of, imports(name)) if target is not None}
 
 
-@every_module
-def test_imports_point_downward(name: str) -> None:
-    if name in PACKAGES:
-        assert own_imports(name) == set()
-        return
-    allowed = next((targets for pattern, targets in LAYERS if fnmatchcase(name, pattern)), None)
-    assert allowed is not None, f"{name} is in no layer: give it its place in LAYERS and in docs/contributing"
-    wrong = {target for target in own_imports(name) if not any(fnmatchcase(target, pattern) for pattern in allowed)}
-    assert not wrong, f"{name} may import {allowed}, not {sorted(wrong)}"
+@faults_of_modules
+def test_imports_point_downward(name: str) -> Iterator[str]:
+    allowed = [] if name in PACKAGES else next((may for fits, may in LAYERS if fnmatchcase(name, fits)), None)
+    if allowed is None:
+        yield "is in no layer: give it its place in LAYERS and in CONTRIBUTING.md"
+    for target in sorted(own_imports(name)):
+        if allowed is not None and not any(fnmatchcase(target, pattern) for pattern in allowed):
+            yield f"imports {target}, but may import only {allowed}"
 
 
 def test_layers_of_the_log_are_in_order() -> None:
@@ -502,20 +513,20 @@ def test_layers_each_hold_a_module() -> None:
     assert empty == []
 
 
-@every_module
-def test_system_is_touched_in_one_module_only(name: str) -> None:
-    used = {dotted.partition(".")[0] for dotted in imports(name)} & SYSTEM
+@faults_of_modules
+def test_system_is_touched_in_one_module_only(name: str) -> Iterator[str]:
+    used = packages_imported(name) & SYSTEM
     used |= {"open"} & {
         node.func.id for node in ast.walk(tree(name)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     used |= {dotted for dotted in imports(name) if dotted.startswith("datetime") and dotted != "datetime.timedelta"}
-    if name != "_runtime.system":
-        allowed, _reason = SYSTEM_ALLOWED.get(name, (set(), ""))
-        assert used == allowed, f"{name} uses {sorted(used)} itself: `from fscoord._runtime import system`"
+    allowed, _reason = SYSTEM_ALLOWED.get(name, (set(), ""))
+    if name != "_runtime.system" and used != allowed:
+        yield f"uses {sorted(used)} itself, not {sorted(allowed)}: `from fscoord._runtime import system`"
 
 
-@every_module
-def test_files_are_opened_and_changed_by_the_functions_that_check_them(name: str) -> None:
+@faults_of_modules
+def test_files_are_opened_and_changed_by_the_functions_that_check_them(name: str) -> Iterator[str]:
     """Another user may have put another file at a name, so what is done by a name follows no link, and cuts no file."""
     used = {
         node.attr
@@ -523,46 +534,45 @@ def test_files_are_opened_and_changed_by_the_functions_that_check_them(name: str
         if isinstance(node, ast.Attribute) and node.attr in BY_NAME and ast.unparse(node.value) in {"os", "system.os"}
     }
     allowed, _reason = BY_NAME_ALLOWED.get(name, (set(), ""))
-    assert used == allowed, f"{name}: use system.open_file, and os.fchmod and os.fchown of its descriptor"
+    if used != allowed:
+        yield f"calls {sorted(used)}, not {sorted(allowed)}: use system.open_file, and os.fchmod of its descriptor"
 
 
-@every_module
-def test_extras_are_asked_for_only_where_they_belong(name: str) -> None:
-    for extra in {dotted.partition(".")[0] for dotted in imports(name)} & EXTRAS.keys():
-        assert any(fnmatchcase(name, pattern) for pattern in EXTRAS[extra]), f"{name} imports {extra}"
+@faults_of_modules
+def test_extras_are_asked_for_only_where_they_belong(name: str) -> Iterator[str]:
+    for extra in sorted(packages_imported(name) & EXTRAS.keys()):
+        if not any(fnmatchcase(name, pattern) for pattern in EXTRAS[extra]):
+            yield f"imports {extra}"
 
 
-@every_module
-def test_imported_packages_are_all_declared(name: str) -> None:
-    known = sys.stdlib_module_names | SYSTEM | EXTRAS.keys() | {"fscoord"}
-    assert {dotted.partition(".")[0] for dotted in imports(name)} <= known
+@faults_of_modules
+def test_imported_packages_are_all_declared(name: str) -> Iterator[str]:
+    yield from packages_imported(name) - (sys.stdlib_module_names | SYSTEM | EXTRAS.keys() | {"fscoord"})
 
 
-@every_module
-def test_module_states_its_responsibility_in_its_first_line(name: str) -> None:
-    docstring = ast.get_docstring(tree(name))
-    assert docstring, f"{MODULES[name]} has no docstring"
-    first = docstring.splitlines()[0]
-    assert first.endswith((".", ":")), f"the first line is no sentence: {first!r}"
+@faults_of_modules
+def test_module_states_its_responsibility_in_its_first_line(name: str) -> Iterator[str]:
+    first = (ast.get_docstring(tree(name)) or "").partition("\n")[0]
+    if not first.endswith((".", ":")):
+        yield f"the first line is no sentence: {first!r}"
 
 
-@every_module
-def test_long_modules_say_why_they_are_one_thing(name: str) -> None:
+@faults_of_modules
+def test_long_modules_say_why_they_are_one_thing(name: str) -> Iterator[str]:
     lines = len(MODULES[name].read_text(encoding="utf-8").splitlines())
-    if lines > MODULE_LINES_MAX:
-        said = ast.get_docstring(tree(name)) or ""
-        assert "one thing" in said, f"{name} has {lines} lines, and its docstring does not say why it is one thing"
+    if lines > MODULE_LINES_MAX and "one thing" not in (ast.get_docstring(tree(name)) or ""):
+        yield f"has {lines} lines, and its docstring does not say why it is one thing"
 
 
-@every_module
-def test_function_body_does_not_stand_for_one_that_is_missing(name: str) -> None:
+@faults_of_modules
+def test_function_body_does_not_stand_for_one_that_is_missing(name: str) -> Iterator[str]:
     """What others must give is abstract, or declared for the type checker only."""
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.FunctionDef) and node.body[-1:] and isinstance(node.body[-1], ast.Raise):
             rest = node.body[1:] if ast.get_docstring(node) is not None else node.body
             raised = ast.unparse(node.body[-1])
-            is_stub = len(rest) == 1 and re.match(r"raise (AssertionError|NotImplementedError)\b", raised)
-            assert not is_stub, f"{name}.{node.name} only says: {raised}"
+            if len(rest) == 1 and re.match(r"raise (AssertionError|NotImplementedError)\b", raised):
+                yield f"{node.name} only says: {raised}"
 
 
 def lacks_an_extra(name: str) -> bool:
@@ -571,22 +581,21 @@ def lacks_an_extra(name: str) -> bool:
     return any(find_spec(package) is None for package in needed)
 
 
-@every_module
-def test_help_explains_every_public_name(name: str) -> None:
+@faults_of_modules
+def test_help_explains_every_public_name(name: str) -> Iterator[str]:
     if name == "__main__" or lacks_an_extra(name):
         return
     module = importlib.import_module(f"fscoord.{name}".rstrip("."))
     for public, thing in vars(module).items():
         if public.startswith("_") or getattr(thing, "__module__", None) != module.__name__:
             continue
-        if not (inspect.isclass(thing) or inspect.isroutine(thing)):
-            continue
-        assert inspect.getdoc(thing), f"{name}.{public} has no docstring"
-        if inspect.isclass(thing):
-            silent = [member for member, value in public_members(thing) if not inspect.getdoc(value)]
-            if name.startswith("testing.contract"):  # a test's name is its docstring
-                silent = [member for member in silent if not member.startswith("test_")]
-            assert not silent, f"{name}.{public}: no docstring for {silent}, inherited or not"
+        if inspect.isclass(thing) or inspect.isroutine(thing):
+            members = public_members(thing) if inspect.isclass(thing) else ()
+            for member, value in [("", thing), *members]:
+                # In the contract, a test's name is its docstring.
+                is_test = name.startswith("testing.contract") and member.startswith("test_")
+                if not inspect.getdoc(value) and not is_test:
+                    yield f"{public}.{member} has no docstring, inherited or not"
 
 
 def public_members(thing: type) -> Iterator[tuple[str, object]]:
@@ -640,16 +649,15 @@ PUBLIC_MODULES = [
 ]
 
 
-@pytest.mark.parametrize("name", PUBLIC_MODULES)
-def test_names_of_the_other_public_modules_are_in_the_reference_too(name: str) -> None:
+def test_names_of_the_other_public_modules_are_in_the_reference_too() -> None:
     """From the sources, for torch may not be here. Names of `fscoord` itself stand there once, as those."""
-    prefix = f"fscoord.{name}."
-    documented = [each.removeprefix(prefix) for each in reference() if each.startswith(prefix)]
-    named = [
-        node for node in tree(name).body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    ]
-    others = set() if name == "aio" else set(fscoord.__all__)  # whose names are those of what they stand for
-    assert sorted(documented) == sorted(set(ast.literal_eval(named[0].value)) - others)
+    for name in PUBLIC_MODULES:
+        prefix = f"fscoord.{name}."
+        documented = [each.removeprefix(prefix) for each in reference() if each.startswith(prefix)]
+        assigned = [node for node in tree(name).body if isinstance(node, ast.Assign)]
+        named = [node.value for node in assigned if ast.unparse(node.targets[0]) == "__all__"]
+        others = set() if name == "aio" else set(fscoord.__all__)  # whose names are those of what they stand for
+        assert sorted(documented) == sorted(set(ast.literal_eval(named[0])) - others), name
 
 
 def test_reference_has_no_name_twice() -> None:

@@ -267,7 +267,9 @@ class ReadWriteLock:
     def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
         self.reader: Side = Side(store, name, timeout, ttl, "r", "the lock for reading")
         self.writer: Side = Side(store, name, timeout, ttl, "w", "the lock for writing")
-        self.reader._of_both_sides = self.writer._of_both_sides = [self.reader._held, self.writer._held]
+        self.reader._of_both_sides = self.writer._of_both_sides = (
+            self.reader._of_both_sides + self.writer._of_both_sides
+        )
 
     def __repr__(self) -> str:
         held = [what for what, side in (("reading", self.reader), ("writing", self.writer)) if side._is_held()]

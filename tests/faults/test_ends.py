@@ -189,7 +189,7 @@ def test_end_of_a_log_is_one_record_of_the_last_participant(path: Path) -> None:
 def test_participant_killed_while_it_ends_a_log_leaves_the_old_or_a_new_run(
     part: float, compactions: int, tmp_path: Path
 ) -> None:
-    for number in range(100):
+    for number in range(200):
         path = tmp_path / f"store{number}"
         is_killed(used(path, compactions))
         status = os.waitstatus_to_exitcode(in_child(die_at(number, part, lambda path=path: open_one(path).close())))  # type: ignore[misc]

@@ -318,7 +318,7 @@ MUTANTS = (
     Mutant(
         "a follower that was told reads its replica and does not ask the server",
         "stores.file.FileStore.get",
-        "        self._log.refresh(self._timeout)\n",
+        "        self._log.refresh(self._timeout if timeout is None else self._seconds(timeout, default))\n",
         "",
         ("tests/contract/test_combined.py",),
     ),
@@ -874,8 +874,8 @@ MUTANTS = (
     Mutant(
         "two records of a session may have one time",
         "LogWriter.append",
-        "        if time_ns <= self.last_time:\n            time_ns = self.last_time + 1\n",
-        "",
+        "self.last_time + 1)",
+        "self.last_time)",
         ("tests/unit/test_format.py",),
     ),
     Mutant(

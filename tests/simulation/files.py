@@ -243,7 +243,7 @@ class Fcntl:
         return given
 
 
-PASSED_ON = frozenset(("path", "fspath", "fsencode", "fsdecode", "strerror", "geteuid"))
+PASSED_ON = frozenset(("path", "fspath", "fsencode", "fsdecode", "strerror", "geteuid", "get_inheritable"))
 
 
 class Os(ModuleType):

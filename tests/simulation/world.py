@@ -200,9 +200,7 @@ class World:
                 ),
                 "namespace": lambda kind: 1,
                 "is_zombie": lambda pid: False,
-                "Descriptors": set,
-                "close_when_collected": lambda owner, descriptors: None,  # at no time that the schedule decides
-                "occupy_standard_descriptors": lambda: None,
+                "Descriptors": type("Descriptors", (set,), {"close": staticmethod(lambda fd: system.os.close(fd))}),
                 "loose": set(),
                 "opens_under_way": {},
                 "random_bytes": lambda count: self.rng.randbytes(count),

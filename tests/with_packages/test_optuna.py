@@ -334,9 +334,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
 
     def count(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(self: HashStore, *arguments: Any) -> Any:
+        def call(self: HashStore, *arguments: Any, **named: Any) -> Any:
             calls.append(name)
-            return real(self, *arguments)
+            return real(self, *arguments, **named)
 
         return call
 

@@ -349,6 +349,9 @@ class TCPStore(Store):
         name = request.key.removesuffix(NUM_MEMBERS)
         try:
             count = self._blocking.arrive(name, request.world_size, request.timeout)
+        except StoreTimeoutError:
+            self._has_barriers = True  # the server has confirmed the end of the wait
+            raise
         except StoreUnavailableError as error:
             # Only a probe distinguishes such a server from a connection that was lost after the arrival.
             if self._has_barriers or error.errno == system.errno.ETIMEDOUT or self._probe_barriers():
