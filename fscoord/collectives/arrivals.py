@@ -231,21 +231,27 @@ class Arrivals:
         if len(self._arrivals) > KEY_MAX:
             key_bytes(self._arrivals)  # raises the error
 
-    def arrive(self, *, waits: bool) -> WaitSteps[None]:
-        """Append this rank's arrival, and, if `waits`, wait until all ranks have arrived.
+    def request(self, *, waits: bool) -> ArrivalRequest:
+        """Return the request to append this rank's arrival, and, if `waits`, to wait until all ranks have arrived.
 
-        Raises:
-            BarrierError: all ranks had arrived before this call, and this rank's previous call had not timed out.
+        If its answer is a text, pass the text to `settle`.
         """
         call = self._call
         self._store.announce_rank(call.rank)
         own, size = b"%d/%d " % (call.rank, call.world_size), call.world_size
         values = (self._arrivals, own, self._complete, size, call.timeout, self._new_slow_logger, call.start, waits)
-        text = yield new_tuple(ArrivalRequest, values)
-        if text is not None and not self._has_ended(self._parse(text)) and waits:
+        return new_tuple(ArrivalRequest, values)
+
+    def settle(self, text: bytes, *, waits: bool) -> WaitSteps[None]:
+        """Finish the arrival that has made the value `text`, and, if `waits`, wait until all ranks have arrived.
+
+        Raises:
+            BarrierError: all ranks had arrived before this call, and this rank's previous call had not timed out.
+        """
+        if not self._has_ended(self._parse(text)) and waits:
             slow_logger = self._new_slow_logger()
             try:
-                yield WaitRequest(KEYS, [self._complete], call.left(), slow_logger=slow_logger)
+                yield WaitRequest(KEYS, [self._complete], self._call.left(), slow_logger=slow_logger)
             finally:
                 slow_logger.end()
 
@@ -289,7 +295,7 @@ class Arrivals:
         return f"barrier {key_text(self._call.prefix)!r} on rank {self._call.rank} ({came}{words})"
 
     def wait_alive(self) -> WaitSteps[None]:
-        """Wait until all ranks have arrived, or a missing rank is known to be dead. `arrive` must be called first.
+        """Wait until all ranks have arrived, or a missing rank is known to be dead. The arrival must be recorded first.
 
         A rank is needed until it arrives, even if it arrives after the wait has begun. So a rank that has arrived is
         never reported dead by this wait.

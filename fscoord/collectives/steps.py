@@ -101,13 +101,20 @@ def _barrier(
     *,
     fail_fast: bool,
 ) -> WaitSteps[None]:
-    check_needs_rank(rank, rank_tracing_decoder, fail_fast=fail_fast)
+    limit, start = to_seconds(store.timeout if barrier_timeout is None else barrier_timeout), system.time.monotonic()
+    is_usual = trace_timeout.__class__ is float and trace_timeout >= 0  # without a call
+    trace_s = trace_timeout if is_usual else to_seconds(trace_timeout)
+    prefix = key_bytes(key_prefix)
     if rank is None:
-        to_seconds(trace_timeout)
-        return (yield from _anonymous_barrier(store, world_size, key_bytes(key_prefix), _limit(store, barrier_timeout)))
-    arrivals = _arrivals_of(store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
+        check_needs_rank(rank, rank_tracing_decoder, fail_fast=fail_fast)
+        return (yield from _anonymous_barrier(store, world_size, prefix, limit, start))
+    rank, world_size = check_rank(rank, world_size)
+    call = new_tuple(Attempt, (prefix, rank, world_size, limit, start, trace_s, rank_tracing_decoder))
+    arrivals = Arrivals(store, prefix, call)
     try:
-        yield from arrivals.arrive(waits=not fail_fast)
+        text = yield arrivals.request(waits=not fail_fast)
+        if text is not None:
+            yield from arrivals.settle(text, waits=not fail_fast)
         if fail_fast:
             yield from arrivals.wait_alive()
         if span is not None and arrivals.is_repeated:
@@ -125,25 +132,6 @@ def check_needs_rank(rank: int | None, rank_tracing_decoder: Decoder | None, *, 
     if rank is None and (fail_fast or rank_tracing_decoder is not None):
         name = "fail_fast" if fail_fast else "rank_tracing_decoder"
         raise _RankNeededError(f"{name} needs rank: without ranks it is unknown which ranks have arrived")
-
-
-def _arrivals_of(
-    store: Store,
-    world_size: int,
-    key_prefix: Key,
-    barrier_timeout: Timeout | None,
-    rank: int,
-    rank_tracing_decoder: Decoder | None,
-    trace_timeout: Timeout,
-) -> Arrivals:
-    """Check the arguments of a call of `fscoord.barrier` that begins now, and return them as `Arrivals`."""
-    limit, start = to_seconds(store.timeout if barrier_timeout is None else barrier_timeout), system.time.monotonic()
-    rank, world_size = check_rank(rank, world_size)
-    prefix = key_bytes(key_prefix)
-    is_usual = trace_timeout.__class__ is float and trace_timeout >= 0  # without a call
-    trace_s = trace_timeout if is_usual else to_seconds(trace_timeout)
-    call = new_tuple(Attempt, (prefix, rank, world_size, limit, start, trace_s, rank_tracing_decoder))
-    return Arrivals(store, prefix, call)
 
 
 def _get_all(store: Store, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> WaitSteps[list[bytes]]:
@@ -218,8 +206,7 @@ def _limit(store: Store, timeout: Timeout | None) -> float:
     return to_seconds(store.timeout if timeout is None else timeout)
 
 
-def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: float) -> WaitSteps[None]:
-    start = system.time.monotonic()
+def _anonymous_barrier(store: Store, world_size: int, prefix: bytes, timeout: float, start: float) -> WaitSteps[None]:
     try:
         yield from barrier_steps(store, prefix, world_size, timeout)
     except StoreTimeoutError as error:
@@ -242,7 +229,9 @@ def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitSteps
     values = yield from _read_all(store, call, prefix, what)
     arrivals = Arrivals(store, prefix + b"/finished", call)
     try:
-        yield from arrivals.arrive(waits=call.rank == 0)
+        text = yield arrivals.request(waits=call.rank == 0)
+        if text is not None:
+            yield from arrivals.settle(text, waits=call.rank == 0)
     except StoreTimeoutError as error:
         missing = arrivals.record_time_out()
         if missing:

@@ -174,10 +174,10 @@ MUTANTS = (
     Mutant(
         "an exchange sets its other keys before the key that it compares",
         "FileStore._exchange",
-        "            records.append((record.COMPARE_SET, name, value))\n"
+        "            records.append((kind, name, value))\n"
         '            records += [(record.SET, new, b"1") for new in present]\n',
         '            records += [(record.SET, new, b"1") for new in present]\n'
-        "            records.append((record.COMPARE_SET, name, value))\n",
+        "            records.append((kind, name, value))\n",
         ("tests/faults/test_kill_at_every_call.py",),
     ),
     Mutant(
@@ -212,12 +212,12 @@ MUTANTS = (
         "a follower is told its result before the records are complete",
         "Combiner._lead",
         """\
-            log.update(BATCH, b"", batch, None, limit)  # type: ignore[arg-type]
+            log.update(BATCH, b"", batch, None, limit)
             is_written = True
 """,
         """\
             is_written = True
-            log.update(BATCH, b"", batch, None, limit)  # type: ignore[arg-type]
+            log.update(BATCH, b"", batch, None, limit)
 """,
         (f"{COMBINER}::test_batch_that_meets_a_full_disk_at_any_byte_counts_as_far_as_it_is_whole",),
     ),
@@ -297,8 +297,8 @@ MUTANTS = (
     Mutant(
         "an author reads its long result in the generation that it has entered meanwhile",
         "KeyValueDecider._note_value",
-        "        if isinstance(value, bytes):\n",
-        "        if isinstance(value, bytes | Spilled):\n",
+        "materialize(value, self._peek)",
+        "value",
         (f"{COMBINER}::test_long_result_that_is_not_told_outlives_a_compaction",),
     ),
     Mutant(

@@ -208,7 +208,9 @@ class Draft:
             return expected if current is None else current, 0, b""
         if kind == record.APPEND:
             found = self._stored(key)
-            self._check_size(key, len(value) if found is None else len(found) + len(value))
+            size = len(value) if found is None else len(found) + len(value)
+            if size > VALUE_MAX:
+                raise self._too_long(key, size)
         elif kind == record.DELETE:
             return (True, kind, b"") if self._has(key) else (False, 0, b"")
         elif kind == record.POP:
@@ -229,7 +231,8 @@ class Draft:
             text = value = b"%d" % counter_sum(current, 1, key)
         else:
             text = value if current is None else current + value
-            self._check_size(key, len(text))
+            if len(text) > VALUE_MAX:
+                raise self._too_long(key, len(text))
         arrived = self._arrived(operation, text)
         if arrived.answer is text and len(text) > RESULT_MAX and not self._is_own:
             raise MustWriteAlone
@@ -295,18 +298,20 @@ class Draft:
             raise MustWriteAlone
         return found if found.__class__ is bytes else materialize(found, self._fetch if self._is_own else _leave)
 
-    def _check_size(self, key: bytes, size: int) -> None:
-        if size > VALUE_MAX:
-            raise LimitExceededError(
-                f"key {key_text(key)!r}: {size} bytes would be over the limit of {VALUE_MAX}; nothing was added",
-                path=self._path,
-            )
+    def _too_long(self, key: bytes, size: int) -> LimitExceededError:
+        return LimitExceededError(
+            f"key {key_text(key)!r}: {size} bytes would be over the limit of {VALUE_MAX}; nothing was added",
+            path=self._path,
+        )
 
     def _queue(self, key: bytes) -> Any:
         return self._queues[key] if key in self._queues else self._state.queues.get(key)
 
     def _has(self, key: bytes) -> bool:
-        return self._stored(key) is not None or bool(self._queue(key))
+        state, values, queues = self._state, self._values, self._queues  # without a call: all ranks wait meanwhile
+        if (values[key] if key in values else state.values.get(key)) is not None:
+            return True
+        return bool(queues[key] if key in queues else state.queues.get(key))
 
     def _apply(self, kind: int, key: bytes, value: bytes) -> None:
         """Change the draft as the record will change the state."""
