@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Callable
@@ -42,14 +43,29 @@ shared = click.option(
 exclusive = click.option("-x", "-e", "--exclusive", "side", flag_value="writer", help="Hold the lock alone.")
 
 
-@click.command(context_settings=VERBATIM)
-@shared
-@exclusive
-@wait_options
-@name_argument
-@command_options
-@with_store
-def lock(store: Store, /, name: bytes, side: str | None, **options: Any) -> int:
+def _lock_verb(choose_side: Callable[[str | None], str]) -> click.Command:
+    """Return the verb that runs a command under a lock, on the side that `choose_side` makes of -s, -x or neither."""
+
+    @click.command(context_settings=VERBATIM)
+    @shared
+    @exclusive
+    @wait_options
+    @name_argument
+    @command_options
+    @with_store
+    @functools.wraps(choose_side)
+    def call(store: Store, /, name: bytes, side: str | None, **options: Any) -> int:
+        chosen = choose_side(side)
+        hold_options = parse_hold_options(store, options)
+        sides = ReadWriteLock(store, name, ttl=hold_options.ttl)
+        ending = run_under(store, sides.reader if chosen == "reader" else sides.writer, "the lock", hold_options)
+        return ending.code if ending else hold_options.conflict_exit_code
+
+    return call
+
+
+@_lock_verb
+def lock(side: str | None) -> str:
     """Run COMMAND while holding the lock NAME.
 
     Waits for the lock in the order of arrival. The options and exit codes are those of flock(1). COMMAND finds the
@@ -68,17 +84,11 @@ def lock(store: Store, /, name: bytes, side: str | None, **options: Any) -> int:
       fscoord lock -n nightly -- ./job.sh || echo "still running elsewhere, or failed"
       fscoord lock -w 10 -E 99 counter -c 'expr $(cat n) + 1 > n.new && mv n.new n'
     """
-    return _lock(store, name, side or "writer", options)
+    return side or "writer"
 
 
-@click.command(context_settings=VERBATIM)
-@shared
-@exclusive
-@wait_options
-@name_argument
-@command_options
-@with_store
-def rwlock(store: Store, /, name: bytes, side: str | None, **options: Any) -> int:
+@_lock_verb
+def rwlock(side: str | None) -> str:
     """Run COMMAND while holding the lock NAME to read or to write.
 
     Many readers (-s) share the lock; a writer (-x) has it alone. Neither side starves, because a reader that comes
@@ -91,7 +101,7 @@ def rwlock(store: Store, /, name: bytes, side: str | None, **options: Any) -> in
     """
     if side is None:
         raise click.UsageError("give -s to read or -x to write")
-    return _lock(store, name, side, options)
+    return side
 
 
 @click.command(context_settings=VERBATIM)
@@ -118,13 +128,6 @@ def sem(store: Store, /, name: bytes, slots: int, **options: Any) -> int:
     """
     hold_options = parse_hold_options(store, options)
     ending = run_under(store, Semaphore(store, name, slots, ttl=hold_options.ttl), "the semaphore", hold_options)
-    return ending.code if ending else hold_options.conflict_exit_code
-
-
-def _lock(store: Store, name: bytes, side: str, options: dict[str, Any]) -> int:
-    hold_options = parse_hold_options(store, options)
-    sides = ReadWriteLock(store, name, ttl=hold_options.ttl)
-    ending = run_under(store, sides.reader if side == "reader" else sides.writer, "the lock", hold_options)
     return ending.code if ending else hold_options.conflict_exit_code
 
 

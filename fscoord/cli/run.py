@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
@@ -28,6 +29,35 @@ __all__ = ["run"]
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of the command line, as their callbacks have parsed them."""
+
+    nnodes: tuple[int, int] | None
+    nproc_per_node: int
+    rdzv_backend: str
+    rdzv_endpoint: str
+    rdzv_id: str | None
+    rdzv_conf: dict[str, str]
+    local_addr: str | None
+    standalone: bool
+    max_restarts: int
+    monitor_interval: float
+    grace: float
+    signals_to_handle: tuple[str, ...]
+    forward_signals: tuple[str, ...]
+    redirects: Mapping[int | None, int]
+    tee: Mapping[int | None, int]
+    local_ranks_filter: frozenset[int] | None
+    console: int | None
+    role: str
+    log_dir: str | None
+    trace: str | None
+    module: bool
+    no_python: bool
+    quiet: bool
 
 
 def _nodes(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
@@ -266,7 +296,7 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_nam
 @click.option("-q", "--quiet", is_flag=True, help="Print only why the job failed, and no other events.")
 @_static_options
 @verbose
-def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
+def run(program: str, arguments: tuple[str, ...], **given: Any) -> int:
     """Run a job's workers on one node or on several.
 
     Give this command on each node. The nodes find each other through the file that --rdzv-endpoint names; there is no
@@ -289,30 +319,31 @@ def run(program: str, arguments: tuple[str, ...], **options: Any) -> int:
       fscoord run --nproc-per-node 2 -- sh -c 'echo worker $RANK of $WORLD_SIZE'
       fscoord run --nproc-per-node 4 --trace traces train.py      # then: fscoord trace html traces
     """
-    if options["rdzv_backend"].startswith("etcd") and options["rdzv_conf"].setdefault("store_type", "etcd") != "etcd":
+    options = RunOptions(**given)
+    if options.rdzv_backend.startswith("etcd") and options.rdzv_conf.setdefault("store_type", "etcd") != "etcd":
         raise click.UsageError("--rdzv-backend etcd and a store_type in --rdzv-conf name two kinds of store: give one")
-    for name in options["forward_signals"]:
-        if name in options["signals_to_handle"]:
+    for name in options.forward_signals:
+        if name in options.signals_to_handle:
             raise click.UsageError(f"{name} is in --signals-to-handle as well: leave it out of one of them")
-    with raise_on_termination(name for name in options["signals_to_handle"] if name != "SIGINT"):
+    with raise_on_termination(name for name in options.signals_to_handle if name != "SIGINT"):
         outcome = _run(_command([program, *arguments], options), options)
     if not outcome.is_success:
         _show(outcome)
     return 0 if outcome.is_success else FALSE
 
 
-def _command(words: list[str], options: dict[str, Any]) -> list[str]:
-    if options["module"] and options["no_python"]:
+def _command(words: list[str], options: RunOptions) -> list[str]:
+    if options.module and options.no_python:
         raise click.UsageError("Python runs the module of -m: leave out --no-python")
-    if options["module"]:
+    if options.module:
         return [sys.executable, "-u", "-m", *words]
-    if words[0].endswith(".py") and not options["no_python"]:
+    if words[0].endswith(".py") and not options.no_python:
         return [sys.executable, "-u", *words]
     return words
 
 
-def _run(command: list[str], options: dict[str, Any]) -> Outcome:
-    trace = system.os.path.abspath(options["trace"]) if options["trace"] else ""
+def _run(command: list[str], options: RunOptions) -> Outcome:
+    trace = system.os.path.abspath(options.trace) if options.trace else ""
     if trace:
         tracing.start(trace)
     params = _parameters(options)
@@ -321,35 +352,35 @@ def _run(command: list[str], options: dict[str, Any]) -> Outcome:
 
 
 def _run_agent(
-    command: list[str], options: dict[str, Any], params: rendezvous.RendezvousParameters, console: Console, trace: str
+    command: list[str], options: RunOptions, params: rendezvous.RendezvousParameters, console: Console, trace: str
 ) -> Outcome:
     settings = rendezvous.RendezvousSettings.from_parameters(params)
-    announcer = Announcer(console, quiet=options["quiet"])
+    announcer = Announcer(console, quiet=options.quiet)
     with telling_if_slow(log, f"waiting for the store of the rendezvous, {params.endpoint or 'a temporary file'}"):
         backend, store = rendezvous.create_backend(params)
-    log_dir = _log_dir(options["log_dir"], params.run_id)
+    log_dir = _log_dir(options.log_dir, params.run_id)
     # Without an id two jobs on one path have the same one by accident, so no node joins a job that has begun.
     late_nodes = params.min_nodes if params.run_id == NO_ID else params.max_nodes
     handler = rendezvous.DynamicRendezvousHandler(
         settings, backend, store, params.local_addr, owns_store=True, late_nodes=late_nodes
     )
-    is_single = params.max_nodes == options["nproc_per_node"] == 1
-    console_rank = 0 if options["console"] is None and is_single else options["console"]
-    has_files = any({**options["redirects"], **options["tee"]}.values())
+    is_single = params.max_nodes == options.nproc_per_node == 1
+    console_rank = 0 if options.console is None and is_single else options.console
+    has_files = any({**options.redirects, **options.tee}.values())
     job = Job(
         command,
-        options["nproc_per_node"],
+        options.nproc_per_node,
         log_dir,
-        options["max_restarts"],
-        options["monitor_interval"],
-        options["grace"],
-        Streams(options["redirects"], options["tee"], options["local_ranks_filter"], console_rank),
+        options.max_restarts,
+        options.monitor_interval,
+        options.grace,
+        Streams(options.redirects, options.tee, options.local_ranks_filter, console_rank),
         trace,
-        options["role"],
-        options["forward_signals"],
+        options.role,
+        options.forward_signals,
     )
     agent = Agent(job, handler, store, console, announcer)
-    noted = {"SIGUSR1", "SIGUSR2"}.difference(options["signals_to_handle"]).union(options["forward_signals"])
+    noted = {"SIGUSR1", "SIGUSR2"}.difference(options.signals_to_handle).union(options.forward_signals)
     with forward_signals(agent.pass_on, noted):
         try:
             outcome = agent.run()
@@ -359,21 +390,21 @@ def _run_agent(
             handler.depart()
             if has_files:
                 announcer.say(f"the files of this node's workers are in {log_dir}")
-            elif not options["log_dir"]:
+            elif not options.log_dir:
                 system.remove_tree(log_dir)
 
 
-def _parameters(options: dict[str, Any]) -> rendezvous.RendezvousParameters:
-    least, most = options["nnodes"] or _slurm_nodes() or (1, 1)
-    endpoint, config = options["rdzv_endpoint"], options["rdzv_conf"]
-    run_id = options["rdzv_id"] or _text(environment.detect().run_id) or NO_ID
-    if options["standalone"]:  # as with torchrun, the other options of the rendezvous do not count then
+def _parameters(options: RunOptions) -> rendezvous.RendezvousParameters:
+    least, most = options.nnodes or _slurm_nodes() or (1, 1)
+    endpoint, config = options.rdzv_endpoint, options.rdzv_conf
+    run_id = options.rdzv_id or _text(environment.detect().run_id) or NO_ID
+    if options.standalone:  # as with torchrun, the other options of the rendezvous do not count then
         endpoint, run_id, least, most = "", system.random_bytes(8).hex(), 1, 1
         config = {name: value for name, value in config.items() if name not in {"store_type", "is_host"}}
     elif not endpoint and least > 1:
         raise click.UsageError("several nodes need --rdzv-endpoint, a path that all of them can reach")
     return rendezvous.RendezvousParameters(
-        "c10d", _endpoint(endpoint, config), run_id, least, most, options["local_addr"], **config
+        "c10d", _endpoint(endpoint, config), run_id, least, most, options.local_addr, **config
     )
 
 
