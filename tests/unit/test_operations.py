@@ -16,7 +16,10 @@ from fscoord._log.handle import NeedsLock
 from fscoord._waiting.wait import NOT_YET
 from fscoord.stores.file import operations
 from fscoord.stores.file.operations import (
+    ABSENT,
     COUNTS,
+    EQUALS,
+    PRESENT,
     RANKS,
     RESULT_MAX,
     Arrived,
@@ -48,6 +51,11 @@ def some_operation(draw: random.Random) -> Operation:
     text = draw.choice([b"", b"1", b"-7", b"x", b"12345678901234567890"])
     kinds = [record.SET, record.ADD, record.COMPARE_SET, record.APPEND, record.DELETE, record.MULTI_SET]
     kind = draw.choice([*kinds, record.PUSH, record.POP, record.POP])
+    rule = draw.choice([0, ABSENT, EQUALS, PRESENT])
+    if rule == ABSENT and kind == record.COMPARE_SET:
+        return Operation(kind, key, text, rule=rule)
+    if rule in (EQUALS, PRESENT) and kind == record.DELETE:
+        return Operation(kind, key, expected=text if rule == EQUALS else b"", rule=rule)
     if kind == record.ADD:
         return Operation(kind, key, b"%d" % draw.choice([0, 1, -3, 2**62]))
     if kind == record.COMPARE_SET:
@@ -61,6 +69,12 @@ def do(store: HashStore, operation: Operation) -> Any:
     """Return what the memory store makes of `operation`."""
     kind, key, value = operation.kind, operation.key, operation.value
     try:
+        if operation.rule == ABSENT:
+            return store.create(key, value)
+        if operation.rule == EQUALS:
+            return store.delete_key(key, expected=operation.expected)
+        if operation.rule == PRESENT:
+            return store.pop(key)
         if kind == record.SET:
             return store.set(key, value)
         if kind == record.ADD:
@@ -214,6 +228,7 @@ def test_arrival_that_is_found_in_the_log_gets_what_is_missing(came: int, left: 
 def test_results_of_operations_in_the_log_are_those_of_the_records() -> None:
     state = KeyValueState()
     applied(state, [(record.PUSH, b"q", b"first"), (record.PUSH, b"q", b"second")])
+    applied(state, [(record.APPEND, b"v", b"joi"), (record.APPEND, b"v", b"ned")])
     decider = KeyValueDecider(state, no_fetch, no_fetch, "/log")
     found = (record.POP, b"q", b"", 1, 1)
     noted = decider.note(Operation(record.POP, b"q"), found)
@@ -224,6 +239,9 @@ def test_results_of_operations_in_the_log_are_those_of_the_records() -> None:
         (Operation(record.COMPARE_SET, b"k", b"new", b"old"), b"new", b"new"),
         (Operation(record.SET, b"k", b"v"), b"v", None),
         (Operation(record.DELETE, b"k"), b"", True),
+        (Operation(record.COMPARE_SET, b"k", b"new", rule=ABSENT), b"new", True),
+        (Operation(record.DELETE, b"k", expected=b"v", rule=EQUALS), b"", True),
+        (Operation(record.DELETE, b"v", rule=PRESENT), b"", b"joined"),
     ]:
         noted = decider.note(operation, (operation.kind, operation.key, value, 1, 1))
         assert decider.begin().resume(operation, noted) == ([], result)
