@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 LINEARIZABLE, BROKEN, UNDECIDED = "linearizable", "not linearizable", "undecided"
-BUDGET = 2_000_000
+BUDGET = 10_000_000
 """How many steps are tried before a history is given up as undecided, which a test must count as a failure."""
 
 
