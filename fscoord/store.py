@@ -819,12 +819,14 @@ def needed_store(store: T, *methods: str) -> T:
 
 def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
     """Run the generator `steps`, wait in this thread for each of its requests, and return its result."""
-    wait = wait_on if tracing.recorder is None else _wait_traced
     try:
         request = next(steps)
         while True:
             try:
-                answer = wait(store, request)
+                if isinstance(request, ArrivalRequest):  # a barrier is short: without a further call
+                    answer = store._arrive(request)
+                else:
+                    answer = wait_on(store, request) if tracing.recorder is None else _wait_traced(store, request)
             except BaseException as error:  # noqa: BLE001 - raised in `steps`, which may catch it
                 request = steps.throw(error)
             else:
@@ -838,9 +840,9 @@ def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
         steps.close()
 
 
-def _wait_traced(store: Store, request: Request) -> Any:
+def _wait_traced(store: Store, request: WaitRequest) -> Any:
     """Wait as `wait_on` does, and record a span if the store does not record its waits itself."""
-    if store._records_waits or not isinstance(request, WaitRequest):
+    if store._records_waits:
         return wait_on(store, request)
     span = begin_span("wait", store, request.keys[0])
     if tracing.recorder is not None and span is not None:

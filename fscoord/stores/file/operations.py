@@ -290,7 +290,9 @@ class Draft:
     def _get(self, key: bytes) -> bytes | None:
         values = self._values
         found = values[key] if key in values else self._state.values.get(key)
-        return None if found is None else self._read(found)
+        if found is None or (found.__class__ is bytes and self._is_own):
+            return found  # the usual case, without a call
+        return bytes(found) if found.__class__ is bytearray and self._is_own else self._read(found)
 
     def _read(self, found: StoredValue) -> bytes:
         """Return the bytes of a stored value."""
