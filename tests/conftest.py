@@ -231,6 +231,7 @@ def _nothing_leaks() -> Iterator[None]:
     lingering = [thread for thread in threading.enumerate() if thread not in threads]
     until = time.monotonic() + PATIENCE_S
     for thread in lingering:
+        thread._started.wait(PATIENCE_S)  # type: ignore[attr-defined]  # a start may be under way; `join` would raise
         thread.join(max(0.0, until - time.monotonic()))
     if any(thread.is_alive() for thread in lingering):  # a handle that waits to be collected may keep one
         gc.collect()
