@@ -344,7 +344,7 @@ class Agent:
         return system.os.path.join(self.directory, name)
 
     def enter(self, directory: str, name: str, facts: dict[str, Any]) -> bool:
-        """See `Mailbox.enter`."""
+        """Publish `facts` in `directory`; return whether this instance is the first, and so the coordinator."""
         self.mailbox = Mailbox(directory, name, self._pause)
         return self.mailbox.enter(facts)
 

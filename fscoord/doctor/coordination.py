@@ -209,7 +209,6 @@ class RemoteAgent(AgentProtocol):
         self._is_lost = False
 
     def begin(self, act: str, limit: float, **arguments: Any) -> None:
-        """See `AgentProtocol.begin`."""
         if self._is_lost:
             raise LostError(f"{self.label} does not answer any more")
         self._number += 1
@@ -217,7 +216,6 @@ class RemoteAgent(AgentProtocol):
         self._coordinator.exchange(self._name, self._number, {"act": act, "with": arguments, "limit": limit})
 
     def finish(self) -> Any:
-        """See `AgentProtocol.finish`."""
         answer = self._coordinator.reply(self._name, self._number, self._limit)
         if answer is None:
             self._is_lost = True
@@ -232,7 +230,6 @@ class RemoteAgent(AgentProtocol):
         raise FailedError(error["message"], errno=error["errno"], kind=error["type"])
 
     def kill(self) -> None:
-        """See `AgentProtocol.kill`."""
         self.ask("kill", ACT_S)
 
 

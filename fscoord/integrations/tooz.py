@@ -112,7 +112,6 @@ class FscoordLock(locking.Lock):
 
     @property
     def acquired(self) -> bool:
-        """See `is_still_owner`."""
         return self.is_still_owner()
 
     def break_(self) -> bool:

@@ -130,7 +130,6 @@ class SharedLogWriter(LogWriter):
         return found
 
     def append(self, kind: int, key: bytes, value: bytes, session: int) -> None:
-        """See `LogWriter.append`."""
         self.append_batch([(kind, key, value, session, self.next_time())])
 
     def append_batch(self, records: Sequence[Record]) -> None:

@@ -168,7 +168,7 @@ class ChangeNotifier:
 
     def _undead(self) -> list[int]:
         """Return all sessions that are not recorded as dead."""
-        return self._log.presumed_alive(None)
+        return self._log.inspect(lambda: self._log.table.presumed_alive(None))
 
     def _is_alive(self, number: int) -> bool | None:
         """Probe session `number`."""
