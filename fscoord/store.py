@@ -696,7 +696,6 @@ ADDED_ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
 
 
 def _accepts(method: Any, added: dict[str, Any]) -> Any:
-    """Return whether the function `method` has the arguments `added`."""
     while hasattr(method, "__wrapped__"):  # a decorator passes all arguments on
         method = method.__wrapped__
     code: Any = getattr(method, "__code__", None)  # none: not a function of Python

@@ -1,4 +1,4 @@
-"""`open_log_file`: choose the access to a log by the mount on which the log lies, and open the log."""
+"""`open_log_file`: choose the access to a log by its mount, and open the log."""
 
 from __future__ import annotations
 

@@ -365,7 +365,6 @@ def _new_lines(file: ProbeFile, kind: str) -> list[probe_file.ProbeRecord | None
 
 
 def _median(call: Callable[[], object], seconds: float) -> float:
-    """Return the median of the seconds that `call` takes."""
     took: list[float] = []
     deadline = system.time.monotonic() + seconds
     while not took or (system.time.monotonic() < deadline and len(took) < LINES_MAX):

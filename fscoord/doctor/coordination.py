@@ -1,4 +1,4 @@
-"""`Coordinator`: the meeting of the instances of an examination, of which the first uses the agents of the others.
+"""`Coordinator`: finds the other instances of `fscoord doctor`. The first to come drives the agents of the others.
 
 The first instance in the mailbox is the coordinator: it examines and makes the report. One instance on another host is
 its partner. The partner's agent performs operations for the coordinator.
@@ -43,7 +43,7 @@ class LateError(FscoordError):
 
 
 class Coordinator:
-    """One instance's part in an examination by several instances, which share the mailbox `directory`.
+    """Takes part in an examination by several instances. They share the mailbox `directory`.
 
     Attributes:
         is_coordinator: whether this instance is the coordinator.

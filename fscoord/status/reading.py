@@ -185,7 +185,6 @@ class _StoreObserver:
 
 
 def _holds(found: Iterable[LineState], values: Mapping[bytes, bytes]) -> dict[int, list[str]]:
-    """Return the holds of each session, in words."""
     holds: dict[int, list[str]] = {}
     for line in found:
         for holder in line.holders:

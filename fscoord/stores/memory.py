@@ -406,7 +406,6 @@ class _Wait(Generic[T]):
             self._beside = None
 
     def _absent(self) -> list[bytes]:
-        """Return the keys that are missing, each once."""
         keys, shared = dict.fromkeys(self._keys), self._shared
         if self._kind == KEYS:
             return [name for name in keys if shared.first_missing([name]) is not None]

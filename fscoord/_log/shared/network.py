@@ -96,7 +96,6 @@ class NetworkAccess:
 
     @property
     def _file(self) -> FileId:
-        """The file in use."""
         return *self._handle.file_identity, self._handle.header.generation
 
     # -- opening ---------------------------------------------------------------------------------------------------

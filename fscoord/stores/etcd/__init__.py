@@ -417,12 +417,10 @@ class EtcdStore(Store):
         return KeySnapshot(revision, list(missing), watched)
 
     def _queue_range(self, name: bytes) -> WatchRange:
-        """Return the range of the keys of queue `name`."""
         queue = self._keys.queue(name)
         return WatchRange(queue, after_prefix(queue))
 
     def _values(self, names: list[bytes], limit: float) -> list[bytes]:
-        """Wait for the values of `names`, and return them."""
         operations = [range_of(self._keys.value(name)) for name in names]
 
         def look(left: float) -> list[bytes] | KeySnapshot:

@@ -1,4 +1,4 @@
-"""`DeathWatch`, which watches the sessions on which a wait depends. The death of one of them ends the wait."""
+"""`DeathWatch` watches the sessions that a wait depends on. The death of one of them ends the wait."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class RankNeeds:
 
 
 class DeathWatch:
-    """The death watch of one wait.
+    """Watches for the deaths that end one wait.
 
     The kernel reports the death of a process of this host (pidfd_open(2)). On a local mount, the waiter looks 20 times
     a second for sessions that the kernel does not report, such as sessions of other containers.

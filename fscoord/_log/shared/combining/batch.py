@@ -45,11 +45,11 @@ class Draft(Protocol[T_contra]):
         """Add `operation`. Return its records, at most `TIMES`, and its result."""
 
     def resume(self, operation: T_contra, noted: Any) -> tuple[list[tuple[int, bytes, bytes]], Any]:
-        """Return the records that `operation`, whose first record is in the log, still needs, and its result."""
+        """Return the records that `operation` still needs after its first one, which is in the log, and its result."""
 
 
 class Decider(Protocol[T]):
-    """The methods by which the combiner decides, encodes and decodes operations."""
+    """Decides, encodes and decodes the operations of a store for the combiner."""
 
     @property
     def refusals(self) -> tuple[type[Exception], ...]:
