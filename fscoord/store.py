@@ -5,8 +5,7 @@
 The names and meanings are those of torch's c10d ``Store``. Where the stores of c10d disagree with each other, the
 docstring of the operation says which meaning it has here. This module does not depend on any particular store.
 
-The module is long, but one thing: the operations of one class, and its hooks. A hook is a private method or attribute
-that other modules of this package use, and that a store overrides. Most of the lines are documentation.
+A hook of a store is a private method or attribute that other modules of this package use, and that a store overrides.
 """
 
 from __future__ import annotations

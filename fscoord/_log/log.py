@@ -3,8 +3,8 @@
 This module imports all the parts of the log, and no part imports this module. A writer holds the log's lock, has read
 to the end, and appends each record with one write(2).
 
-The module is long, but one thing: its methods are the steps of one sequence (recover, lock, catch up, decide, append,
-unlock) and the treatment of a step that fails.
+The methods are the steps of one sequence (recover, lock, catch up, decide, append, unlock) and the treatment of a step
+that fails.
 
 A thread takes the process mutex (`HandleState.mutex`), which guards every attribute of the handle, and then tries the
 log lock, which guards the end of the file. It never blocks for the log lock while it holds the mutex, because the

@@ -1,7 +1,7 @@
 """The operating system, as other modules use it. Only this module imports modules for files, locks and clocks.
 
 Other modules call ``system.os.read(...)``, which costs one attribute lookup. So pyfakefs and the fault tests have one
-place where they can replace the system under the whole package. So the module is long, and still one thing.
+place where they can replace the system under the whole package.
 
 Under pyfakefs ``os.pread``, ``os.pwrite``, ``os.readv``, ``os.writev``, `mmap` and ``select.poll`` act on the *real*
 descriptor of the same number. Code that uses one of them checks `is_fake_fs` first.

@@ -2,8 +2,6 @@
 
 The output of a worker goes to the console, with the worker's rank before each line, to files, or to both (`Streams`).
 One worker may have the console itself.
-
-The module is long, but one thing: the starts and ends of a worker and of its output are one sequence.
 """
 
 from __future__ import annotations
