@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.stores import OURS
-from fscoord._waiting.timing import SHOW_S
-from fscoord.doctor.prediction import NO_WAIT, Job, Terms
+from fscoord.doctor.prediction import NO_WAIT, SHOW_S, Job, Terms
 
 COUNTS_MS, TIMES_MS = (1, 25), (0, 25)
 """What is added to round trips where the model is fitted. With 25 ms the messages take nearly all of the time."""

@@ -36,8 +36,7 @@ from benchmarks.scaling_fit import (
     rows_of,
 )
 from benchmarks.stores import ETCD, OURS, TORCH_FILE
-from fscoord._waiting.timing import SHOW_S
-from fscoord.doctor.prediction import Job, readers
+from fscoord.doctor.prediction import SHOW_S, Job, readers
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "scaling.md"

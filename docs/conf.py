@@ -122,23 +122,15 @@ def install_from_index(_app: Sphinx, _name: str, source: list[str]) -> None:
 def show_the_contract(
     _app: Sphinx, _what: str, _name: str, _member: object, _options: object, lines: list[str]
 ) -> None:
-    """Replace "See `Store.get`." at the beginning of a docstring by the docstring of `Store.get`.
+    """Put the first sentence of a method of `Store` before a reference to it, which `fscoord.aio` has.
 
-    Before "See `~fscoord.Store.get`.", which `fscoord.aio` has, put only its first sentence: the names in the rest are
-    those of another module.
+    The names in the other sentences are those of another module.
     """
-    reference = re.match(r"See `(~fscoord\.)?Store\.(\w+)`\.\s*", lines[0]) if lines else None
-    if reference is None:
-        return
-    contract = (inspect.getdoc(getattr(fscoord.Store, reference[2])) or "").splitlines()
-    if reference[1]:
-        sentence = re.match(r".*?\.(?=\s|$)", " ".join(contract).strip())
+    reference = re.match(r"See `~fscoord\.Store\.(\w+)`\.\s*", lines[0]) if lines else None
+    if reference is not None:
+        contract = " ".join((inspect.getdoc(getattr(fscoord.Store, reference[1])) or "").split())
+        sentence = re.match(r".*?\.(?=\s|$)", contract)
         lines[0] = f"{sentence[0] if sentence else ''} {lines[0]}".strip()
-        return
-    own = [lines[0][reference.end() :], *lines[1:]]
-    lines[:] = contract
-    if any(own):
-        lines += ["", *own]
 
 
 def keep_colons(_app: Sphinx, what: str, _name: str, _member: object, _options: object, lines: list[str]) -> None:

@@ -269,7 +269,7 @@ def not_copied(thing: object, instead: str) -> TypeError:
 
 
 def refuse_copies(thing: object) -> NoReturn:
-    """Refuse pickle and `copy` for a recipe, whose copy could end what the original holds."""
+    """Refuse pickle and `copy` for a recipe, because a copy could end the original's hold."""
     raise not_copied(thing, "pass the store and the name, and make another one there")
 
 

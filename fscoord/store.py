@@ -5,8 +5,7 @@
 The names and meanings are those of torch's c10d ``Store``. Where the stores of c10d disagree with each other, the
 docstring of the operation says which meaning it has here. This module does not depend on any particular store.
 
-The module is long, but one thing: the operations of one class, and its hooks. A hook is a private method or attribute
-that other modules of this package use, and that a store overrides. Most of the lines are documentation.
+A hook of a store is a private method or attribute that other modules of this package use, and that a store overrides.
 """
 
 from __future__ import annotations
@@ -373,7 +372,7 @@ class Store(ABC):
     def announce_rank(self, rank: int) -> None:  # noqa: B027 - a store without sessions does nothing
         """Record that this handle is rank `rank`.
 
-        A handle may announce several ranks, and several handles the same rank.
+        A handle may announce several ranks, and several handles the same rank. A read-only handle records nothing.
 
         Raises:
             SessionDeadError: the store has recorded this handle's session as dead.
@@ -384,12 +383,15 @@ class Store(ABC):
 
         A rank is known dead if one or more sessions have announced it, and all these sessions are dead. A rank is not
         known dead if the state of one of its sessions is unknown, or if no session has announced it. All handles return
-        the same ranks, because each death is recorded before it is returned.
+        the same ranks, because each death is recorded before it is returned, unless the handle is read-only.
         """
         return []
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:  # noqa: ARG002 - see `has_liveness`
-        """Return the sessions among `numbers` that are known dead. A death is recorded before it is returned."""
+        """Return the sessions among `numbers` that are known dead.
+
+        A death is recorded before it is returned, unless the handle is read-only.
+        """
         return []
 
     def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:
@@ -693,7 +695,6 @@ ADDED_ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
 
 
 def _accepts(method: Any, added: dict[str, Any]) -> Any:
-    """Return whether the function `method` has the arguments `added`."""
     while hasattr(method, "__wrapped__"):  # a decorator passes all arguments on
         method = method.__wrapped__
     code: Any = getattr(method, "__code__", None)  # none: not a function of Python
@@ -754,7 +755,6 @@ class StoreView(Store):
         return self._inner.has_liveness
 
     def register(self) -> int:
-        """See `Store.register`."""
         return self._open().register()
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
@@ -762,15 +762,12 @@ class StoreView(Store):
         return self._open().members(ranks)
 
     def announce_rank(self, rank: int) -> None:
-        """See `Store.announce_rank`."""
         self._open().announce_rank(rank)
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """See `Store.dead_ranks`."""
         return self._open().dead_ranks(ranks)
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        """See `Store.dead_sessions`."""
         return self._open().dead_sessions(numbers)
 
     def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,25 +17,6 @@ import pytest
 from support.sources import MODULES, PACKAGE, imported, is_for_types, module_of, run_when_imported, tree
 
 pytestmark = pytest.mark.once
-
-MODULES_MAX = 211
-"""How many modules the package may have. A change that joins modules lowers this.
-
-Two are parts of the command that no verb owns: the completion of words, and records of a log in words.
-
-Fourteen are those of `fscoord ps` and `fscoord top`: what a wait is for, the waits that a handle shows, the bytes and
-the file of wait slots, the observer of a file store, what keys say of locks and of barriers, the picture, its findings,
-rates, and the two verbs.
-
-Ten are those of traces: the recorder, the verb, the span of a wait, and the package `trace`, which reads, aligns,
-reports, exports and draws. Seven are those of combined writes. One is the model with which the doctor predicts costs,
-which the program that fits it imports without the probes. One is what `fscoord run` tells people.
-
-One is torch's protocol of barriers and exchanges, for stores that are not of fscoord.
-
-Five are integrations: Optuna, JAX, Lightning, Dask and tooz. One is the rendezvous of ranks that are known in advance,
-which JAX and Lightning share.
-"""
 
 NOT_A_SUBJECT = frozenset(
     "a after all an another any as at both by each every for from if in it many more no nobody not nothing of on one"
@@ -46,11 +28,14 @@ NAME_MAX = 79
 
 INHERIT_FROM_HEIRS: set[str] = set()
 STUBS_FOR_TYPES: set[str] = set()
+PRIVATE_IN_PROGRAMS = {"benchmarks/barrier_floor.py", "benchmarks/leading.py"}
+"""A prototype with constants of its own; and delays at each step of a leader, which have no public names."""
 SILENT_FOLDERS: set[str] = set()
 WORDS_MIN = 40
 """Fewer words don't say what a folder is for, what it must not do, and which locks its callers hold."""
 
 TESTS = Path(__file__).parent
+REPOSITORY = TESTS.parent
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -162,6 +147,33 @@ def test_tests_get_the_inside_of_a_store_from_one_module() -> None:
     compare(wrong, known, "`support.internals` reads the inside of a store")
 
 
+def programs() -> Iterator[tuple[str, str]]:
+    """Yield the name and the source of each program of the repository, and of each block of Python in its pages."""
+    for folder in ("benchmarks", "docs", "examples", "packaging", "pytest_fscoord"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            yield path.relative_to(REPOSITORY).as_posix(), path.read_text(encoding="utf-8")
+    for path in (*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")):
+        for block in re.findall(
+            r"^```(?:python|pycon)\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        ):
+            code = "\n".join(re.findall(r"^(?:>>>|\.\.\.) ?(.*)", block, re.MULTILINE)) if ">>>" in block else block
+            yield path.relative_to(REPOSITORY).as_posix(), code
+
+
+def test_programs_and_pages_use_no_private_name() -> None:
+    """An underscore is private to the package, whose modules share such names with each other."""
+    found, imports = set(), 0
+    for path, source in programs():
+        for node in ast.walk(ast.parse(source)):
+            names = {part for dotted in imported(node) if dotted.startswith("fscoord") for part in dotted.split(".")}
+            imports += bool(names)
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in {"self", "os"}:
+                names = {node.attr} - {"_asdict", "_replace"}
+            found |= {path for name in names if re.match("_[^_]", name)}
+    assert imports > 100
+    compare(found, PRIVATE_IN_PROGRAMS, "uses a name with an underscore: give the package a public one")
+
+
 # Imports
 
 
@@ -209,10 +221,6 @@ def test_private_packages_state_their_purpose() -> None:
         if "_" in {part[0] for part in name.split(".")} and len(said.split()) < WORDS_MIN:
             silent.add(name)
     compare(silent, SILENT_FOLDERS, "its __init__.py does not say what the folder is for")
-
-
-def test_package_has_no_more_modules_than_it_had() -> None:
-    assert len(MODULES) <= MODULES_MAX, f"{len(MODULES)} modules: merge some that have one subject"
 
 
 # Tests

@@ -1,4 +1,4 @@
-"""The source itself: imports, calls of the system, sizes, and documentation.
+"""The source itself: imports, calls of the system, and documentation.
 
 `ruff` sees to the rest (docstrings of functions, prints, leftover notes, formatting): see pyproject.toml.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -15,6 +16,7 @@ from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import TypeGuard
 
 import pytest
 from support.sources import MODULES, imported, module_of, tree
@@ -25,388 +27,8 @@ pytestmark = pytest.mark.once
 
 REPOSITORY = Path(__file__).parent.parent
 
-MODULE_LINES_MAX = 600
-
-# Which module may import which: the first pattern that fits counts. A module that nothing fits has no place yet.
-LAYERS = [
-    ("errors", []),
-    ("_runtime", []),
-    ("_runtime.escaping", []),
-    ("_runtime.forks", []),
-    ("_runtime.interrupts", ["_runtime.forks", "errors"]),
-    ("_runtime.logging", ["_runtime.interrupts"]),
-    ("_runtime.system", ["_runtime.escaping", "_runtime.forks", "_runtime.interrupts", "errors"]),
-    ("_runtime.tracing", ["_runtime.interrupts", "_runtime.logging", "_runtime.system", "errors"]),
-    ("_runtime.*", ["_runtime.interrupts", "_runtime.system", "errors"]),
-    ("_waiting", []),
-    ("_waiting.rounds", ["_arguments"]),
-    ("_waiting.*", ["_runtime.*", "_waiting.*", "errors"]),
-    # The log, from the bottom up: each module may import those of entries above its own, and of its own.
-    ("_log", []),
-    ("_log.format.*", ["_log.format.*", "_runtime.escaping", "errors"]),
-    ("_log.recovery", []),
-    ("_log.mount", ["_runtime.*"]),
-    ("_log.files.safe_files", ["_runtime.*", "errors"]),
-    ("_log.files.spill", ["_log.format.record", "_runtime.system"]),
-    ("_log.files.torn_tail", ["_log.format.record", "_runtime.*"]),
-    ("_log.state_machine", ["_log.files.spill"]),
-    ("_log.session_table", ["_log.format.control_records"]),
-    ("_log.liveness.liveness_file", ["_log.format.control_records", "_log.files.safe_files", "_runtime.*", "errors"]),
-    ("_log.shared.symlink_lock", ["_log.format.*", "_log.liveness.liveness_file", "_runtime.*"]),
-    ("_log.locking.*", ["_log.locking.*", "_log.shared.symlink_lock", "_runtime.*", "errors"]),
-    ("_log.files.opening", ["_log.format.*", "_log.files.safe_files", "_log.locking.log_lock", "_runtime.*", "errors"]),
-    (
-        "_log.handle",  # what the parts below this line share
-        [
-            "_log.format.*",
-            "_log.recovery",
-            "_log.state_machine",
-            "_log.session_table",
-            "_log.files.*",
-            "_log.locking.*",
-            "_runtime.interrupts",
-            "_runtime.system",
-            "errors",
-        ],
-    ),
-    (
-        "_log.replay.*",
-        [
-            "_log.replay.*",
-            "_log.format.*",
-            "_log.recovery",
-            "_log.files.*",
-            "_log.handle",
-            "_runtime.*",
-            "errors",
-        ],
-    ),
-    (
-        "_log.liveness.*",
-        [
-            "_log.liveness.*",
-            "_log.format.*",
-            "_log.recovery",
-            "_log.files.*",
-            "_log.replay.*",
-            "_log.handle",
-            "_runtime.*",
-            "errors",
-        ],
-    ),
-    (
-        "_log.access",
-        [
-            "_log.files.*",
-            "_log.replay.*",
-            "_log.mount",
-            "_log.handle",
-            "_log.liveness.*",
-            "_runtime.*",
-            "errors",
-        ],
-    ),
-    (
-        "_log.generations.*",
-        [
-            "_log.generations.*",
-            "_log.format.*",
-            "_log.recovery",
-            "_log.files.*",
-            "_log.replay.*",
-            "_log.locking.*",
-            "_log.handle",
-            "_log.liveness.*",
-            "_runtime.*",
-            "errors",
-        ],
-    ),
-    ("_log.wakeup.doorbell", ["_log.files.safe_files", "_runtime.*"]),
-    ("_log.shared.extent", ["_log.wakeup.doorbell", "_runtime.*"]),
-    (
-        "_log.shared.node_poller",
-        [
-            "_log.files.safe_files",
-            "_log.locking.process_mutex",
-            "_log.mount",
-            "_log.shared.extent",
-            "_log.wakeup.doorbell",
-            "_runtime.*",
-        ],
-    ),
-    (
-        "_log.wakeup.*",  # it never reads the log: its callers do
-        [
-            "_log.wakeup.*",
-            "_log.shared.extent",
-            "_log.shared.node_poller",
-            "_log.locking.process_mutex",
-            "_runtime.*",
-            "_waiting.*",
-            "errors",
-        ],
-    ),
-    ("_log.shared.hang_watchdog", ["_runtime.*"]),
-    (
-        "_log.shared.changed_keys",
-        ["_log.format.record", "_log.files.spill", "_log.state_machine", "_log.wakeup.doorbell"],
-    ),
-    (
-        "_log.shared.network",
-        [
-            "_log.access",
-            "_log.format.*",
-            "_log.recovery",
-            "_log.files.*",
-            "_log.replay.*",
-            "_log.locking.log_lock",
-            "_log.mount",
-            "_log.handle",
-            "_log.liveness.*",
-            "_log.shared.extent",
-            "_runtime.*",
-            "errors",
-        ],
-    ),
-    ("_log.shared.combining.request", []),
-    (
-        "_log.shared.combining.outcomes",
-        [
-            "_log.shared.combining.request",
-            "_log.files.spill",
-            "_log.replay.writer",
-            "_log.session_table",
-            "_log.state_machine",
-        ],
-    ),
-    (
-        "_log.shared.combining.station",  # all files and sockets of combined writes
-        [
-            "_log.shared.combining.request",
-            "_log.shared.node_poller",
-            "_log.files.safe_files",
-            "_log.locking.process_mutex",
-            "_runtime.*",
-        ],
-    ),
-    (
-        "_log.log",
-        [
-            "_log.format.*",
-            "_log.recovery",
-            "_log.mount",
-            "_log.files.*",
-            "_log.replay.*",
-            "_log.state_machine",
-            "_log.session_table",
-            "_log.liveness.*",
-            "_log.locking.log_lock",
-            "_log.handle",
-            "_log.access",
-            "_log.generations.*",
-            "_log.shared.network",
-            "_log.shared.changed_keys",
-            "_log.shared.combining.outcomes",
-            "_runtime.*",
-            "errors",
-        ],
-    ),
-    (
-        "_log.shared.combining.*",  # the protocol begins transactions, so it comes after the log
-        [
-            "_log.shared.combining.*",
-            "_log.shared.network",
-            "_log.format.record",
-            "_log.recovery",
-            "_log.replay.writer",
-            "_log.locking.log_lock",
-            "_log.log",
-            "_runtime.*",
-            "errors",
-        ],
-    ),
-    (
-        "_log.opened",
-        [
-            "_log.format.control_records",
-            "_log.state_machine",
-            "_log.locking.log_lock",
-            "_log.files.opening",
-            "_log.recovery",
-            "_log.mount",
-            "_log.handle",
-            "_log.shared.*",
-            "_log.log",
-            "_runtime.*",
-            "errors",
-        ],
-    ),
-    (
-        "_log.inspect.*",  # apart from handles: a log that is damaged can't be opened
-        [
-            "_log.inspect.*",
-            "_log.format.*",
-            "_log.files.*",
-            "_log.locking.log_lock",
-            "_log.mount",
-            "_log.generations.forwarding",
-            "_runtime.*",
-            "_arguments",
-            "errors",
-        ],
-    ),
-    ("_arguments", ["errors"]),
-    ("store", ["_waiting.*", "_arguments", "_runtime.system", "_runtime.tracing", "errors"]),
-    ("inspect", ["_log.inspect.*"]),
-    ("environment", ["_runtime.system", "errors"]),
-    (
-        "stores.file*",
-        [
-            "stores.file*",
-            "_log.*",
-            "environment",
-            "_runtime.*",
-            "_waiting.*",
-            "_arguments",
-            "store",
-            "errors",
-        ],
-    ),
-    (
-        "stores.tcp*",
-        ["stores.tcp*", "_runtime.*", "_waiting.*", "_arguments", "store", "errors"],
-    ),
-    (
-        "stores.etcd*",
-        ["stores.etcd*", "_runtime.*", "_waiting.*", "_arguments", "store", "errors"],
-    ),
-    ("stores.url", ["stores.*", "_arguments", "store", "_runtime.system", "errors"]),
-    (
-        "stores.*",
-        ["_waiting.*", "_arguments", "store", "_runtime.system", "errors"],
-    ),
-    ("collectives*", ["collectives.*", "_runtime.*", "_waiting.*", "_arguments", "store", "errors"]),
-    ("barriers", ["barriers.*"]),
-    ("barriers.base", ["_arguments", "environment", "errors"]),
-    (
-        "barriers.*",
-        [
-            "barriers.*",
-            "collectives",
-            "collectives.*",
-            "_runtime.*",
-            "_arguments",
-            "environment",
-            "store",
-            "stores.url",
-            "errors",
-        ],
-    ),
-    ("recipes", ["recipes.*"]),
-    (
-        "recipes.*",
-        ["recipes.*", "collectives.*", "_runtime.*", "_waiting.*", "_arguments", "store", "errors"],
-    ),
-    ("aio", ["aio.*"]),
-    (
-        "aio.*",  # never a concrete store
-        [
-            "aio.*",
-            "collectives.*",
-            "_runtime.*",
-            "_waiting.*",
-            "_arguments",
-            "recipes",
-            "recipes.*",
-            "store",
-            "stores.url",
-            "errors",
-        ],
-    ),
-    ("rendezvous", ["rendezvous.*", "errors"]),
-    (
-        "rendezvous.creation",  # a temporary file has no address, so that stores.url can't open it
-        ["rendezvous.*", "stores.file", "stores.url", "store", "_arguments", "_runtime.*", "errors"],
-    ),
-    (
-        "rendezvous.static",  # the time-out that names ranks is that of the collectives
-        [
-            "rendezvous.base",
-            "collectives.arrivals",
-            "environment",
-            "_runtime.*",
-            "_waiting.*",
-            "stores.prefix",
-            "store",
-            "_arguments",
-            "errors",
-        ],
-    ),
-    (
-        "rendezvous.*",
-        ["rendezvous.*", "_runtime.*", "_waiting.*", "collectives", "stores.prefix", "store", "_arguments", "errors"],
-    ),
-    ("launch", ["launch.*"]),
-    ("launch.warden", []),  # a program by itself
-    ("launch.held", ["launch.warden", "_runtime.*", "errors"]),
-    (
-        "launch.*",
-        ["launch.*", "rendezvous.*", "stores.prefix", "store", "_arguments", "_runtime.*", "_waiting.*", "errors"],
-    ),
-    ("demo", ["", "recipes"]),  # an example, which imports what users import
-    ("status", ["status.*", "_waiting.awaited", "_waiting.rounds", "recipes.holdings"]),
-    ("status.picture", ["_waiting.awaited", "_waiting.rounds", "recipes.holdings"]),
-    (
-        "status.findings",  # data in, findings out: it reads no store
-        ["_arguments", "_waiting.awaited", "_waiting.rounds", "recipes.holdings", "status.picture"],
-    ),
-    (
-        "status.*",
-        [
-            "status.*",
-            "_arguments",
-            "_runtime.*",
-            "_waiting.awaited",
-            "_waiting.rounds",
-            "recipes.holdings",
-            "store",
-            "stores.file.observer",
-            "stores.prefix",
-            "stores.url",
-            "errors",
-        ],
-    ),
-    ("trace.clocks", []),  # pure
-    ("trace.*", ["trace.*", "_runtime.escaping", "_runtime.system", "_runtime.tracing", "errors"]),  # it opens no store
-    ("testing", ["testing.*"]),
-    ("testing.contract", ["testing.contract.*", "store"]),
-    ("testing.*", ["testing.*", "_arguments", "store", "_runtime.*", "errors"]),
-    ("integrations.*", ["*"]),
-    # What the doctor tries must be the very locks, mounts and paths that a log uses, so it may import those of `_log`.
-    (
-        "doctor.*",
-        [
-            "doctor.*",
-            "_log.locking.log_lock",
-            "_log.mount",
-            "_log.files.safe_files",
-            "_log.shared.extent",  # how much the processes of a node share: requests that the doctor predicts
-            "_runtime.*",
-            "_waiting.timing",  # after what time a wait is shown, which costs requests that the doctor predicts
-            "stores.file",
-            "errors",
-        ],
-    ),
-    ("cli", ["*"]),
-    ("cli.*", ["*"]),
-    ("__main__", ["cli"]),
-    ("", ["*"]),
-]
-PACKAGES = {  # mere folders: their __init__ imports nothing
-    "_log", "_log.files", "_log.format", "_log.generations", "_log.inspect", "_log.liveness", "_log.locking",
-    "_log.replay", "_log.shared", "_log.shared.combining", "_log.wakeup", "_runtime", "_waiting", "doctor",
-    "integrations", "stores", "trace",
-}  # fmt: skip
+TABLE = "## Which module may import which"
+"""The heading of the table in CONTRIBUTING.md that is the rule of the imports."""
 
 # What touches files, locks, processes or clocks, and so is for _system alone.
 SYSTEM = {
@@ -502,38 +124,48 @@ def own_imports(name: str) -> set[str]:
     return {target for target in map(module_of, imports(name)) if target is not None}
 
 
+@functools.cache
+def rows() -> list[tuple[list[str], list[str]]]:
+    """Return the rows of the table: the modules of each, and what these may import."""
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8").partition(f"{TABLE}\n")[2]
+    cells = re.findall(r"^\| (`.+?) \| (.+?) \|", text.partition("\n## ")[0], re.MULTILINE)
+    names = [[re.findall(r"`([^`]*)`", cell.replace("`fscoord`", "``")) for cell in row] for row in cells]
+    return [(modules, may) for modules, may in names]
+
+
+def row_of(name: str) -> int | None:
+    """Return the number of the row of the module, the first that fits; None if there is none."""
+    fits = (number for number, (patterns, _) in enumerate(rows()) if any(fnmatchcase(name, each) for each in patterns))
+    return next(fits, None)
+
+
 @faults_of_modules
 def test_imports_point_downward(name: str) -> Iterator[str]:
-    allowed = [] if name in PACKAGES else next((may for fits, may in LAYERS if fnmatchcase(name, fits)), None)
-    if allowed is None:
-        yield "is in no layer: give it its place in LAYERS and in CONTRIBUTING.md"
-    for target in sorted(own_imports(name)):
-        if allowed is not None and not any(fnmatchcase(target, pattern) for pattern in allowed):
-            yield f"imports {target}, but may import only {allowed}"
+    row, targets = row_of(name), sorted(own_imports(name))
+    if row is None and targets:
+        yield "imports, and is in no row of the table in CONTRIBUTING.md"
+    for target in targets if row is not None else ():
+        if not any(fnmatchcase(target, pattern) for pattern in rows()[row][1]):
+            yield f"imports {target}, but may import only {rows()[row][1]}"
 
 
-def test_layers_of_the_log_are_in_order() -> None:
-    """No part of the log imports one that comes after it in `LAYERS`, so that there is no cycle of parts."""
-    parts = [module for module in MODULES if module.startswith("_log.") and module not in PACKAGES]
+def test_rows_of_the_log_are_in_order() -> None:
+    """No part of the log imports one of a later row, so that there is no cycle of parts."""
+    parts = {name: row for name in MODULES if name.startswith("_log.") and (row := row_of(name)) is not None}
     assert len(parts) > 30
     wrong = [
-        f"{module} imports {target}"
-        for module in parts
-        for target in own_imports(module)
-        if target.startswith("_log.") and layer_of(target) > layer_of(module)
+        f"{name} imports {target}"
+        for name, row in parts.items()
+        for target in own_imports(name) & parts.keys()
+        if parts[target] > row
     ]
     assert wrong == []
 
 
-def layer_of(name: str) -> int:
-    """Return the place in `LAYERS` of the entry that holds the module `name`."""
-    return next(place for place, (pattern, _) in enumerate(LAYERS) if fnmatchcase(name, pattern))
-
-
-def test_layers_each_hold_a_module() -> None:
-    held = {layer_of(name) for name in MODULES if name not in PACKAGES}
-    empty = [pattern for place, (pattern, _) in enumerate(LAYERS) if place not in held and pattern not in PACKAGES]
-    assert empty == []
+def test_patterns_of_the_table_each_hold_a_module() -> None:
+    for number, (patterns, _) in enumerate(rows()):
+        held = [name for name in MODULES if row_of(name) == number]
+        assert [each for each in patterns if not any(fnmatchcase(name, each) for name in held)] == []
 
 
 @faults_of_modules
@@ -581,13 +213,6 @@ def test_module_states_its_responsibility_in_its_first_line(name: str) -> Iterat
 
 
 @faults_of_modules
-def test_long_modules_say_why_they_are_one_thing(name: str) -> Iterator[str]:
-    lines = len(MODULES[name].read_text(encoding="utf-8").splitlines())
-    if lines > MODULE_LINES_MAX and "one thing" not in (ast.get_docstring(tree(name)) or ""):
-        yield f"has {lines} lines, and its docstring does not say why it is one thing"
-
-
-@faults_of_modules
 def test_function_body_does_not_stand_for_one_that_is_missing(name: str) -> Iterator[str]:
     """What others must give is abstract, or declared for the type checker only."""
     for node in ast.walk(tree(name)):
@@ -617,8 +242,19 @@ def test_help_explains_every_public_name(name: str) -> Iterator[str]:
             for member, value in [("", thing), *members]:
                 # In the contract, a test's name is its docstring.
                 is_test = name.startswith("testing.contract") and member.startswith("test_")
-                if not inspect.getdoc(value) and not is_test:
+                if not inspect.getdoc(value) and not is_test and member not in promised(thing):
                     yield f"{public}.{member} has no docstring, inherited or not"
+
+
+def promised(thing: object) -> set[str]:
+    """Return the methods of the protocols that the docstring of a class names: their texts explain its methods."""
+    named = set(re.findall(r"`(\w+)`", getattr(thing, "__doc__", None) or ""))
+    bodies = [node.body for name in MODULES for node in tree(name).body if is_protocol(node) and node.name in named]
+    return {each.name for body in bodies for each in body if isinstance(each, ast.FunctionDef)}
+
+
+def is_protocol(node: ast.stmt) -> TypeGuard[ast.ClassDef]:
+    return isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases)
 
 
 def public_members(thing: type) -> Iterator[tuple[str, object]]:

@@ -9,7 +9,7 @@ follows from three rules:
    complete record from any other bytes.
 3. Every wake-up is a hint. A lost wake-up delays a waiter until its next poll, and changes no result.
 
-The parts, from the bottom up. No part imports one that comes later (``LAYERS`` in tests/test_tidy.py):
+The parts, from the bottom up. No part imports one that comes later (the table in CONTRIBUTING.md):
 
 - `format`: bytes to records and back. `recovery`: which invariants of a handle may not hold.
 - `mount`: the file system of a path. `files`: open and read files. `locking`: exclude threads and processes.

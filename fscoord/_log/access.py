@@ -118,7 +118,7 @@ class Access(Protocol):
 
 
 class LocalAccess:
-    """Reads and writes through the page cache of this host. A read needs no lock.
+    """The `Access` through the page cache of this host. A read needs no lock.
 
     The inode number shows whether the path still leads to the file. The size shows whether the file was truncated.
     """
@@ -133,14 +133,12 @@ class LocalAccess:
         self.write = FileAppender(handle).write
 
     def open(self, call: Callable[[], None]) -> None:
-        """See `Access.open`."""
         call()
 
     def reopened(self) -> None:
-        """See `Access.reopened`. The names of a local file system are always valid."""
+        """Do nothing, because the names of a local file system are always valid."""
 
     def read(self) -> bool:
-        """See `Access.read`."""
         handle = self._handle
         now = system.time.monotonic()
         is_check_due = now - handle.path_checked_at > PATH_CHECK_S
@@ -154,7 +152,6 @@ class LocalAccess:
         return False
 
     def catch_up(self) -> bool:
-        """See `Access.catch_up`."""
         handle = self._handle
         now = system.time.monotonic()
         is_check_due = now - handle.path_checked_at > PATH_CHECK_S
@@ -193,13 +190,10 @@ class LocalAccess:
         self._liveness.check_byte(now)
 
     def retries_read(self, error: OSError) -> bool:  # noqa: ARG002 - no error of a local file system is temporary
-        """See `Access.retries_read`."""
         return False
 
     def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:  # noqa: ARG002 - likewise
-        """See `Access.retries_transaction`."""
         return False
 
     def retries_recovery(self, error: StoreUnavailableError) -> bool:  # noqa: ARG002 - likewise
-        """See `Access.retries_recovery`."""
         return False

@@ -3,8 +3,8 @@
 This module imports all the parts of the log, and no part imports this module. A writer holds the log's lock, has read
 to the end, and appends each record with one write(2).
 
-The module is long, but one thing: its methods are the steps of one sequence (recover, lock, catch up, decide, append,
-unlock) and the treatment of a step that fails.
+The methods are the steps of one sequence (recover, lock, catch up, decide, append, unlock) and the treatment of a step
+that fails.
 
 A thread takes the process mutex (`HandleState.mutex`), which guards every attribute of the handle, and then tries the
 log lock, which guards the end of the file. It never blocks for the log lock while it holds the mutex, because the
@@ -13,7 +13,7 @@ thread that hands a lock over (`locking.kernel_wait`) takes the two locks in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -886,24 +886,8 @@ class Log:
         return self.handle.lock.session
 
     def is_alive(self, number: int, home: ProcessIdentity | None) -> bool | None:
-        """See `Liveness.is_alive`."""
+        """Probe session `number`, as `Liveness.is_alive` does, under the process mutex."""
         return self.inspect(lambda: self.liveness.is_alive(number, home))
-
-    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """See `SessionTable.dead_ranks`."""
-        return self.inspect(lambda: self.table.dead_ranks(ranks))
-
-    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        """See `SessionTable.dead_sessions`."""
-        return self.inspect(lambda: self.table.dead_sessions(numbers))
-
-    def presumed_alive(self, ranks: Iterable[int] | None) -> list[int]:
-        """See `SessionTable.presumed_alive`."""
-        return self.inspect(lambda: self.table.presumed_alive(ranks))
-
-    def presumed_alive_among(self, numbers: Iterable[int]) -> list[int]:
-        """See `SessionTable.presumed_alive_among`."""
-        return self.inspect(lambda: self.table.presumed_alive_among(numbers))
 
     def record_death(self, number: int, limit: float, is_needed: Callable[[], bool] | None = None) -> bool:
         """Record that session `number` is dead. Return whether its death is recorded. Errors as in `update`.

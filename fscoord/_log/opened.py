@@ -1,4 +1,4 @@
-"""`open_log_file`: choose the access to a log by the mount on which the log lies, and open the log."""
+"""`open_log_file`: choose the access to a log by its mount, and open the log."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ class WatchedLog(Log):
         self._call = KernelCall(path)
 
     def refresh(self, limit: float, answer: Callable[[], Any] | None = None) -> Any:
-        """See `Log.refresh`."""
         with self._call:
             return super().refresh(limit, answer)
 
@@ -69,7 +68,6 @@ class WatchedLog(Log):
         limit: float,
         appended: Callable[[], None] | None = None,
     ) -> Any:
-        """See `Log.update`."""
         with self._call:
             return super().update(kind, key, value, decide, limit, appended)
 
@@ -81,7 +79,6 @@ class WatchedLog(Log):
         self._call.begin()
 
     def close(self) -> None:
-        """See `Log.close`."""
         super().close()
         self._call.close()
 

@@ -26,7 +26,7 @@ class SessionTable:
         previous: the failure that ended the run before, or None.
         sealed_by: the session that has sealed the generation that was read; 0 if it is not sealed.
         last: the highest number of a session so far.
-        is_ended: whether the record was read by which the last participant ended the run.
+        is_ended: whether the last participant has ended the run, by a record that was read.
         keeps_times: whether `times` is kept. Set by the log, if other processes may append the records of its handles.
         times: the latest time of a data record of each session, by number; 0 if a snapshot says that the session has
             none. The session that makes a snapshot is the writer of its data records, whose times are its own.

@@ -15,7 +15,7 @@ class StateMachine(Protocol):
         """Apply the next records. The value of a record that sets, appends or pushes a single value may be spilled."""
 
     def mark_spilled(self, keys: set[bytes]) -> None:
-        """Prepare for the next call of `apply`, in whose records the values of `keys` are spilled."""
+        """Prepare for the next call of `apply`: the values of `keys` in its records are spilled."""
 
     def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
         """Replace the offsets of all spilled values by the offsets in `spots`, which are in the next snapshot.

@@ -134,11 +134,11 @@ _importlib: Any = sys.modules["_frozen_importlib"]
 
 
 class HelperThread(threading.Thread):  # the real `Thread`, even if a test replaces `threading`
-    """A thread of this package, whose errors the package handles."""
+    """A thread of this package. The package handles its errors."""
 
 
 class BareCall(Generic[T]):
-    """A call of `work` in a bare thread, in which no signal handler runs: rule 5 above.
+    """Calls `work` in a bare thread. No signal handler runs there: rule 5 above.
 
     Attributes:
         refusal: the error of the interpreter if it refuses a thread. Then `work` is not called.

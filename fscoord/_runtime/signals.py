@@ -103,7 +103,7 @@ def raise_on_termination(names: Iterable[str] = ("SIGTERM", "SIGHUP")) -> Iterat
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Defer all signals that have a handler in Python to the end of the ``with``, whose body must be short.
+    """Defer all signals that have a handler in Python to the end of the ``with``. Its body must be short.
 
     The function installs handlers. It does not block the signals in the kernel, because a process that is started
     meanwhile would inherit the blocked signals. A signal that has no handler is not deferred: it is ignored, or it ends

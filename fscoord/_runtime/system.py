@@ -1,7 +1,7 @@
 """The operating system, as other modules use it. Only this module imports modules for files, locks and clocks.
 
 Other modules call ``system.os.read(...)``, which costs one attribute lookup. So pyfakefs and the fault tests have one
-place where they can replace the system under the whole package. So the module is long, and still one thing.
+place where they can replace the system under the whole package.
 
 Under pyfakefs ``os.pread``, ``os.pwrite``, ``os.readv``, ``os.writev``, `mmap` and ``select.poll`` act on the *real*
 descriptor of the same number. Code that uses one of them checks `is_fake_fs` first.
@@ -197,7 +197,7 @@ def random_bytes(count: int) -> bytes:
 
 
 def aligned_memory(size: int) -> mmap.mmap:
-    """Return `size` bytes of memory that begin at a page, from which direct reads and writes are possible (open(2))."""
+    """Return `size` bytes of memory that begin at a page, as direct reads and writes require (open(2))."""
     return mmap.mmap(-1, size)
 
 
@@ -300,9 +300,9 @@ def occupy_standard_descriptors() -> None:
 def open_file(path: str, flags: int, mode: int, owned_fds: set[int], *, dir_fd: int | None = None) -> int:
     """Open `path` without following a symbolic link, blocking on a FIFO, or passing the descriptor to a new program.
 
-    The package opens all files whose names another user might have replaced with this function. It adds the descriptor
-    to `owned_fds` in the same chain of C calls that opens it (rule 1 in `interrupts`). With `dir_fd`, `path` is a name
-    in that open directory.
+    This function opens every file of the package whose name another user might have replaced. It adds the descriptor to
+    `owned_fds` in the same chain of C calls that opens it (rule 1 in `interrupts`). With `dir_fd`, `path` is a name in
+    that open directory.
     """
     occupy_standard_descriptors()
     flags |= O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_BINARY

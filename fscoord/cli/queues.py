@@ -278,7 +278,6 @@ def _work_on(item: Item, command: list[str], options: dict[str, Any], refuse: Pr
 
 
 def _as_variable(data: bytes) -> str:
-    """Return an item in the form of an environment variable."""
     if len(data) > VARIABLE_MAX or b"\0" in data:
         raise click.UsageError(
             f"an item of {len(data)} bytes does not fit into {VARIABLE}, which holds {VARIABLE_MAX} at most and no NUL;"

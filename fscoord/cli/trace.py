@@ -53,7 +53,6 @@ def trace(ctx: click.Context) -> int:
 
 
 def _output(default: str) -> Callable[[Any], Any]:
-    """Return the option for the file that the verb writes."""
     return click.option(
         "-o",
         "--output",

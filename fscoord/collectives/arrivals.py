@@ -89,7 +89,8 @@ def _more(ranks: Sequence[int]) -> str:
 
 
 def location_of(members: Sequence[Member], stopped: Collection[int] = ()) -> str:
-    """Return ``host:pid`` and the state of one of `members`, the sessions of a rank, some of which are `stopped`.
+    """Return ``host:pid`` and the state of one of `members`, the sessions of a rank. `stopped` are the stopped
+    sessions.
 
     The last session that may be alive is returned. If every session is dead, the last session is returned.
     """

@@ -202,7 +202,6 @@ def _attempt(store: Store, prefix: Key, rank: int, world_size: int, timeout: Tim
 
 
 def _limit(store: Store, timeout: Timeout | None) -> float:
-    """Return `timeout` in seconds, or the timeout of `store` if `timeout` is None."""
     return to_seconds(store.timeout if timeout is None else timeout)
 
 

@@ -344,7 +344,7 @@ class Agent:
         return system.os.path.join(self.directory, name)
 
     def enter(self, directory: str, name: str, facts: dict[str, Any]) -> bool:
-        """See `Mailbox.enter`."""
+        """Publish `facts` in `directory`; return whether this instance is the first, and so the coordinator."""
         self.mailbox = Mailbox(directory, name, self._pause)
         return self.mailbox.enter(facts)
 
@@ -365,7 +365,6 @@ def _new_lines(file: ProbeFile, kind: str) -> list[probe_file.ProbeRecord | None
 
 
 def _median(call: Callable[[], object], seconds: float) -> float:
-    """Return the median of the seconds that `call` takes."""
     took: list[float] = []
     deadline = system.time.monotonic() + seconds
     while not took or (system.time.monotonic() < deadline and len(took) < LINES_MAX):

@@ -85,7 +85,6 @@ class LocalAgent(AgentProtocol):
         self._said = b""
 
     def begin(self, act: str, limit: float, **arguments: Any) -> None:
-        """See `AgentProtocol.begin`."""
         if self._process is None:
             self._start()
         self._send(act, arguments)
@@ -93,7 +92,6 @@ class LocalAgent(AgentProtocol):
         self._deadline = system.time.monotonic() + (limit if self._has_started else START_S)
 
     def finish(self) -> Any:
-        """See `AgentProtocol.finish`."""
         while True:
             answer = json.loads(self._line())
             if answer["n"] == self._number:
@@ -107,7 +105,6 @@ class LocalAgent(AgentProtocol):
         raise FailedError(error["message"], errno=error["errno"], kind=error["type"])
 
     def kill(self) -> None:
-        """See `AgentProtocol.kill`."""
         process = self._process
         if process is None:
             return

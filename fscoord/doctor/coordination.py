@@ -1,4 +1,4 @@
-"""`Coordinator`: the meeting of the instances of an examination, of which the first uses the agents of the others.
+"""`Coordinator`: finds the other instances of `fscoord doctor`. The first to come drives the agents of the others.
 
 The first instance in the mailbox is the coordinator: it examines and makes the report. One instance on another host is
 its partner. The partner's agent performs operations for the coordinator.
@@ -43,7 +43,7 @@ class LateError(FscoordError):
 
 
 class Coordinator:
-    """One instance's part in an examination by several instances, which share the mailbox `directory`.
+    """Takes part in an examination by several instances. They share the mailbox `directory`.
 
     Attributes:
         is_coordinator: whether this instance is the coordinator.
@@ -209,7 +209,6 @@ class RemoteAgent(AgentProtocol):
         self._is_lost = False
 
     def begin(self, act: str, limit: float, **arguments: Any) -> None:
-        """See `AgentProtocol.begin`."""
         if self._is_lost:
             raise LostError(f"{self.label} does not answer any more")
         self._number += 1
@@ -217,7 +216,6 @@ class RemoteAgent(AgentProtocol):
         self._coordinator.exchange(self._name, self._number, {"act": act, "with": arguments, "limit": limit})
 
     def finish(self) -> Any:
-        """See `AgentProtocol.finish`."""
         answer = self._coordinator.reply(self._name, self._number, self._limit)
         if answer is None:
             self._is_lost = True
@@ -232,7 +230,6 @@ class RemoteAgent(AgentProtocol):
         raise FailedError(error["message"], errno=error["errno"], kind=error["type"])
 
     def kill(self) -> None:
-        """See `AgentProtocol.kill`."""
         self.ask("kill", ACT_S)
 
 

@@ -133,7 +133,6 @@ class _Instance:
                 self.tell(f"{self.path} does not answer: the files of the examination stay there until it does")
 
     def run(self, expected: int | None, wait: float | None, group: str, client: str | None) -> dict[str, Any]:
-        """See `examine`."""
         self.tell(f"examining {self.path}: about {PAIR_S:g} s for each pair of processes, and longer on a slow mount")
         try:
             self.facts = {**self._ask("facts", path=self.path), "client": client}

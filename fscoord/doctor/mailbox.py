@@ -1,4 +1,4 @@
-"""`Mailbox`: the directory, below the examined one, through which the instances of an examination exchange messages.
+"""`Mailbox`: the instances of an examination exchange messages in a directory below the examined one.
 
 The mailbox belongs to one user or, if the examined directory belongs to a group, to the group, so that instances of its
 users find each other.

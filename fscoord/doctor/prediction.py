@@ -42,7 +42,7 @@ class Terms(NamedTuple):
     shown: float = 0.0
 
     def of(self, job: Job, shown: float = 0.0) -> float:
-        """Return the figure for `job`, in which `shown` ranks show their waits."""
+        """Return the figure for `job`, if `shown` of its ranks show their waits."""
         pairs = job.nodes * (job.nodes - 1) / 2
         return self.base + self.node * job.nodes + self.pair * pairs + self.rank * job.ranks + self.shown * shown
 

@@ -177,7 +177,6 @@ def _local_device_ids() -> list[int] | None:
 
 
 def _add_detection() -> None:
-    """Add `DETECTION_METHOD` to JAX's detection of clusters."""
     try:
         from jax._src.clusters import ClusterEnv
 

@@ -364,7 +364,6 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
             yield _Line(place.number, 0, b"", place)
 
     def _lines_of(self, segment: _Segment, place: _Place) -> Iterator[_Line]:
-        """Yield the lines of `segment` from `place` on."""
         while place.offset < segment.end:
             try:
                 stop = segment.lines.index(b"\n", place.offset, segment.end)
@@ -379,7 +378,6 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
             place = line.after
 
     def _entries(self, line: _Line) -> list[dict[str, Any]]:
-        """Return the entries of `line`."""
         try:
             entries = json.loads(line.text)
         except ValueError as error:

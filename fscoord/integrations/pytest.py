@@ -34,7 +34,7 @@ class Once(Protocol):
         *,
         timeout: Timeout | None = WORK_TIMEOUT_S,
     ) -> bytes:
-        """See `Run.once`."""
+        """Do `work` in one worker; the arguments and errors are those of `Run.once`."""
 
 
 class Run:

@@ -112,7 +112,6 @@ class FscoordLock(locking.Lock):
 
     @property
     def acquired(self) -> bool:
-        """See `is_still_owner`."""
         return self.is_still_owner()
 
     def break_(self) -> bool:
@@ -409,7 +408,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     @_of_group
     def get_members_with_capabilities(self, group_id: bytes) -> dict[bytes, coordination.Capabilities | None]:
-        """Return the capabilities of all members by their ids; its result raises ``GroupNotCreated``."""
+        """Return a future of {member id: capabilities}; ``get()`` of the future raises ``GroupNotCreated``."""
         members = map(_member, self._participants(group_id).values())
         return {member["member_id"]: member["capabilities"] for member in members}
 

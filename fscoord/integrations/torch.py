@@ -64,6 +64,8 @@ def _raise_torch_errors(method: Callable[P, R]) -> Callable[P, R]:
         except FscoordError as error:
             raise joined(error, dist.DistStoreError) from error
 
+    # torch's class is the only base of `TorchStore`, so its methods inherit no text from the contract.
+    call.__doc__ = getattr(Store, method.__name__, method).__doc__
     return call
 
 
@@ -137,107 +139,87 @@ class TorchStore(dist.Store):
 
     @_raise_torch_errors
     def set(self, key: Key, value: Value) -> None:
-        """See `Store.set`."""
         self._store_with_timeout().set(key, value)
 
     @_raise_torch_errors
     def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        """See `Store.get`; a timeout of zero has no limit."""
         return self._store_with_timeout().get(key, default=default, timeout=_call_timeout(timeout))
 
     @_raise_torch_errors
     def add(self, key: Key, amount: int) -> int:
-        """See `Store.add`."""
         return self._store_with_timeout().add(key, amount)
 
     @_raise_torch_errors
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
-        """See `Store.compare_set`."""
         return self._store_with_timeout().compare_set(key, expected, desired)
 
     @_raise_torch_errors
     def check(self, keys: Iterable[Key]) -> bool:
-        """See `Store.check`."""
         return self._store_with_timeout().check(keys)
 
     @_raise_torch_errors
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        """See `Store.wait`; a timeout of zero has no limit."""
         self._store_with_timeout().wait(keys, _call_timeout(timeout))
 
     @_raise_torch_errors
     def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
-        """See `Store.delete_key`."""
         return self._store_with_timeout().delete_key(key, expected=expected)
 
     deleteKey = delete_key  # noqa: N815 - the name that C++ calls
 
     @_raise_torch_errors
     def num_keys(self) -> int:
-        """See `Store.num_keys`."""
         return self._store_with_timeout().num_keys()
 
     getNumKeys = num_keys  # noqa: N815
 
     @_raise_torch_errors
     def append(self, key: Key, value: Value) -> None:
-        """See `Store.append`."""
         self._store_with_timeout().append(key, value)
 
     @_raise_torch_errors
     def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
-        """See `Store.multi_get`; a timeout of zero has no limit."""
         return self._store_with_timeout().multi_get(keys, timeout=_call_timeout(timeout))
 
     @_raise_torch_errors
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
-        """See `Store.multi_set`."""
         self._store_with_timeout().multi_set(keys, values)
 
     def has_extended_api(self) -> bool:
-        """See `Store.has_extended_api`."""
         return self._store.has_extended_api()
 
     @_raise_torch_errors
     def clone(self) -> TorchStore:
-        """See `Store.clone`."""
         return TorchStore(self._store_with_timeout().clone())
 
     # -- reachable from Python only: torch does not forward these from C++ ---------------------------------------------
 
     @_raise_torch_errors
     def list_keys(self, prefix: Key = "") -> list[str]:
-        """See `Store.list_keys`."""
         return self._store_with_timeout().list_keys(prefix)
 
     @_raise_torch_errors
     def create(self, key: Key, value: Value) -> bool:
-        """See `Store.create`."""
         return self._store_with_timeout().create(key, value)
 
     @_raise_torch_errors
     def pop(self, key: Key) -> bytes | None:
-        """See `Store.pop`."""
         return self._store_with_timeout().pop(key)
 
     @_raise_torch_errors
     def queue_push(self, key: Key, value: Value) -> None:
-        """See `Store.queue_push`."""
         self._store_with_timeout().queue_push(key, value)
 
     @_raise_torch_errors
     def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
-        """See `Store.queue_pop`; a timeout of zero has no limit."""
         return self._store_with_timeout().queue_pop(key, block, timeout=_call_timeout(timeout))
 
     @_raise_torch_errors
     def queue_len(self, key: Key) -> int:
-        """See `Store.queue_len`."""
         return self._store_with_timeout().queue_len(key)
 
     @_raise_torch_errors
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
-        """See `Store.barrier`."""
         self._store_with_timeout().barrier(key, world_size, _call_timeout(timeout))
 
 

@@ -325,7 +325,6 @@ class _Warden:
         return missed > 2
 
     def _reap(self) -> None:
-        """Collect the status of every child that has ended."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)

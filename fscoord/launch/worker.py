@@ -2,8 +2,6 @@
 
 The output of a worker goes to the console, with the worker's rank before each line, to files, or to both (`Streams`).
 One worker may have the console itself.
-
-The module is long, but one thing: the starts and ends of a worker and of its output are one sequence.
 """
 
 from __future__ import annotations
@@ -293,7 +291,7 @@ def parse_streams(text: str) -> Mapping[int | None, int]:
     """Return the streams that `text` names for each local rank, in the syntax of torchrun.
 
     For all local ranks, ``0`` is no stream, ``1`` standard output, ``2`` standard error and ``3`` both. ``0:3,1:1``
-    names the streams of single local ranks; the other local ranks, for which the key None stands, have no stream.
+    names the streams of single local ranks; the key None is every local rank that `text` does not name.
 
     Raises:
         ValueError: `text` has another form.

@@ -242,7 +242,6 @@ class Line:
             slow_logger.end()
 
     def _await_service(self, entry: Entry, timeout: float, slow_logger: SlowWaitLogger) -> WaitSteps[Entry | None]:
-        """Wait as `await_turn` does."""
         end = system.time.monotonic() + timeout
         wake = [self._wake_key(entry.id)]
         is_rung = is_last = False

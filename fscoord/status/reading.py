@@ -123,7 +123,6 @@ class _FileStoreObserver:
         self._files = FileObserver(path, options, _is_wanted)
 
     def look(self) -> tuple[Picture, Activity | None]:
-        """See `Observer.look`."""
         seen = self._files.look()
         found = lines(seen.values, seen.keys)
         holds = _holds(found, seen.values)
@@ -136,7 +135,6 @@ class _FileStoreObserver:
         return picture, Activity(seen.writes, seen.barriers, seen.generation, seen.size)
 
     def close(self) -> None:
-        """See `Observer.close`."""
         self._files.close()
 
 
@@ -155,7 +153,6 @@ class _StoreObserver:
         self._owns = owns
 
     def look(self) -> tuple[Picture, Activity | None]:
-        """See `Observer.look`."""
         store = self._store
         keys = frozenset(map(key_bytes, store.list_keys()))
         values = self._values([key for key in sorted(keys) if _is_wanted(key)])
@@ -183,13 +180,11 @@ class _StoreObserver:
         return {name: value for name, value in found.items() if value is not None}
 
     def close(self) -> None:
-        """See `Observer.close`."""
         if self._owns:
             self._store.close()
 
 
 def _holds(found: Iterable[LineState], values: Mapping[bytes, bytes]) -> dict[int, list[str]]:
-    """Return the holds of each session, in words."""
     holds: dict[int, list[str]] = {}
     for line in found:
         for holder in line.holders:

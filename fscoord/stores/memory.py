@@ -357,7 +357,6 @@ class _Wait(Generic[T]):
         """Do nothing, because `look` tests the condition and registers the waker under one lock. See `Wait.arm`."""
 
     def look(self) -> T | NotYet:
-        """See `Wait.look`."""
         self._disarm()
         with self._shared.lock:
             self._store._check_open()
@@ -375,7 +374,6 @@ class _Wait(Generic[T]):
         return NOT_YET
 
     def max_sleep(self) -> float:
-        """See `Wait.max_sleep`."""
         beside = self._beside
         if beside is None:  # the first look has not been made yet
             return 0.0
@@ -386,12 +384,10 @@ class _Wait(Generic[T]):
         return max(0.0, min(left, self._slow_logger.until_next()))
 
     def sleep(self) -> None:
-        """See `Wait.sleep`."""
         while (seconds := self.max_sleep()) > 0:
             cast(system.AutoResetEvent, self.waker).wait(seconds)
 
     def close(self) -> None:
-        """See `Wait.close`."""
         self._disarm()
         if self._kind == ITEM and not self._has_found:
             # A push may have woken only this waiter, which leaves the value in the queue. So wake the other waiters.
@@ -410,7 +406,6 @@ class _Wait(Generic[T]):
             self._beside = None
 
     def _absent(self) -> list[bytes]:
-        """Return the keys that are missing, each once."""
         keys, shared = dict.fromkeys(self._keys), self._shared
         if self._kind == KEYS:
             return [name for name in keys if shared.first_missing([name]) is not None]

@@ -99,7 +99,7 @@ class Rough(NamedTuple):
 
 
 class Alignment:
-    """The clocks of a trace on one time line for each group of clocks that barriers connect.
+    """The offsets of all clocks of a trace. Clocks that share a barrier form a group; each group has one time line.
 
     Attributes:
         groups: the clocks of each group, the reference first. Clocks of different groups are not comparable.

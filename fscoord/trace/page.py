@@ -318,7 +318,6 @@ def _cell(value: object, kind: str, most: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Return a time as text."""
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if abs(seconds) * factor >= 1 or unit == "µs":
             return (

@@ -380,7 +380,7 @@ _NUMBER_MAX: Final = 1 << 63
 
 
 def _facts(row: list[Any]) -> dict[str, Any]:
-    """Return the facts of a span, without facts of a type with which the tables can't compute."""
+    """Return the facts of a span that have the types which the tables expect."""
     rest = row[len(_SHAPE) :]
     facts = dict(zip(map(str, rest[::2]), rest[1::2], strict=True))
     for name in _NUMBERS & facts.keys():

@@ -189,7 +189,7 @@ def test_session_that_is_forgotten_counts_as_dead_if_its_number_was_used(path: s
     with FileStore(path) as store:
         log = log_of(store)
         log.table.last = 3
-        assert log.dead_sessions([-1, 0, 1, 2, 3, 4]) == [1, 2, 3]
+        assert log.table.dead_sessions([-1, 0, 1, 2, 3, 4]) == [1, 2, 3]
 
 
 def test_death_is_recorded_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

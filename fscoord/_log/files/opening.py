@@ -148,7 +148,7 @@ def _open_for_writing(path: str, options: LogOptions, flags: int, owned_fds: set
 
 
 def refused_header(path: str, file: str, error: MalformedRecord) -> CorruptLogError:
-    """Return the error for the log `path` whose `file` has a header that can't be used, for the reason `error`."""
+    """Return the error for the log `path`: the header of its `file` can't be used, for the reason `error`."""
     if isinstance(error, ForeignFile):
         what = f"{file} is {error}. Nothing was changed; check the path, or if a store was there"
     else:
@@ -157,7 +157,7 @@ def refused_header(path: str, file: str, error: MalformedRecord) -> CorruptLogEr
 
 
 def no_header(path: str, data: bytes) -> StoreUnavailableError:
-    """Return the error of a reader of the log `path`, whose `data` is empty or a part of a header.
+    """Return the error of a reader of the log `path`: its `data` is empty, or only a part of a header.
 
     The next writer that opens the file writes its header.
     """

@@ -1,4 +1,4 @@
-"""`Header`: the first bytes of every file of a log, which identify the log to which the file belongs. Pure.
+"""`Header`: the first bytes of every file of a log. They identify the log that the file belongs to. Pure.
 
 Users rename, copy, archive and restore logs, so the name of a file does not prove to which log it belongs. An inode
 number alone does not prove it either, because file systems reuse inode numbers. The header therefore holds the lineage

@@ -40,7 +40,7 @@ Entry = tuple[int, bytes, bytes, int, int]
 
 
 class Compactor:
-    """The compactions of one handle. The caller of every method holds the log's lock and has read to the end."""
+    """Compacts the log for one handle. The caller of every method holds the log's lock and has read to the end."""
 
     def __init__(
         self, handle: HandleState, registration: Registration, large_values: LargeValues, follower: GenerationFollower
@@ -258,7 +258,6 @@ class Compactor:
             handle.close_fd(fd)
 
     def _new_name(self, generation: int) -> tuple[bytes, str]:
-        """Return a random name for the file of `generation`, and its path."""
         directory, base = system.os.path.split(self._handle.path)
         name = generation_name(system.os.fsencode(base), generation, system.random_bytes(RANDOM_BYTES))
         return name, system.os.path.join(directory, system.os.fsdecode(name))

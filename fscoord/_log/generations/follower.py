@@ -31,7 +31,7 @@ NEVER: Final = float("inf")
 
 
 class GenerationFollower:
-    """The part of a handle that goes from one generation to the next. Callers hold the process mutex.
+    """Moves a handle from one generation of the log to the next. Callers hold the process mutex.
 
     Attributes:
         run: the number of the run that the handle has joined. Set by `settle`.
@@ -242,7 +242,7 @@ class GenerationFollower:
         self.run, self._handle.is_settled = self._handle.header.run, True
 
     def superseded(self, by: Header) -> StaleRunError:
-        """End the handle because a later run, whose header is `by`, has begun, and return the error."""
+        """End the handle, because a later run has begun, and return the error. `by` is the header of the run."""
         table = self._handle.table
         job, count = by.run_ids[0] if by.run_ids else UNNAMED
         name = f"run {job.decode('utf-8', 'replace')!r}" if job else "a new start of the job"

@@ -277,7 +277,7 @@ def _count_only(found: Record) -> None:
 
 
 class _Source(NamedTuple):
-    """An open file of the log, whose writers are locked out. ``header`` is None if the header can't be read."""
+    """An open file of the log. Its writers are locked out. ``header`` is None if the header can't be read."""
 
     file: str
     fd: int
@@ -415,7 +415,7 @@ def _refused(path: str, file: str, reason: str) -> CorruptLogError:
 
 
 class _RecordCopier:
-    """The copier of the records of one file.
+    """Copies the records of one file.
 
     Attributes:
         header: the header of the copy.

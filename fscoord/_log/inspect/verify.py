@@ -293,7 +293,7 @@ class _Verification:
 
 
 class _FileReader:
-    """The reader of one file of the log for `whole`, from the end of `header` on."""
+    """Reads one file of the log for `whole`, from the end of `header` on."""
 
     def __init__(self, whole: _Verification, file: str, named: GenerationRef | None, header: Header) -> None:
         self._whole, self._file, self._named, self._header = whole, file, named, header

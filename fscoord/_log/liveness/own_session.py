@@ -53,7 +53,8 @@ class Liveness:
         return system.has_ofd_locks() and not system.is_fake_fs() and not self._handle.options.is_soft
 
     def take_byte(self) -> int:
-        """Return the first number never used whose byte is free, and lock that byte. The caller holds the log's lock.
+        """Lock the byte of the first number that was never used and whose byte is free. Return the number. The caller
+        holds the log's lock.
 
         The byte is locked before the session record is appended. In the opposite order, a probe between the two would
         find the new session dead.

@@ -75,7 +75,7 @@ class WaitableLock(Protocol):
         """Release a lock that `block` has acquired for `session`."""
 
     def adopt(self, fd: int, session: int, handover: Any, left: set[int]) -> None:
-        """Replace the lock's descriptor by `fd`, on which `block` has acquired the lock for `session`.
+        """Replace the lock's descriptor by `fd`. `block` has acquired the lock on `fd` for `session`.
 
         The caller holds the mutex. The old descriptor, which holds no lock, moves to the set `left`.
         """

@@ -273,7 +273,7 @@ class LogLock:
             pass
 
     def adopt(self, fd: int, session: int, handover: Any, left: set[int]) -> None:
-        """Replace the descriptor by `fd`, on which `block` has acquired the lock for `session`.
+        """Replace the descriptor by `fd`. `block` has acquired the lock on `fd` for `session`.
 
         The caller holds the mutex. The old descriptor, which holds no lock, moves to the set `left`.
         """

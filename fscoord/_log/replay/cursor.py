@@ -153,7 +153,6 @@ class Cursor:
         return kept
 
     def _apply_control(self, others: Sequence[Record]) -> None:
-        """Apply records that are not data."""
         handle, table = self._handle, self._handle.table
         if self._on_control is not None:
             self._on_control()

@@ -27,7 +27,7 @@ TRIES: Final = 4
 
 
 class LargeValues:
-    """The values that one handle keeps out of memory."""
+    """Reads the long values, which one handle keeps out of memory."""
 
     def __init__(self, handle: HandleState, cursor: Cursor) -> None:
         self._handle = handle
@@ -35,7 +35,7 @@ class LargeValues:
         self._forgotten = 0
 
     def relocate(self, place: LogPosition) -> None:
-        """Find the offsets of the long values in a new generation, whose snapshot ends at `place`.
+        """Find the offsets of the long values in a new generation. Its snapshot ends at `place`.
 
         If a value is missing in the snapshot, read the whole generation again.
         """

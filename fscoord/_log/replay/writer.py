@@ -23,7 +23,7 @@ from fscoord.errors import StoreUnavailableError
 
 
 class LogWriter:
-    """The appends of one handle.
+    """Appends the records of one handle.
 
     Args:
         handle: the state of the handle.
@@ -105,7 +105,7 @@ TIMES: Final = 2
 
 
 class SharedLogWriter(LogWriter):
-    """The appends of a handle whose records other processes of the host may append as well.
+    """Appends the records of one handle. Other processes of the host may append records for the handle, too.
 
     The author of an operation chooses the times of its records before it takes any lock, and several threads may choose
     times at once. A record is found again by its session and its time. So no two records of a session may have the same
@@ -130,7 +130,6 @@ class SharedLogWriter(LogWriter):
         return found
 
     def append(self, kind: int, key: bytes, value: bytes, session: int) -> None:
-        """See `LogWriter.append`."""
         self.append_batch([(kind, key, value, session, self.next_time())])
 
     def append_batch(self, records: Sequence[Record]) -> None:

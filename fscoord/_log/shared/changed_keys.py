@@ -11,7 +11,7 @@ from fscoord._log.wakeup.doorbell import SIZE, bucket
 
 
 class ChangedKeys:
-    """A state machine that passes every call on to `state_machine`, and collects the buckets of all changed keys.
+    """Passes every call on to `state_machine`, and collects the buckets of all changed keys.
 
     Attributes:
         covers_all: whether any key may have changed, so that `take` returns all buckets.

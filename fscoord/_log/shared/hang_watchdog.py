@@ -68,7 +68,7 @@ class KernelCall:
 
 
 class HangWatchdog:
-    """The owner of the thread that checks the calls of all handles."""
+    """Runs the thread that checks the calls of all handles."""
 
     def __init__(self) -> None:
         self.wake = system.AutoResetEvent()

@@ -62,7 +62,7 @@ REVALIDATE_BYTE: Final = BASE - 1
 
 
 class NetworkAccess:
-    """Reads and writes of a log to which other hosts also write.
+    """The `Access` to a log to which other hosts also write.
 
     Attributes:
         coherence: ``"direct"`` or ``"locked"``. If the mount refuses direct reads, ``"direct"`` becomes ``"locked"``.
@@ -96,13 +96,12 @@ class NetworkAccess:
 
     @property
     def _file(self) -> FileId:
-        """The file in use."""
         return *self._handle.file_identity, self._handle.header.generation
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def open(self, call: Callable[[], None]) -> None:
-        """See `Access.open`. The first use of a name that the NFS client has cached may fail, and is repeated."""
+        """Call `call` again after an error, because the first use of a name that the NFS client has cached may fail."""
         handle = self._handle
         for attempt in range(1, OPEN_TRIES + 1):
             try:
@@ -117,7 +116,7 @@ class NetworkAccess:
             system.time.sleep(min(PAUSE_S * (attempt - 1), OPEN_PAUSE_S))
 
     def reopened(self) -> None:
-        """See `Access.reopened`. The name may belong to another file of the server by now."""
+        """Note that the name may belong to another file of the server by now."""
         self._handle.path_checked_at = 0.0
 
     def _refuses_direct(self, error: OSError) -> bool:
@@ -130,7 +129,6 @@ class NetworkAccess:
     # -- reading without the log's lock ----------------------------------------------------------------------------
 
     def read(self) -> bool:
-        """See `Access.read`."""
         now = system.time.monotonic()
         if now - self._handle.path_checked_at > PATH_CHECK_S:
             self._check_descriptors()
@@ -197,7 +195,7 @@ class NetworkAccess:
                 raise_if_foreign(error)
 
     def _check_descriptors(self) -> None:
-        """See `HandleState.check_descriptors`. fstat(2) may be a request, so the position is compared first."""
+        # fstat(2) may be a request to the server, so the position is compared first.
         handle = self._handle
         if system.os.lseek(handle.reader_fd, 0, 1) != handle.offset + len(handle.pending):
             handle.check_descriptors()
@@ -226,11 +224,11 @@ class NetworkAccess:
     # -- before the lock, and with it ------------------------------------------------------------------------------
 
     def before_lock(self) -> None:
-        """See `Access.before_lock`. A request that is made here delays no other writer."""
+        """Make the requests that are due, before the lock is acquired: here they delay no other writer."""
         self._liveness.check_byte(system.time.monotonic())
 
     def catch_up(self) -> bool:
-        """See `Access.catch_up`. The end of the file must be certain, because the next record is written there.
+        """Apply every record up to the end of the file, which must be certain: the next record is written there.
 
         An unlocked read may have seen a record of which only some pages had arrived at the server. So ``pending`` bytes
         are read again. Bytes that look damaged, torn or truncated may come from a stale cache. So they are read again,
@@ -321,7 +319,7 @@ class NetworkAccess:
         handle.close_fd(old)
 
     def write(self, data: bytes) -> None:
-        """See `Access.write`. Each piece has arrived at the server before the next is sent.
+        """Write `data` in pieces. Each piece has arrived at the server before the next is sent.
 
         If several requests were sent at once, a later one could arrive and an earlier one fail, which would leave a
         hole in the record.
@@ -352,14 +350,13 @@ class NetworkAccess:
     # -- errors ----------------------------------------------------------------------------------------------------
 
     def retries_read(self, error: OSError) -> bool:
-        """See `Access.retries_read`."""
         if not self._refuses_direct(error) and error.errno not in SERVER_FORGOT:
             return False
         self._handle.recovery |= SERVER_STATE
         return True
 
     def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:
-        """See `Access.retries_transaction`. A file that the server has forgotten is reopened up to `TRIES` times."""
+        """Reopen a file that the server has forgotten, up to `TRIES` times."""
         handle = self._handle
         if handle.recovery and self._refuses_direct(error):
             handle.recovery |= SERVER_STATE
@@ -378,7 +375,7 @@ class NetworkAccess:
         return True
 
     def retries_recovery(self, error: StoreUnavailableError) -> bool:
-        """See `Access.retries_recovery`. A file that another host removes meanwhile counts as forgotten."""
+        """Treat a file that another host removes meanwhile as one that the server has forgotten."""
         if error.errno != system.errno.ESTALE or not isinstance(error.__cause__, OSError):
             return False
         self._handle.recovery |= SERVER_STATE
@@ -435,7 +432,6 @@ class SymlinkLockAccess(NetworkAccess):
         )
 
     def write(self, data: bytes) -> None:
-        """See `Access.write`."""
         handle = self._handle
         if self.coherence == DIRECT and (handle.is_torn or handle.pending):  # `void_tail` has extended the file
             system.os.lseek(handle.lock.fd, 0, system.os.SEEK_END)

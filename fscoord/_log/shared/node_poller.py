@@ -127,7 +127,7 @@ def _make_private(directory: str, uid: int) -> None:
 
 
 class NodeProbes:
-    """The probes that the processes of a node share, in the node's `bell`.
+    """Shares the probes of sessions between the processes of a node, in the node's `bell`.
 
     On a mount that several hosts share, the probe of a session of another host is a request to the server. Where each
     waiter probes for itself, the requests grow with the square of the number of processes. So the waiters of a node
@@ -235,7 +235,7 @@ class NodeProbes:
 
 
 class PollerElection:
-    """The part of this process in the election of the host's poller. If it is elected, one of its waiters polls.
+    """Takes part in the election of the host's poller. If this process is elected, one of its waiters polls.
 
     `_guard` protects the descriptors, the poller and the set of waiters. A thread may block in the kernel for the
     poller's lock. That thread takes `_guard` only after the kernel has granted the lock.

@@ -215,7 +215,7 @@ class SymlinkLock:
         return owner.network == self._network and self._identity.is_provably_dead(owner.session)
 
     def _remove_stale(self, text: str) -> None:
-        """Remove the link with `text`, whose owner was a process of this host and is dead.
+        """Remove the link with `text`. Its owner was a process of this host, and is dead.
 
         Between the last read and the removal no other process can replace the link. Processes of other hosts can't find
         out that the owner is dead. On this host, only the process that has bound `REMOVER` removes links.

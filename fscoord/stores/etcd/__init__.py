@@ -203,12 +203,10 @@ class EtcdStore(Store):
     # -- values ----------------------------------------------------------------------------------------------------
 
     def set(self, key: Key, value: Value) -> None:
-        """See `Store.set`."""
         name, data = key_bytes(key), value_bytes(value)
         self._transactions.write([put(self._keys.value(name), data)], self._timeout)
 
     def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        """See `Store.get`."""
         return super().get(key, default=default, timeout=timeout)
 
     def _peek(self, key: bytes) -> bytes | None:
@@ -216,37 +214,31 @@ class EtcdStore(Store):
         return _value_in(answers[0])
 
     def add(self, key: Key, amount: int) -> int:
-        """See `Store.add`."""
         name = key_bytes(key)
         amount = check_int64("amount", amount)
         return int(self._change(name, lambda current: b"%d" % counter_sum(current, amount, name)) or 0)
 
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
-        """See `Store.compare_set`."""
         name, old, new = key_bytes(key), value_bytes(expected), value_bytes(desired)
         value = self._change(name, lambda current: new if current == old or not (current or old) else None)
         return old if value is None else value
 
     def append(self, key: Key, value: Value) -> None:
-        """See `Store.append`."""
         name, more = key_bytes(key), value_bytes(value)
         self._change(name, lambda current: value_bytes((current or b"") + more))
 
     def create(self, key: Key, value: Value) -> bool:
-        """See `Store.create`."""
         name = self._keys.value(key_bytes(key))
         return self._transactions.write(
             [put(name, value_bytes(value))], self._timeout, [compare(name, "mod", 0)]
         ).is_done
 
     def pop(self, key: Key) -> bytes | None:
-        """See `Store.pop`."""
         name = key_bytes(key)
         done = self._delete(name, [compare(self._keys.value(name), "mod", 0, "GREATER")], prev_kv=True)
         return _value_in(done.answers[0]) if done.is_done else None
 
     def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
-        """See `Store.delete_key`."""
         name = key_bytes(key)
         wanted = [] if expected is None else [compare(self._keys.value(name), "value", value_bytes(expected))]
         return any(int(answer.get("deleted", 0)) for answer in self._delete(name, wanted).answers)
@@ -257,11 +249,9 @@ class EtcdStore(Store):
         return self._transactions.write(success, self._timeout, conditions)
 
     def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
-        """See `Store.multi_get`."""
         return super().multi_get(keys, timeout=timeout)
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
-        """See `Store.multi_set`."""
         pairs = dict(pairs_bytes(keys, values))  # etcd refuses a key that occurs twice; here its last value counts
         if pairs:
             operations = [put(self._keys.value(name), value) for name, value in pairs.items()]
@@ -270,14 +260,13 @@ class EtcdStore(Store):
     # -- keys ------------------------------------------------------------------------------------------------------
 
     def check(self, keys: Iterable[Key]) -> bool:
-        """See `Store.check`."""
         names = keys_bytes(keys)
         return not names or self._look(names, self._timeout) is True
 
     def wait(
         self, keys: Iterable[Key], timeout: Timeout | None = None, *, override_timeout: Timeout | None = None
     ) -> None:
-        """See `Store.wait`. `override_timeout` is the name of `timeout` in torch."""
+        """Wait as `Store.wait` does. `override_timeout` is the name of `timeout` in torch."""
         names = keys_bytes(keys)
         limit = self._seconds(timeout_given(timeout, "override_timeout", override_timeout))
         if names:
@@ -287,13 +276,11 @@ class EtcdStore(Store):
         return f"etcd:{key_text(self._prefix)}", key_text(key)
 
     def num_keys(self) -> int:
-        """See `Store.num_keys`."""
         values = self._keys.values
         answers, _ = self._transactions.read([range_of(values, after_prefix(values), count_only=True)], self._timeout)
         return int(answers[0].get("count", 0))
 
     def list_keys(self, prefix: Key = "") -> list[str]:
-        """See `Store.list_keys`."""
         start = self._keys.value(key_bytes(prefix))
         answers, _ = self._transactions.read([range_of(start, after_prefix(start), keys_only=True)], self._timeout)
         return [key_text(unb64(each["key"])[len(self._keys.values) :]) for each in key_values(answers[0])]
@@ -301,13 +288,12 @@ class EtcdStore(Store):
     # -- queues ----------------------------------------------------------------------------------------------------
 
     def queue_push(self, key: Key, value: Value) -> None:
-        """See `Store.queue_push`. The values of the queue are in the order in which etcd created them."""
+        # The values of the queue are in the order in which etcd creates them.
         name, data = key_bytes(key), value_bytes(value)
         item = self._keys.queue(name) + system.random_bytes(16).hex().encode()
         self._transactions.write([put(item, data)], self._timeout)
 
     def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
-        """See `Store.queue_pop`."""
         name, limit = key_bytes(key), self._seconds(timeout)
         if block:
             return self._watcher.wait(limit, lambda left: self._pop(name, left), "a value in queue")
@@ -317,7 +303,6 @@ class EtcdStore(Store):
         return value
 
     def queue_len(self, key: Key) -> int:
-        """See `Store.queue_len`."""
         items = self._queue_range(key_bytes(key))
         answers, _ = self._transactions.read([range_of(items.key, items.end, count_only=True)], self._timeout)
         return int(answers[0].get("count", 0))
@@ -330,15 +315,12 @@ class EtcdStore(Store):
         return True
 
     def register(self) -> int:
-        """See `Store.register`. The first call of a handle acquires its lease."""
         return self._session.register(None, self._timeout)
 
     def announce_rank(self, rank: int) -> None:
-        """See `Store.announce_rank`. The call writes only if the rank is not recorded yet."""
         self._session.add_rank(check_int64("rank", rank), self._timeout)
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
-        """See `Store.members`. The call registers the handle."""
         wanted = None if ranks is None else {check_int64("rank", rank) for rank in ranks}
         self._session.register(None, self._timeout)
         return [
@@ -348,10 +330,7 @@ class EtcdStore(Store):
         ]
 
     def _observe(self) -> tuple[list[Member], dict[int, ShownWait]]:
-        """See `Store._observe`.
-
-        The clocks of two hosts may differ, so the duration of a wait may be wrong by the difference.
-        """
+        # The clocks of two hosts may differ, so the duration of a wait may be wrong by the difference.
         roster, waits = self._session.roster(self._timeout), self._session.waits(self._timeout)
         members = [_member(number, record, lives=lives) for number, (record, lives) in roster.items()]
         return members, {number: wait for number, wait in waits.items() if number in roster and roster[number][1]}
@@ -370,18 +349,16 @@ class EtcdStore(Store):
             return super()._wait(request)
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """See `Store.dead_ranks`."""
         wanted = [check_int64("rank", rank) for rank in ranks]
         return self._session.dead_ranks(wanted, self._timeout)
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        """See `Store.dead_sessions`."""
         wanted = [check_int64("session", number) for number in numbers]
         roster = self._session.roster(self._timeout) if wanted else {}
         return [number for number in wanted if number in roster and not roster[number][1]]
 
     def _wait_beside(self, names: list[bytes], limit: float, find: Callable[[], list[int]]) -> list[int]:
-        """See `~fscoord.Store`. The deletion of any session's lease key ends the sleep."""
+        # The deletion of any session's lease key ends the sleep.
         lives = self._keys.lives
         deaths = WatchRange(lives, after_prefix(lives), deletions=True)
 
@@ -400,7 +377,6 @@ class EtcdStore(Store):
     # -- the handle ------------------------------------------------------------------------------------------------
 
     def clone(self) -> EtcdStore:
-        """See `Store.clone`."""
         return self._with_prefix(self._prefix)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -416,7 +392,7 @@ class EtcdStore(Store):
         )
 
     def close(self) -> None:
-        """See `Store.close`. The call ends the session. Waits in other threads raise `~fscoord.StoreClosedError`."""
+        """Close the handle and end its session. Waits in other threads raise `~fscoord.StoreClosedError`."""
         self._session.end()
         self._client.close()
 
@@ -441,12 +417,10 @@ class EtcdStore(Store):
         return KeySnapshot(revision, list(missing), watched)
 
     def _queue_range(self, name: bytes) -> WatchRange:
-        """Return the range of the keys of queue `name`."""
         queue = self._keys.queue(name)
         return WatchRange(queue, after_prefix(queue))
 
     def _values(self, names: list[bytes], limit: float) -> list[bytes]:
-        """Wait for the values of `names`, and return them."""
         operations = [range_of(self._keys.value(name)) for name in names]
 
         def look(left: float) -> list[bytes] | KeySnapshot:

@@ -337,7 +337,6 @@ class Client:
             raise self._denied(str(error)) from None
 
     def _post(self, index: int, path: str, data: bytes, connect: float, read: float, *, streams: bool = False) -> Any:
-        """Return the response of member `index`."""
         self.refuse_if_closed()
         system.process_epoch()
         headers = {"Content-Type": "application/json"}
@@ -414,7 +413,6 @@ class Client:
         )
 
     def _log_in(self, index: int, limit: float) -> str:
-        """Return a new token for the user."""
         body = json.dumps({"name": self.access.user, "password": self.access.password}).encode()
         try:
             reply = self._parse(self._post(index, "auth/authenticate", body, limit, limit), index)
@@ -424,7 +422,6 @@ class Client:
         return token
 
     def _member(self, index: int) -> str:
-        """Return the address of one member."""
         return str(self.access._replace(endpoints=self.access.endpoints[index : index + 1]))
 
 

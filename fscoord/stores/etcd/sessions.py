@@ -237,7 +237,6 @@ _all = system.reset_in_child("etcd sessions", LeaseSession.reset)
 
 
 def _new_record(ranks: tuple[int, ...]) -> bytes:
-    """Return the record of a session of this process."""
     import json
 
     host, pid, since = system.hostname(), system.os.getpid(), system.time.time()

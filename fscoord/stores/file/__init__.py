@@ -201,7 +201,6 @@ class FileStore(Sessions):
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def set(self, key: Key, value: Value) -> None:
-        """See `Store.set`."""
         name = key_bytes(key)
         if self._combiner is not None:
             self._combiner.write(Operation(record.SET, name, value_bytes(value)), self._timeout)
@@ -211,12 +210,10 @@ class FileStore(Sessions):
             self._notifier.notify((name,))
 
     def add(self, key: Key, amount: int) -> int:
-        """See `Store.add`."""
         digits = b"%d" % check_int64("amount", amount)
         return int(self._write(Operation(record.ADD, key_bytes(key), digits)))
 
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
-        """See `Store.compare_set`."""
         wanted = value_bytes(expected)
         return bytes(self._write(Operation(record.COMPARE_SET, key_bytes(key), value_bytes(desired), wanted)))
 
@@ -225,10 +222,7 @@ class FileStore(Sessions):
     def _exchange(
         self, key: bytes, expected: bytes, desired: bytes, present: Sequence[bytes], absent: Sequence[bytes]
     ) -> bytes:
-        """See `fscoord.store.exchange`.
-
-        The step is one transaction of this handle, also where other writes are combined.
-        """
+        # The step is one transaction of this handle, also where other writes are combined.
         state, present, absent = self._state, keys_bytes(present), keys_bytes(absent)
 
         def decide(name: bytes, operation: Operation) -> tuple[bytes, int, Any]:
@@ -247,41 +241,34 @@ class FileStore(Sessions):
         return found
 
     def create(self, key: Key, value: Value) -> bool:
-        """See `Store.create`."""
         name = key_bytes(key)
         return bool(self._write(Operation(record.COMPARE_SET, name, value_bytes(value), rule=ABSENT)))
 
     def pop(self, key: Key) -> bytes | None:
-        """See `Store.pop`."""
         value: bytes | None = self._write(Operation(record.DELETE, key_bytes(key), rule=PRESENT))
         return value
 
     def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
-        """See `Store.delete_key`."""
         operation = Operation(record.DELETE, key_bytes(key))
         if expected is not None:
             operation = operation._replace(expected=value_bytes(expected), rule=EQUALS)
         return bool(self._write(operation))
 
     def append(self, key: Key, value: Value) -> None:
-        """See `Store.append`."""
         self._write(Operation(record.APPEND, key_bytes(key), value_bytes(value)))
 
     def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
         self._write(Operation(record.APPEND if appends else record.SET, key, value), limit)
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
-        """See `Store.multi_set`."""
         pairs = pairs_bytes(keys, values)
         if pairs:
             self._write(Operation(record.MULTI_SET, b"", record.encode_pairs(pairs)))
 
     def queue_push(self, key: Key, value: Value) -> None:
-        """See `Store.queue_push`."""
         self._write(Operation(record.PUSH, key_bytes(key), value_bytes(value)))
 
     def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
-        """See `Store.queue_pop`."""
         if block:
             return super().queue_pop(key, timeout=timeout)
         name = key_bytes(key)
@@ -293,7 +280,6 @@ class FileStore(Sessions):
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        """See `Store.get`."""
         name, values = key_bytes(key), self._state.values
         self._log.refresh(self._timeout if timeout is None else self._seconds(timeout, default))
         value = values.get(name)
@@ -305,33 +291,28 @@ class FileStore(Sessions):
         return read_consistent(self._log, self._timeout, partial(self._state.get, key))
 
     def check(self, keys: Iterable[Key]) -> bool:
-        """See `Store.check`."""
         names = keys_bytes(keys)
         return not self._look(self._timeout, lambda: self._state.missing(names))
 
     def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
-        """See `Store.multi_get`."""
         return super().multi_get(keys, timeout=timeout)
 
     def num_keys(self) -> int:
-        """See `Store.num_keys`."""
         return self._look(self._timeout, lambda: len(self._state.values))
 
     def list_keys(self, prefix: Key = "") -> list[str]:
-        """See `Store.list_keys`."""
         start = key_bytes(prefix)
         names = self._look(self._timeout, lambda: [name for name in self._state.values if name.startswith(start)])
         return [key_text(name) for name in sorted(names)]
 
     def queue_len(self, key: Key) -> int:
-        """See `Store.queue_len`."""
         name = key_bytes(key)
         return self._look(self._timeout, lambda: len(self._state.queues.get(name, ())))
 
     # -- the handle ------------------------------------------------------------------------------------------------
 
     def clone(self) -> FileStore:
-        """See `Store.clone`. A clone is not a participant: closing it does not count towards `world_size`."""
+        """Return a new handle on the same log. It is not a participant: its end does not count towards `world_size`."""
         self._log.refresh(self._timeout)  # raises if this handle has ended
         twin = FileStore(self.path, timeout=self._timeout, **self._options | {"rank": None, "label": None})
         twin._options.update(self._options)  # the clone registers with its first write
@@ -364,7 +345,7 @@ class FileStore(Sessions):
 
     @system.serialized_on_fake_fs
     def close(self) -> None:
-        """See `Store.close`. The last of `world_size` participants to close, and a temporary store, remove the file."""
+        """Close the handle. The last of `world_size` participants to close, and a temporary store, remove the file."""
         self._log.refuse_reentry()
         if not lifecycle.unregister(self, self._log):
             return

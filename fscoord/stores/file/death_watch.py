@@ -1,4 +1,4 @@
-"""`DeathWatch`, which watches the sessions on which a wait depends. The death of one of them ends the wait."""
+"""`DeathWatch` watches the sessions that a wait depends on. The death of one of them ends the wait."""
 
 from __future__ import annotations
 
@@ -66,19 +66,15 @@ class SessionNeeds:
         self._numbers = numbers
 
     def update(self) -> bool:
-        """See `Needs.update`. Every session stays needed."""
-        return True
+        return True  # every session stays needed
 
     def dead(self) -> list[int]:
-        """See `Needs.dead`."""
-        return self._log.dead_sessions(self._numbers)
+        return self._log.inspect(lambda: self._log.table.dead_sessions(self._numbers))
 
     def undead(self) -> list[int]:
-        """See `Needs.undead`."""
-        return self._log.presumed_alive_among(self._numbers)
+        return self._log.inspect(lambda: self._log.table.presumed_alive_among(self._numbers))
 
     def includes(self, number: int) -> bool:  # noqa: ARG002 - see there
-        """See `Needs.includes`."""
         return True
 
 
@@ -93,12 +89,11 @@ class RankNeeds:
         self._text: bytes | None = None
 
     def update(self) -> bool:
-        """See `Needs.update`. If a long value can't be read without the log's lock, the needs stay as they were."""
         if self._needed is None:
             return True
         try:
             self._log.inspect(lambda: self._judge(self._log.read_unlocked))
-        except NeedsLock:
+        except NeedsLock:  # a long value can't be read without the log's lock: the needs stay as they were
             pass
         return bool(self._ranks)
 
@@ -111,21 +106,18 @@ class RankNeeds:
             self._ranks = needed.judge(text)
 
     def dead(self) -> list[int]:
-        """See `Needs.dead`."""
-        return self._log.dead_ranks(self._ranks)
+        return self._log.inspect(lambda: self._log.table.dead_ranks(self._ranks))
 
     def undead(self) -> list[int]:
-        """See `Needs.undead`."""
-        return self._log.presumed_alive(self._ranks)
+        return self._log.inspect(lambda: self._log.table.presumed_alive(self._ranks))
 
     def includes(self, number: int) -> bool:
-        """See `Needs.includes`."""
         self._judge(self._log.read_locked)
         return any(number in self._log.table.ranks.get(rank, ()) for rank in self._ranks)
 
 
 class DeathWatch:
-    """The death watch of one wait.
+    """Watches for the deaths that end one wait.
 
     The kernel reports the death of a process of this host (pidfd_open(2)). On a local mount, the waiter looks 20 times
     a second for sessions that the kernel does not report, such as sessions of other containers.

@@ -186,7 +186,7 @@ atexit.register(_close_at_exit)
 
 
 class Exceptions:
-    """The exceptions that this thread handled, and that Python has printed, when a participant was opened.
+    """Finds the exception that ends a participant. Exceptions from before the participant was opened do not count.
 
     They are compared by identity alone, because a reference would keep the frames of their tracebacks.
     """
@@ -195,7 +195,7 @@ class Exceptions:
         self._known = {id(sys.exc_info()[1]), id(getattr(sys, "last_value", None))}
 
     def reason(self) -> str:
-        """Return the name of a later exception, by which the participant leaves; empty if it leaves in good order.
+        """Return the name of the exception that ends the participant; empty if the participant leaves in good order.
 
         It is the exception that passes through, or is handled by, a caller of this method, such as a ``with``, a
         ``finally`` or an ``except``. At exit of the process it is the exception that ended the main thread, which

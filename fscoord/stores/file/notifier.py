@@ -1,4 +1,4 @@
-"""`ChangeNotifier`, which wakes the waits of a `~fscoord.FileStore`. Its writes wake the waits of other handles."""
+"""`ChangeNotifier` wakes the waits of a `~fscoord.FileStore`, and rings for the waits of other handles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ANNOUNCE_S: Final = 0.1
 
 
 class ChangeNotifier:
-    """The notifier of one handle. It wakes the waits of the handle, and its writes wake the waits of other handles.
+    """Wakes the waits of one handle. When the handle writes, it rings for the waits of other handles.
 
     The first waiter announces the bell in the log, so writers of a log without waiters need not check for a bell. Where
     there can be no bell, the log itself is watched, or polled. In both cases a slow poll limits the delay that a lost
@@ -167,11 +167,9 @@ class ChangeNotifier:
             waiter.probe_for_node(self._undead, self._is_alive)
 
     def _undead(self) -> list[int]:
-        """Return all sessions that are not recorded as dead."""
-        return self._log.presumed_alive(None)
+        return self._log.inspect(lambda: self._log.table.presumed_alive(None))
 
     def _is_alive(self, number: int) -> bool | None:
-        """Probe session `number`."""
         return self._log.is_alive(number, ProcessIdentity.find())
 
     @property

@@ -121,7 +121,7 @@ class Observation(NamedTuple):
 
 
 class WriteNotes:
-    """A state machine that passes every call on to `state_machine`, and notes the writer, kind and time of each record.
+    """Passes every call on to `state_machine`, and notes the writer, kind and time of each record.
 
     Attributes:
         last_ns: when each session wrote last, by its wall clock.
@@ -155,7 +155,7 @@ class WriteNotes:
 
 
 class FileObserver:
-    """An observer of the log at `path`.
+    """Observes the log at `path`, and writes nothing.
 
     Args:
         path: the path of the log, as `FileStore` takes it.

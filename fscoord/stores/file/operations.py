@@ -152,7 +152,7 @@ class _QueueDraft:
 
 
 class Draft:
-    """The state of a store as it will be once the records of one batch are applied.
+    """The state of a store after the records of one batch.
 
     A draft to which no operation is added is the present state. It may be used for as long as the state.
 
@@ -248,7 +248,7 @@ class Draft:
         return _LAST if last else _ARRIVED_LATE if self._has(operation.done) else _WAITS
 
     def resume(self, operation: Operation, noted: Any) -> tuple[Records, Any]:
-        """Return the records that `operation`, whose first record is in the log, still needs, and its result.
+        """Return the records that `operation` still needs after its first one, which is in the log, and its result.
 
         Args:
             operation: the operation.
@@ -295,7 +295,6 @@ class Draft:
         return bytes(found) if found.__class__ is bytearray and self._is_own else self._read(found)
 
     def _read(self, found: StoredValue) -> bytes:
-        """Return the bytes of a stored value."""
         if not self._is_own and len(found) > RESULT_MAX:
             raise MustWriteAlone
         return found if found.__class__ is bytes else materialize(found, self._fetch if self._is_own else _leave)

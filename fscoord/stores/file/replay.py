@@ -236,7 +236,7 @@ class KeyValueState:
 
 
 class Witness:
-    """The last write of one of the keys for which a traced wait waits: the key, and the session that wrote it.
+    """The last write of a key that a traced wait waits for: the key, and the session that wrote it.
 
     Attributes:
         key: the last key that was written, or empty.
@@ -250,7 +250,7 @@ class Witness:
 
 
 class WitnessedState(KeyValueState):
-    """The state of a store whose process records a trace: it reports to traced waits which session wrote their keys.
+    """A `KeyValueState` that reports to traced waits which session wrote their keys.
 
     While there are witnesses, the object has an `apply` of its own, which replaces that of the class. Otherwise each
     write would check for witnesses.

@@ -62,7 +62,6 @@ class Sessions(Store):
         return self._log.has_liveness
 
     def register(self) -> int:
-        """See `Store.register`. The first call of a handle appends a record, under the log's lock."""
         number = self._log.session_if_ready
         if not number:
             self._log.refresh(self._timeout)
@@ -70,10 +69,6 @@ class Sessions(Store):
         return number
 
     def announce_rank(self, rank: int) -> None:
-        """See `Store.announce_rank`. The call writes a record, unless the rank is recorded already.
-
-        A read-only handle records nothing.
-        """
         log = self._log
         if rank.__class__ is int and log.has_announced(rank):
             return
@@ -83,16 +78,12 @@ class Sessions(Store):
             log.register(self._timeout, rank)
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
-        """See `Store.members`.
-
-        The call records the deaths that it finds, unless the handle is read-only or another process has the lock.
-        """
         wanted = None if ranks is None else [check_int64("rank", rank) for rank in ranks]
         self._log.refresh(self._timeout)
         if not self._log.read_only:
             with suppress(StoreTimeoutError):  # the caller may want to find the very process that holds the lock
                 self._log.register(min(self._timeout, MEMBERS_LOCK_S))
-        found = self._probe(self._log.presumed_alive(wanted))
+        found = self._probe(self._log.inspect(lambda: self._log.table.presumed_alive(wanted)))
 
         def answer() -> list[Member]:
             log = self._log
@@ -108,7 +99,7 @@ class Sessions(Store):
     def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:
         wanted = set(numbers)
         self._log.refresh(self._timeout)
-        found = self._probe(self._log.presumed_alive_among(wanted))
+        found = self._probe(self._log.inspect(lambda: self._log.table.presumed_alive_among(wanted)))
 
         def answer() -> dict[int, str]:
             known = sorted(wanted & self._log.sessions.keys())
@@ -142,32 +133,28 @@ class Sessions(Store):
         return ANSWERS[found[number] if number in found else log.liveness.is_alive(number, ProcessIdentity.find())]
 
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """See `Store.dead_ranks`. The call records the deaths that it finds, unless the handle is read-only."""
         wanted = [check_int64("rank", rank) for rank in ranks]
         self._log.refresh(self._timeout)
-        self._record_deaths(self._log.presumed_alive(wanted), self._timeout)
-        return self._log.dead_ranks(wanted)
+        log, table = self._log, self._log.table
+        self._record_deaths(log.inspect(lambda: table.presumed_alive(wanted)), self._timeout)
+        return log.inspect(lambda: table.dead_ranks(wanted))
 
     def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        """See `Store.dead_sessions`. The call records the deaths that it finds, unless the handle is read-only."""
         wanted = [check_int64("session", number) for number in numbers]
         if wanted:
             self._log.refresh(self._timeout)
             self._record_deaths([number for number in wanted if number in self._log.sessions], self._timeout)
-        return self._log.dead_sessions(wanted)
+        return self._log.inspect(lambda: self._log.table.dead_sessions(wanted))
 
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        """See `Store.wait`."""
         self._wait(WaitRequest(KEYS, keys_bytes(keys), self._timeout if timeout is None else to_seconds(timeout)))
 
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
-        """See `Store.wait_alive`. The kernel reports the death of a process of this host, so the wait ends at once."""
         limit = self._timeout if timeout is None else to_seconds(timeout)
         needed = ranks if isinstance(ranks, NeededRanks) else [check_int64("rank", rank) for rank in ranks]
         return cast(list[int], self._wait(WaitRequest(KEYS, keys_bytes(keys), limit, ranks=needed)))
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
-        """See `Store.wait_sessions`. The death of a process of this host ends the wait at once."""
         limit = self._timeout if timeout is None else to_seconds(timeout)
         needed = [check_int64("session", number) for number in numbers]
         return cast(list[int], self._wait(WaitRequest(KEYS, keys_bytes(keys), limit, sessions=needed)))
@@ -219,7 +206,7 @@ class Sessions(Store):
         return self._new_arrival(request, notifier) if request.waits else None
 
     def _wait_for_change(self, known: object, timeout: float) -> object:
-        """See `Store._wait_for_change`. `known` is a position in the log, and each later record is a change."""
+        # `known` is a position in the log, and each later record is a change.
         if self._change_notifier is None:
             self._change_notifier = self._new_notifier(THREAD_BACKEND, watches_every_key=True)
         wait: FileWait[tuple[int, int]] = FileWait(self._change_notifier, AnyChange(self._log, known), timeout)

@@ -39,7 +39,7 @@ class TracedWait:
             self._span[tracing.BEGIN] = int(started * 1e9)
 
     def before_sleep(self, seconds: float) -> None:
-        """See `Recorder.before_sleep`."""
+        """Write the span before a sleep of at most `seconds`."""
         if self._span is not None and tracing.recorder is not None:
             tracing.recorder.before_sleep(self._span, seconds)
 

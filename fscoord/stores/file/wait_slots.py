@@ -45,7 +45,7 @@ TRIES: Final = 8
 
 
 class WaitSlots:
-    """The slot of one handle, which shows the longest of its waits.
+    """Shows the longest wait of one handle, in the slot of its session.
 
     Args:
         log: the log of the handle.

@@ -188,7 +188,6 @@ class FileWait(Generic[T]):
         self._arm()
 
     def _arm(self) -> None:
-        """Arm the waiter, if there is one."""
         waiter = self._waiter
         if waiter is None:
             return

@@ -219,12 +219,10 @@ class TCPStore(Store):
     # -- values ----------------------------------------------------------------------------------------------------
 
     def set(self, key: Key, value: Value) -> None:
-        """See `Store.set`."""
         name, data = key_bytes(key), _check_payload(value_bytes(value))
         self._call(lambda channel: channel.set(name, data))
 
     def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        """See `Store.get`."""
         return super().get(key, default=default, timeout=timeout)
 
     def _peek(self, key: bytes) -> bytes | None:
@@ -236,7 +234,7 @@ class TCPStore(Store):
         return self._blocking.get(request.keys, timeout) if request.keys else []
 
     def add(self, key: Key, amount: int) -> int:
-        """See `Store.add`. The value is read first: if it is not an integer, the server would close the connection."""
+        # The value is read first: if it were not an integer, the server would close the connection.
         name = key_bytes(key)
         amount = check_int64("amount", amount)
 
@@ -247,17 +245,15 @@ class TCPStore(Store):
         return self._call(add)
 
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
-        """See `Store.compare_set`."""
         name, wanted, data = key_bytes(key), _check_payload(value_bytes(expected)), _check_payload(value_bytes(desired))
         return self._call(lambda channel: channel.compare_set(name, wanted, data))
 
     def append(self, key: Key, value: Value) -> None:
-        """See `Store.append`."""
         name, data = key_bytes(key), _check_payload(value_bytes(value))
         self._call(lambda channel: channel.append(name, data))
 
     def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
-        """See `Store.delete_key`. The server has no request that deletes a queue, so its values are popped."""
+        # The server has no request that deletes a queue, so the values of the queue are popped.
         if expected is not None:
             return super().delete_key(key, expected=expected)
         name = key_bytes(key)
@@ -276,11 +272,9 @@ class TCPStore(Store):
         return self._connections.call(delete, deadline)
 
     def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
-        """See `Store.multi_get`."""
         return super().multi_get(keys, timeout=timeout)
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
-        """See `Store.multi_set`."""
         pairs = pairs_bytes(keys, values)
         _check_payload(b"", sum(len(name) + len(value) for name, value in pairs))
         if pairs:
@@ -289,12 +283,10 @@ class TCPStore(Store):
     # -- keys ------------------------------------------------------------------------------------------------------
 
     def check(self, keys: Iterable[Key]) -> bool:
-        """See `Store.check`."""
         names = keys_bytes(keys)
         return self._call(lambda channel: channel.check(names)) if names else True
 
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        """See `Store.wait`."""
         names = keys_bytes(keys)
         limit = self._timeout if timeout is None else to_seconds(timeout)
         if names:
@@ -304,23 +296,19 @@ class TCPStore(Store):
         return f"tcp:{self.host}:{self.port}", key_text(key)
 
     def num_keys(self) -> int:
-        """See `Store.num_keys`."""
         return self._call(Channel.num_keys)
 
     def list_keys(self, prefix: Key = "") -> list[str]:
-        """See `Store.list_keys`."""
         start = key_bytes(prefix)
         return [key_text(name) for name in sorted(self._call(Channel.list_keys)) if name.startswith(start)]
 
     # -- queues ----------------------------------------------------------------------------------------------------
 
     def queue_push(self, key: Key, value: Value) -> None:
-        """See `Store.queue_push`."""
         name, data = key_bytes(key), _check_payload(value_bytes(value))
         self._queue_call(lambda channel: channel.queue_push(name, data))
 
     def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
-        """See `Store.queue_pop`."""
         name, limit = key_bytes(key), self._seconds(timeout)
         if block:
             deadline = self._connections.deadline(limit)
@@ -332,7 +320,6 @@ class TCPStore(Store):
         return value
 
     def queue_len(self, key: Key) -> int:
-        """See `Store.queue_len`."""
         name = key_bytes(key)
         return self._queue_call(lambda channel: channel.queue_len(name))
 
@@ -361,9 +348,8 @@ class TCPStore(Store):
         return None if count is None else b"%d" % count
 
     def _arrival_steps(self, request: ArrivalRequest) -> WaitSteps[bytes | None]:
-        """See `Store`. The arrival does not wait. Afterwards the counter is read again and again, because the server
-        sets no key when the last caller has come.
-        """
+        # The arrival does not wait. Afterwards the counter is read again and again, because the server sets no key when
+        # the last caller has come.
         if request.token or self._has_barriers is False:
             return (yield from super()._arrival_steps(request))
         name, ends = request.key.removesuffix(NUM_MEMBERS), system.time.monotonic() + request.timeout
@@ -399,7 +385,6 @@ class TCPStore(Store):
     # -- the handle ------------------------------------------------------------------------------------------------
 
     def clone(self) -> TCPStore:
-        """See `Store.clone`."""
         self._connections.refuse_if_closed()
         clone = TCPStore(self.host, self.port, timeout=self._limit)  # connecting takes time even if the timeout is 0
         clone._timeout = self._timeout
@@ -410,7 +395,7 @@ class TCPStore(Store):
         return partial(TCPStore, self.host, self.port, timeout=self._limit), (), {"_timeout": self._timeout}
 
     def close(self) -> None:
-        """See `Store.close`. The master also stops the server."""
+        """Close the handle. The master also stops the server."""
         self._connections.close()
         server, self._server = self._server, None
         if server is not None:

@@ -406,7 +406,6 @@ class Channel:
         return self._receive(size)
 
     def _receive(self, size: int) -> bytes:
-        """Return the next `size` bytes."""
         if size > RECEIVE_MAX:
             return self._receive_large(size)
         self._fill(size)

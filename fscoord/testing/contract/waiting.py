@@ -224,10 +224,7 @@ class Waiting(ContractTests):
 
 
 class CtrlC:
-    """A Ctrl-C that raises in one call only. If it raised after that call, it would end the whole run of pytest.
-
-    In the ``with`` this object handles SIGINT.
-    """
+    """A context manager in which SIGINT raises only in the call under test: a later one would end pytest."""
 
     def __init__(self) -> None:
         self._is_armed = self._has_begun = self._has_come = False

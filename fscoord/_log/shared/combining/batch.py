@@ -45,11 +45,11 @@ class Draft(Protocol[T_contra]):
         """Add `operation`. Return its records, at most `TIMES`, and its result."""
 
     def resume(self, operation: T_contra, noted: Any) -> tuple[list[tuple[int, bytes, bytes]], Any]:
-        """Return the records that `operation`, whose first record is in the log, still needs, and its result."""
+        """Return the records that `operation` still needs after its first one, which is in the log, and its result."""
 
 
 class Decider(Protocol[T]):
-    """The methods by which the combiner decides, encodes and decodes operations."""
+    """Decides, encodes and decodes the operations of a store for the combiner."""
 
     @property
     def refusals(self) -> tuple[type[Exception], ...]:
@@ -154,7 +154,7 @@ class Claim:
 
 
 class Batch:
-    """The plan of one transaction: the author's own operation, and the requests that it claims if it leads.
+    """The `BatchPlan` of one transaction: the author's own operation, and the requests that it claims if it leads.
 
     Args:
         log: the log.
@@ -186,7 +186,6 @@ class Batch:
         return int(self._write.operation.size)
 
     def show_life(self) -> None:
-        """See `BatchPlan.show_life`."""
         self._show(requests.WAITING)
 
     def _show(self, phase: int) -> None:
@@ -198,7 +197,6 @@ class Batch:
                 raise_if_foreign(error)
 
     def decide(self, session: int) -> list[Record]:
-        """See `BatchPlan.decide`."""
         # An earlier attempt of this transaction has released the lock. Its claims have ended with that hold, and must
         # not be repeated: their authors may have decided by themselves since.
         self.failed += self.claims

@@ -65,7 +65,7 @@ RETRY_S = 5.0
 
 
 class Combiner:
-    """The combined writes of one handle.
+    """Writes the operations of one handle, combined with those of the other writers of the host.
 
     Args:
         log: the log of the handle.
@@ -275,7 +275,7 @@ class Combiner:
         return data if len(data) <= requests.REQUEST_MAX else None
 
     def _take_back(self, station: Station, write: Write) -> None:
-        """Remove the request of `write`, whose publishing has ended with an error, if there is one.
+        """Remove the request of `write`, if there is one, after an error while it was published.
 
         An error of a signal handler that has a number can't be told from one of the system, and may come after the
         publishing. If a leader has claimed the request meanwhile, its record is found under the log's lock.
@@ -400,7 +400,7 @@ class Combiner:
         return self._find_out(station, slot, write)
 
     def _find_out(self, station: Station, slot: Slot, write: Write) -> Any:
-        """Return the result of `write`, whose request was claimed by a leader that has left the seat."""
+        """Return the result of `write`. A leader has claimed its request and left the seat."""
         write.path = ""
         write.is_claimed = True
         answer = self._receive(station, slot, write, TELL_S)  # the leader may be about to tell the result

@@ -24,7 +24,7 @@ Note = Callable[[SpilledRecord], Any]
 
 
 class Watch:
-    """The watch for the record of one request.
+    """Watches for the record of one request.
 
     Attributes:
         token: identifies the record.
@@ -45,7 +45,7 @@ class Watch:
 
 
 class Outcomes:
-    """A state machine that passes every call on to `state_machine`, and recognises the records with open tokens.
+    """Passes every call on to `state_machine`, and recognises the records with open tokens.
 
     The process mutex guards every method but `open` and `close`, which other threads call at any time. Each of these
     is one operation on a dictionary.

@@ -355,7 +355,7 @@ class Station:
     def remove(self, path: str) -> bool:
         """Claim or withdraw the request `path`. Return False if another process has done so, or the file is gone.
 
-        This is the only decision between the leader and the author on which safety depends.
+        Safety depends on this decision between the leader and the author, and on no other.
         """
         if system.process_epoch() != self.epoch:
             return False  # in a forked child: the request is the parent's
