@@ -15,8 +15,6 @@ from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, Store
 from fscoord.store import Store
 from fscoord.stores.url import open_store
 
-__all__ = ["BarrierSequence", "FileStoreBarrier", "StoreBarrier"]
-
 
 class BarrierSequence:
     """The sequence of barriers under `prefix`, as `rank` executes it."""

@@ -17,8 +17,6 @@ from fscoord._runtime import system
 from fscoord.cli.options import file_path, store_url
 from fscoord.stores.url import open_store
 
-__all__ = ["Completer", "complete_key", "complete_key_or_queue", "complete_name", "complete_queue"]
-
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 LIMIT_S: Final = 1.0

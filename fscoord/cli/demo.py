@@ -26,8 +26,6 @@ from fscoord.cli.trace import write_page
 from fscoord.errors import FscoordError
 from fscoord.stores.file import FileStore
 
-__all__ = ["demo"]
-
 log = logging.getLogger(__name__)
 
 PROCESSES_MAX = 256

@@ -33,8 +33,6 @@ from fscoord.recipes import Lock, Membership, Participant, once as once_for_all
 from fscoord.status.findings import session_state
 from fscoord.store import Member, Store
 
-__all__ = ["barrier", "group", "join", "members", "once"]
-
 HEADS: Final = ("RANK", "SESSION", "PROCESS", "STATE", "SINCE", "LABEL")
 
 

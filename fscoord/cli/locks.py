@@ -31,8 +31,6 @@ from fscoord.recipes import Contender, Election, Lock, ReadWriteLock, Semaphore,
 from fscoord.status.findings import session_state
 from fscoord.store import Store
 
-__all__ = ["break_lock", "elect", "holders", "leader", "lock", "rwlock", "sem", "states_of"]
-
 log = logging.getLogger(__name__)
 
 name_argument = click.argument("name", type=raw, shell_complete=complete_name("/line"))

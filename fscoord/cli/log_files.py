@@ -28,8 +28,6 @@ from fscoord.cli.records import RecordWords
 from fscoord.stores.file import FileStore
 from fscoord.stores.url import open_store
 
-__all__ = ["compact", "cp", "dump", "log_path", "repair", "verify"]
-
 SHORT = 60
 """How many bytes of a value are shown, unless all are asked for."""
 

@@ -25,36 +25,6 @@ from fscoord.store import Store
 from fscoord.stores import url as urls
 from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store
 
-__all__ = [
-    "OF_THE_STORE",
-    "DirectoryPath",
-    "absolute_url",
-    "as_json",
-    "common",
-    "complete_file",
-    "content",
-    "file_path",
-    "given_timeout",
-    "json_option",
-    "limit_text",
-    "named_url",
-    "raw",
-    "show_log",
-    "store_argument",
-    "store_option",
-    "store_url",
-    "time_limit",
-    "time_span",
-    "timeout_option",
-    "verbose",
-    "with_existing_store",
-    "with_store",
-    "with_store_that_appears",
-    "with_store_to_get",
-    "with_store_to_read",
-    "with_store_to_watch",
-]
-
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")

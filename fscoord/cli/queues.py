@@ -22,8 +22,6 @@ from fscoord.launch import Ending, run_held
 from fscoord.recipes import Item, PriorityQueue
 from fscoord.store import Store
 
-__all__ = ["items", "length", "pop", "push", "put_item", "take_item"]
-
 log = logging.getLogger(__name__)
 
 queue_argument = click.argument("queue", type=raw, shell_complete=complete_queue)

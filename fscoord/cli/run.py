@@ -24,8 +24,6 @@ from fscoord.launch.agent import file_name
 from fscoord.launch.announcer import describe_failure, last_lines
 from fscoord.launch.worker import find_accelerators
 
-__all__ = ["run"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -24,19 +24,6 @@ from fscoord.recipes._line import in_line, not_acquired
 from fscoord.status.findings import session_state
 from fscoord.store import Member, Store
 
-__all__ = [
-    "VERBATIM",
-    "HoldOptions",
-    "command_options",
-    "environment",
-    "holders_text",
-    "parse_command",
-    "parse_hold_options",
-    "run_command",
-    "run_under",
-    "wait_options",
-]
-
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")

@@ -22,8 +22,6 @@ from fscoord.rendezvous.handler import DynamicRendezvousHandler
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
-__all__ = ["Access", "Agent", "Crew", "Job", "Outcome", "RoundStore", "file_name"]
-
 
 class Access:
     """The group and the permissions of the rendezvous's file, which the files and directories beside it get as well.

@@ -17,21 +17,6 @@ from fscoord.rendezvous.parameters import SETTINGS, RendezvousParameters, Rendez
 from fscoord.store import Store
 from fscoord.stores.url import convert, open_store, parse_url
 
-__all__ = [
-    "DEFAULT_PORT",
-    "ENTRY_POINTS",
-    "STORE_TYPES",
-    "RendezvousHandlerCreator",
-    "RendezvousHandlerRegistry",
-    "check_options",
-    "create_backend",
-    "create_handler",
-    "get_rendezvous_handler",
-    "matches_machine_hostname",
-    "parse_rendezvous_endpoint",
-    "rendezvous_handler_registry",
-]
-
 STORE_TYPES = ("etcd", "file", "hash", "tcp")
 READ_TIMEOUT_S = 60
 
