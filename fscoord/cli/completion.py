@@ -14,8 +14,8 @@ from click.shell_completion import CompletionItem
 from fscoord import inspect
 from fscoord._arguments import key_text
 from fscoord._runtime import system
-from fscoord.cli.options import file_path, store_url
-from fscoord.stores.url import open_store
+from fscoord.cli.options import store_url
+from fscoord.stores.url import file_path, open_store
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
