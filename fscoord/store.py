@@ -54,19 +54,6 @@ from fscoord._waiting.wait import (
 )
 from fscoord.errors import BarrierError, StoreError, StoreTimeoutError, UsedBeforeError
 
-__all__ = [
-    "NUM_MEMBERS",
-    "Capabilities",
-    "Member",
-    "Store",
-    "StoreView",
-    "begin_span",
-    "how_to_run_again",
-    "needed_store",
-    "run_blocking",
-    "wait_on",
-]
-
 D = TypeVar("D")
 S = TypeVar("S", bound="Store")
 T = TypeVar("T")

@@ -12,8 +12,6 @@ from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitBackend
 from fscoord.errors import StoreClosedError
 from fscoord.store import Store, StoreView, wait_on
 
-__all__ = ["PrefixStore"]
-
 D = TypeVar("D")
 
 
