@@ -11,42 +11,6 @@ from typing import NoReturn
 
 from fscoord.errors import LimitExceededError, StoreTimeoutError
 
-__all__ = [
-    "DEFAULT_TIMEOUT",
-    "INT64_MAX",
-    "INT64_MIN",
-    "KEY_MAX",
-    "VALUE_MAX",
-    "CounterRangeError",
-    "Key",
-    "MalformedText",
-    "NotACounterError",
-    "Timeout",
-    "Value",
-    "called",
-    "check_choice",
-    "check_int64",
-    "check_positive",
-    "counter_sum",
-    "key_bytes",
-    "key_given",
-    "key_names",
-    "key_text",
-    "keys_bytes",
-    "missing_error",
-    "missing_message",
-    "not_copied",
-    "pairs_bytes",
-    "parse_uint63",
-    "refuse_copies",
-    "timeout_given",
-    "to_seconds",
-    "to_timedelta",
-    "utf8",
-    "value_bytes",
-    "words_in",
-]
-
 
 class MalformedText(Exception):
     """A text from a store does not have the expected form.

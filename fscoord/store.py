@@ -54,20 +54,6 @@ from fscoord._waiting.wait import (
 )
 from fscoord.errors import BarrierError, StoreError, StoreTimeoutError, UsedBeforeError
 
-__all__ = [
-    "NUM_MEMBERS",
-    "Capabilities",
-    "Member",
-    "Store",
-    "StoreView",
-    "begin_span",
-    "forwarded",
-    "how_to_run_again",
-    "needed_store",
-    "run_blocking",
-    "wait_on",
-]
-
 D = TypeVar("D")
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound="Store")

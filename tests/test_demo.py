@@ -138,12 +138,13 @@ def test_processes_that_all_die_end_the_demonstration(texts, monkeypatch, tmp_pa
     assert f"ended with {cause}" in done.stderr
 
 
-def test_processes_that_can_not_meet_report_the_reason(texts, monkeypatch, tmp_path):
-    gate = tmp_path / "gate"  # one process makes it and waits for its end; the other passes
-    block_workers(monkeypatch, tmp_path, f"try: os.mkdir({str(gate)!r}); os._exit(1)\nexcept FileExistsError: pass")
-    done = command("-n", "2", "--timeout", "0.5", "--input", texts)
-    assert done.returncode == 69
-    assert "missing_ranks=[" in done.stderr
+def test_process_that_dies_before_it_has_come_ends_the_demonstration(texts, monkeypatch, tmp_path):
+    gate = tmp_path / "gate"  # one process makes it and dies; the others wait for it
+    block_workers(monkeypatch, tmp_path, f"try: os.mkdir({str(gate)!r}); os._exit(7)\nexcept FileExistsError: pass")
+    done = command("-n", "3", "--timeout", "inf", "--input", texts)
+    assert (done.returncode, done.stdout) == (69, "")
+    assert "the processes could not finish: process " in done.stderr
+    assert "ended with exit code 7" in done.stderr
 
 
 def is_there(pid: int) -> bool:

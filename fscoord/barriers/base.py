@@ -10,14 +10,6 @@ from typing import Any, ClassVar, TypeVar
 from fscoord._arguments import Timeout
 from fscoord.environment import detect
 
-__all__ = [
-    "BARRIER_REGISTRY",
-    "Barrier",
-    "BarrierConfig",
-    "create_barrier_from_config",
-    "register_barrier",
-]
-
 B = TypeVar("B", bound="Barrier")
 C = TypeVar("C", bound="type[Barrier]")
 

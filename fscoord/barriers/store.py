@@ -13,9 +13,7 @@ from fscoord.collectives.arrivals import Decoder, check_rank
 from fscoord.environment import rank_and_world_size
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
 from fscoord.store import Store
-from fscoord.stores.url import open_store
-
-__all__ = ["BarrierSequence", "FileStoreBarrier", "StoreBarrier"]
+from fscoord.stores.url import file_url, open_store
 
 
 class BarrierSequence:
@@ -234,8 +232,5 @@ class FileStoreBarrier(StoreBarrier):
         )
 
     def _open(self, address: str | system.os.PathLike[str], options: dict[str, Any]) -> Store:
-        from urllib.parse import quote
-
         # The whole path is quoted: it may contain colons and question marks, which have a meaning in an address.
-        url = "file:" + quote(system.os.fspath(address), safe="", errors="surrogateescape")
-        return open_store(url, rank=self._rank, **self._with_timeout(options))
+        return open_store(file_url(system.os.fspath(address), {}), rank=self._rank, **self._with_timeout(options))

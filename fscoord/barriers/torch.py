@@ -17,8 +17,6 @@ from fscoord.errors import BarrierError, NoProcessGroupError, StoreTimeoutError,
 from fscoord.store import Store
 from fscoord.stores.url import open_store
 
-__all__ = ["DistBarrier", "TCPStoreBarrier", "register_in_torch"]
-
 FIRST_PAUSE_S: Final = 0.00005
 LONGEST_PAUSE_S: Final = 0.01
 """The first and the longest pause between two checks whether torch's barrier is over, in seconds."""

@@ -11,8 +11,6 @@ from typing import NoReturn
 
 from fscoord._runtime.signals import resend_lost_signals
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and leave the process with its exit code.

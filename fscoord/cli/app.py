@@ -27,8 +27,6 @@ from fscoord.cli.top import top
 from fscoord.cli.trace import trace
 from fscoord.cli.values import add, append, cas, create, delete, get, keys, set_, wait, watch
 
-__all__ = ["cli", "run"]
-
 HELP_WIDTH: Final = 100
 
 

@@ -14,10 +14,8 @@ from click.shell_completion import CompletionItem
 from fscoord import inspect
 from fscoord._arguments import key_text
 from fscoord._runtime import system
-from fscoord.cli.options import file_path, store_url
-from fscoord.stores.url import open_store
-
-__all__ = ["Completer", "complete_key", "complete_key_or_queue", "complete_name", "complete_queue"]
+from fscoord.cli.options import store_url
+from fscoord.stores.url import file_path, open_store
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 

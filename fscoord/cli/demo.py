@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import signal
 import subprocess
 import sys
@@ -24,14 +23,14 @@ from fscoord.cli.options import as_json, time_limit, verbose
 from fscoord.cli.output import counted, new_console, new_table, write_json
 from fscoord.cli.trace import write_page
 from fscoord.errors import FscoordError
+from fscoord.store import Store
 from fscoord.stores.file import FileStore
-
-__all__ = ["demo"]
 
 log = logging.getLogger(__name__)
 
 PROCESSES_MAX = 256
 TOP = 10
+POLL_S = 0.05
 
 OWN_SOURCES = system.os.path.dirname(system.os.path.abspath(example.__file__))
 """The directory that is counted by default: this package's own sources. A zipapp or PEX has them in no directory."""
@@ -99,10 +98,8 @@ def demo(processes: int, directory: str, kill: bool, timeout: float, trace: str 
             raise click.UsageError(f"there is no text file below {directory}")
         words = [str(processes), str(timeout), *(["kill"] if kill else [])]
         with _started(str(store.path), directory, words, processes, trace) as members:
-            for member in members:
-                member.wait(math.inf)
+            lost = _losses(store, members)
         counts = [json.loads(store.get(f"counts/{number}", default="null")) for number in range(len(files))]
-    lost = [_loss(rank, member) for rank, member in enumerate(members) if member.returncode]
     if None in counts:
         cause = f"process {lost[0]['pid']} ended with {lost[0]['cause']}" if lost else "no process reported an error"
         raise FscoordError(f"the processes could not finish: {cause}")
@@ -150,9 +147,23 @@ def _started(
                 pass
 
 
-def _loss(rank: int, member: subprocess.Popen[bytes]) -> dict[str, Any]:
-    code = member.returncode
-    return {"rank": rank, "pid": member.pid, "cause": signal.Signals(-code).name if code < 0 else f"exit code {code}"}
+def _losses(store: Store, members: list[subprocess.Popen[bytes]]) -> list[dict[str, Any]]:
+    """Wait for the ends of the processes. Return those that were lost, in the order of their ends.
+
+    The others can't see the loss of a process that has not opened the store, so it ends the wait.
+    """
+    lost: list[dict[str, Any]] = []
+    running = dict(enumerate(members))
+    while running:
+        system.time.sleep(POLL_S)
+        for rank, member in [each for each in running.items() if each[1].poll() is not None]:
+            code = running.pop(rank).returncode
+            if code:
+                cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                lost.append({"rank": rank, "pid": member.pid, "cause": cause})
+                if not store.members([rank]):
+                    return lost
+    return lost
 
 
 def _report(files: list[str], counts: list[dict[str, Any]], members: list[subprocess.Popen[bytes]]) -> dict[str, Any]:

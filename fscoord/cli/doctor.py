@@ -17,8 +17,6 @@ from fscoord.doctor.prediction import LONE_ADD_REQUESTS, Job, predict, round_tri
 from fscoord.doctor.verdict import NOT_PROVEN, NOT_SAFE, SAFE
 from fscoord.environment import detect
 
-__all__ = ["doctor"]
-
 log = logging.getLogger(__name__)
 
 CODES = {SAFE: 0, NOT_PROVEN: FALSE, NOT_SAFE: UNAVAILABLE}

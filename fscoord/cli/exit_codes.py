@@ -11,8 +11,6 @@ import click
 
 from fscoord import errors
 
-__all__ = ["FALSE", "UNAVAILABLE", "USAGE", "HintedError", "OutputError", "exit_code", "is_silent", "message"]
-
 FALSE = 1
 USAGE = 64
 DAMAGED = 65

@@ -17,23 +17,22 @@ from fscoord._runtime.escaping import printable, shell_word
 from fscoord._runtime.signals import Terminated, raise_on_termination
 from fscoord.cli.completion import complete_name
 from fscoord.cli.options import (
-    absolute_url,
     as_json,
     limit_text,
     raw,
     store_argument,
+    store_url,
     with_existing_store,
     with_store,
     with_store_to_read,
 )
 from fscoord.cli.output import show, table_lines, tell, telling_if_slow, write, write_error
-from fscoord.cli.run_command import VERBATIM, command_options, environment, holders_text, parse_command, run_command
+from fscoord.cli.run_command import VERBATIM, Command, command_options, environment, holders_text
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes import Lock, Membership, Participant, once as once_for_all
 from fscoord.status.findings import session_state
 from fscoord.store import Member, Store
-
-__all__ = ["barrier", "group", "join", "members", "once"]
+from fscoord.stores.url import absolute
 
 HEADS: Final = ("RANK", "SESSION", "PROCESS", "STATE", "SINCE", "LABEL")
 
@@ -91,7 +90,7 @@ name_argument = click.argument("name", type=raw, shell_complete=complete_name("/
 @name_argument
 @command_options
 @with_store
-def join(store: Store, /, name: bytes, data: bytes, **options: Any) -> int:
+def join(store: Store, /, name: bytes, data: bytes, command: Command) -> int:
     """Run COMMAND while this process is a member of the group NAME.
 
     "fscoord group" lists the members. A member that dies is removed from the list. COMMAND finds the store in
@@ -102,7 +101,6 @@ def join(store: Store, /, name: bytes, data: bytes, **options: Any) -> int:
     Examples:
       fscoord join --data "$(hostname):8080" workers -- ./serve --port 8080
     """
-    command = parse_command(options)
     with raise_on_termination(), Membership(store, name, data) as membership:
         log.info("joined the group %r", membership.name)
         own = store.register()
@@ -113,8 +111,7 @@ def join(store: Store, /, name: bytes, data: bytes, **options: Any) -> int:
                     f"this process is no longer a member of {membership.name!r}: another process took it for dead"
                 )
 
-        ending = run_command(command, environment(None), check, grace=options["grace"], leaves_rest=options["close"])
-    return ending.code
+        return command.run(environment(None), check).code
 
 
 @click.command()
@@ -198,7 +195,7 @@ class _NoResult(BaseException):
 @click.argument("name", type=raw, shell_complete=complete_name("/result"))
 @command_options
 @with_store
-def once(store: Store, /, name: bytes, **options: Any) -> int:
+def once(store: Store, /, name: bytes, command: Command) -> int:
     """Run COMMAND once, for all processes that call this with NAME.
 
     One of the processes runs it, and the others wait. The standard output and the exit code of COMMAND are kept in the
@@ -213,7 +210,6 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
       path=$(fscoord once dataset -- ./download.sh)
       fscoord delete dataset/result                 # the next call runs it again
     """
-    command = parse_command(options)
     end_wait: Callable[[], object] = int  # until the wait begins
     has_run: list[bool] = []
 
@@ -221,7 +217,7 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
         end_wait()
         has_run.append(True)
         try:
-            return _run_once(store, name, command, options)
+            return _run_once(store, name, command)
         except Exception as error:
             raise _NoResult(error) from error
 
@@ -237,15 +233,15 @@ def once(store: Store, /, name: bytes, **options: Any) -> int:
         raise FscoordError(f"the result of {key_text(name)!r} has no exit code: another program has written it")
     write(output)
     if int(code) and not has_run:
-        address, key = (shell_word(word) for word in (absolute_url(click.get_current_context()), f"{turn.name}/result"))
+        address, key = absolute(store_url(click.get_current_context())), f"{turn.name}/result"
         write_error(
             f"fscoord: the command of {turn.name!r} was not run, because another call has run it, with exit code"
-            f" {int(code)}; to run it again, first run fscoord --store {address} delete {key}\n"
+            f" {int(code)}; to run it again, first run fscoord --store {shell_word(address)} delete {shell_word(key)}\n"
         )
     return int(code)
 
 
-def _run_once(store: Store, name: bytes, command: list[str], options: dict[str, Any]) -> bytes:
+def _run_once(store: Store, name: bytes, command: Command) -> bytes:
     """Run the command for all; return the result: its exit code, a newline, its output."""
     turn = Lock(store, name)
     token = turn.holders()[0].token
@@ -257,9 +253,7 @@ def _run_once(store: Store, name: bytes, command: list[str], options: dict[str, 
             )
 
     log.info("running the command of %r for all callers", turn.name)
-    ending = run_command(
-        command, environment(token), check, grace=options["grace"], leaves_rest=options["close"], output_max=OUTPUT_MAX
-    )
+    ending = command.run(environment(token), check, output_max=OUTPUT_MAX)
     if ending.status and ending.interruption:
         raise KeyboardInterrupt if ending.interruption == signal.SIGINT else Terminated(ending.interruption)
     return b"%d\n" % ending.code + ending.output

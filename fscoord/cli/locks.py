@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
@@ -25,13 +25,11 @@ from fscoord.cli.options import (
     with_store_to_read,
 )
 from fscoord.cli.output import show, table_lines, telling_if_slow, write
-from fscoord.cli.run_command import VERBATIM, command_options, parse_hold_options, run_under, wait_options
+from fscoord.cli.run_command import VERBATIM, Command, HoldOptions, command_options, run_under, wait_options
 from fscoord.errors import LockLostError
 from fscoord.recipes import Contender, Election, Lock, ReadWriteLock, Semaphore, force_release
 from fscoord.status.findings import session_state
 from fscoord.store import Store
-
-__all__ = ["break_lock", "elect", "holders", "leader", "lock", "rwlock", "sem", "states_of"]
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +52,11 @@ def _lock_verb(choose_side: Callable[[str | None], str]) -> click.Command:
     @command_options
     @with_store
     @functools.wraps(choose_side)
-    def call(store: Store, /, name: bytes, side: str | None, **options: Any) -> int:
-        chosen = choose_side(side)
-        hold_options = parse_hold_options(store, options)
-        sides = ReadWriteLock(store, name, ttl=hold_options.ttl)
-        ending = run_under(store, sides.reader if chosen == "reader" else sides.writer, "the lock", hold_options)
-        return ending.code if ending else hold_options.conflict_exit_code
+    def call(store: Store, /, name: bytes, side: str | None, waits: HoldOptions, command: Command) -> int:
+        chosen, sides = choose_side(side), ReadWriteLock(store, name, ttl=waits.ttl)
+        hold = sides.reader if chosen == "reader" else sides.writer
+        ending = run_under(store, hold, "the lock", waits, command)
+        return ending.code if ending else waits.conflict_exit_code
 
     return call
 
@@ -117,7 +114,7 @@ def rwlock(side: str | None) -> str:
 @name_argument
 @command_options
 @with_store
-def sem(store: Store, /, name: bytes, slots: int, **options: Any) -> int:
+def sem(store: Store, /, name: bytes, slots: int, waits: HoldOptions, command: Command) -> int:
     """Run COMMAND while holding a slot of the semaphore NAME.
 
     Waits for a slot in the order of arrival. The rest is as with "fscoord lock".
@@ -126,9 +123,8 @@ def sem(store: Store, /, name: bytes, slots: int, **options: Any) -> int:
     Examples:
       fscoord sem -j 4 downloads -- curl -O "$url"
     """
-    hold_options = parse_hold_options(store, options)
-    ending = run_under(store, Semaphore(store, name, slots, ttl=hold_options.ttl), "the semaphore", hold_options)
-    return ending.code if ending else hold_options.conflict_exit_code
+    ending = run_under(store, Semaphore(store, name, slots, ttl=waits.ttl), "the semaphore", waits, command)
+    return ending.code if ending else waits.conflict_exit_code
 
 
 @click.command()
@@ -244,7 +240,7 @@ PAUSE_S = 1.0
 @election_argument
 @command_options
 @with_store
-def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any) -> int:
+def elect(store: Store, /, name: bytes, data: bytes, again: bool, waits: HoldOptions, command: Command) -> int:
     """Run COMMAND while leading in the election NAME.
 
     The candidates are elected in the order of arrival. The leader leads until its COMMAND has ended, or until it dies.
@@ -256,18 +252,17 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, **options: Any
       fscoord elect --timeout inf scheduler -- ./scheduler
       fscoord elect --again --data "$(hostname):8080" front -- ./serve --port 8080
     """
-    hold_options = parse_hold_options(store, options)
-    candidate = Election(store, name, content(data), ttl=hold_options.ttl)
+    candidate = Election(store, name, content(data), ttl=waits.ttl)
     while True:
         try:
-            ending = run_under(store, candidate, "the leadership of", hold_options)
+            ending = run_under(store, candidate, "the leadership of", waits, command)
         except LockLostError as error:
             if not again:
                 raise
             log.warning("%s", error)
         else:
             if ending is None:
-                return hold_options.conflict_exit_code
+                return waits.conflict_exit_code
             if not again or ending.code == 0 or ending.interruption:
                 return ending.code
             log.warning("the command failed with exit code %d", ending.code)

@@ -14,7 +14,6 @@ from fscoord.cli.options import (
     as_json,
     common,
     complete_file,
-    file_path,
     json_option,
     named_url,
     store_argument,
@@ -26,9 +25,7 @@ from fscoord.cli.options import (
 from fscoord.cli.output import Progress, show, write, write_json
 from fscoord.cli.records import RecordWords
 from fscoord.stores.file import FileStore
-from fscoord.stores.url import open_store
-
-__all__ = ["compact", "cp", "dump", "log_path", "repair", "verify"]
+from fscoord.stores.url import file_path, open_store
 
 SHORT = 60
 """How many bytes of a value are shown, unless all are asked for."""

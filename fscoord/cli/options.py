@@ -22,38 +22,7 @@ from fscoord.cli.exit_codes import HintedError
 from fscoord.errors import LimitExceededError, StoreError
 from fscoord.rendezvous.events import FOR_PEOPLE
 from fscoord.store import Store
-from fscoord.stores import url as urls
-from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store
-
-__all__ = [
-    "OF_THE_STORE",
-    "DirectoryPath",
-    "absolute_url",
-    "as_json",
-    "common",
-    "complete_file",
-    "content",
-    "file_path",
-    "given_timeout",
-    "json_option",
-    "limit_text",
-    "named_url",
-    "raw",
-    "show_log",
-    "store_argument",
-    "store_option",
-    "store_url",
-    "time_limit",
-    "time_span",
-    "timeout_option",
-    "verbose",
-    "with_existing_store",
-    "with_store",
-    "with_store_that_appears",
-    "with_store_to_get",
-    "with_store_to_read",
-    "with_store_to_watch",
-]
+from fscoord.stores.url import ENVIRONMENT_VARIABLE, file_path, open_store
 
 log = logging.getLogger(__name__)
 
@@ -254,27 +223,6 @@ def given_timeout(ctx: click.Context) -> float | None:
     """Return the --timeout of the command line, or None."""
     limit: float | None = ctx.meta.get(_TIMEOUT)
     return limit
-
-
-def absolute_url(ctx: click.Context) -> str:
-    """Return the address of the store in a form that means the same in other directories."""
-    url = store_url(ctx)
-    path = file_path(url)
-    address, mark, query = url.partition("?")
-    if path is None or (path.startswith("/") and address.endswith(path)):
-        return url
-    whole = system.os.path.abspath(path)
-    if url == path and "?" not in whole:
-        return whole
-    from urllib.parse import quote
-
-    return f"file:{quote(whole, errors='surrogateescape')}{mark}{query}"
-
-
-def file_path(url: str) -> str | None:
-    """Return the path of the file store that `url` names, or None if it names another kind of store."""
-    scheme, host, path, _ = urls.parse_url(url)
-    return path if scheme == "file" and host in {"", "localhost"} else None
 
 
 def common(function: Callable[P, R]) -> Callable[P, R]:

@@ -20,27 +20,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar, TaskID
     from rich.table import Table
 
-__all__ = [
-    "Progress",
-    "SlowNote",
-    "can_redraw",
-    "counted",
-    "detach_stdout",
-    "flush",
-    "is_terminal",
-    "new_console",
-    "new_table",
-    "show",
-    "table_lines",
-    "tell",
-    "telling_if_slow",
-    "write",
-    "write_error",
-    "write_json",
-    "write_value",
-]
-
-
 Timer = system.threading.Timer
 
 NOTE_AFTER_S = 1.0

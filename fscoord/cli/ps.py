@@ -35,8 +35,6 @@ from fscoord.status.findings import (
 from fscoord.status.picture import Picture, SessionStatus
 from fscoord.status.reading import observe
 
-__all__ = ["Row", "chosen", "findings_lines", "ps", "row_of", "rows", "since_text", "slow_option"]
-
 log = logging.getLogger(__name__)
 
 HEADS: Final = ("RANK", "LABEL", "PROCESS", "STATE", "SINCE", "HOLDS", "WAITS FOR")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -16,13 +16,11 @@ from fscoord.cli.completion import complete_name, complete_queue
 from fscoord.cli.locks import states_of
 from fscoord.cli.options import as_json, content, limit_text, raw, with_existing_store, with_store, with_store_to_read
 from fscoord.cli.output import show, table_lines, telling_if_slow, write, write_json, write_value
-from fscoord.cli.run_command import VERBATIM, command_options, environment, parse_command
+from fscoord.cli.run_command import VERBATIM, Command, command_options, environment
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
-from fscoord.launch import Ending, run_held
+from fscoord.launch import Ending
 from fscoord.recipes import Item, PriorityQueue
 from fscoord.store import Store
-
-__all__ = ["items", "length", "pop", "push", "put_item", "take_item"]
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +153,8 @@ def take_item(
     each: bool,
     failed: bytes | None,
     max_deliveries: int | None,
-    **options: Any,
+    by_stdin: bool,
+    command: Command,
 ) -> int:
     """Take an item of QUEUE, and run COMMAND for it.
 
@@ -183,7 +182,6 @@ def take_item(
       fscoord take-item --each --timeout inf --stdin mails -- sendmail -t
       fscoord take-item -n shards -c 'gzip "$FSCOORD_ITEM"' || echo "nothing to do, or failed"
     """
-    command = parse_command(options)
     if max_deliveries is not None and failed is None:
         raise click.UsageError("--max-deliveries needs --failed OTHER, the queue of the items handed out so often")
     if failed == queue:
@@ -200,7 +198,8 @@ def take_item(
                 if each:
                     return code
                 raise
-            ending = _work_on(item, command, options, refuse if item.deliveries >= (max_deliveries or 1) else None)
+            refused = refuse if item.deliveries >= (max_deliveries or 1) else None
+            ending = _work_on(item, command, refused, by_stdin=by_stdin)
             code = ending.code or code
             if not each or ending.interruption or (ending.code and refuse is None):
                 return code
@@ -250,22 +249,15 @@ def _next_item(source: PriorityQueue, limit: timedelta, *, waits: bool, is_last:
     return source.take(block=False)
 
 
-def _work_on(item: Item, command: list[str], options: dict[str, Any], refuse: PriorityQueue | None) -> Ending:
+def _work_on(item: Item, command: Command, refuse: PriorityQueue | None, *, by_stdin: bool) -> Ending:
     """Run the command for `item`, then acknowledge it; if the command failed, move it to `refuse` or release it."""
-    by_stdin: bool = options["by_stdin"]
     with item, ExitStack() as stack:
         own = {**environment(None), "FSCOORD_DELIVERIES": str(item.deliveries)}
         own.pop(VARIABLE, None)  # of another item, within whose command this one is taken
         if not by_stdin:
             own[VARIABLE] = _as_variable(item.data)
-        ending = run_held(
-            command,
-            own,
-            item.check,
-            grace=options["grace"],
-            leaves_rest=options["close"],
-            stdin=stack.enter_context(system.unnamed_file(item.data)) if by_stdin else None,
-        )
+        file = stack.enter_context(system.unnamed_file(item.data)) if by_stdin else None
+        ending = command.run(own, item.check, stdin=file)
         fate = "done"
         if ending.status and (refuse is None or ending.interruption):
             fate = "given back"

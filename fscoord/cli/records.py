@@ -12,8 +12,6 @@ from fscoord._waiting.rounds import ARRIVALS, COMPLETE
 from fscoord.inspect import Entry
 from fscoord.recipes.holdings import LINE, parse_line
 
-__all__ = ["RecordWords"]
-
 MEMBER: Final = b"/member/"
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from fscoord import environment, rendezvous
-from fscoord._runtime import network, system, tracing
+from fscoord._runtime import system, tracing
 from fscoord._runtime.escaping import closer_look, printable
 from fscoord._runtime.signals import forward_signals, parse_signals, raise_on_termination
 from fscoord.cli.exit_codes import FALSE
@@ -23,8 +23,7 @@ from fscoord.launch import Agent, Announcer, Console, Job, Outcome, Streams, par
 from fscoord.launch.agent import file_name
 from fscoord.launch.announcer import describe_failure, last_lines
 from fscoord.launch.worker import find_accelerators
-
-__all__ = ["run"]
+from fscoord.rendezvous.creation import is_file_name
 
 log = logging.getLogger(__name__)
 
@@ -403,9 +402,9 @@ def _parameters(options: RunOptions) -> rendezvous.RendezvousParameters:
         config = {name: value for name, value in config.items() if name not in {"store_type", "is_host"}}
     elif not endpoint and least > 1:
         raise click.UsageError("several nodes need --rdzv-endpoint, a path that all of them can reach")
-    return rendezvous.RendezvousParameters(
-        "c10d", _endpoint(endpoint, config), run_id, least, most, options.local_addr, **config
-    )
+    if is_file_name(endpoint):
+        config = {"store_type": "file", **config}
+    return rendezvous.RendezvousParameters("c10d", endpoint, run_id, least, most, options.local_addr, **config)
 
 
 def _log_dir(given: str | None, run_id: str) -> str:
@@ -414,12 +413,6 @@ def _log_dir(given: str | None, run_id: str) -> str:
         return system.make_private_directory()
     own = f"{file_name(run_id)}_{system.random_bytes(4).hex()}"
     return system.os.path.join(system.os.path.abspath(given), own)
-
-
-def _endpoint(text: str, config: dict[str, str]) -> str:
-    """Return `text`, with ``./`` before a bare file name, which the rendezvous would take for a host name."""
-    is_name = text and not re.search("[/:]", text) and text != "localhost" and not network.is_ip_address(text)
-    return f"./{text}" if is_name and "store_type" not in config else text
 
 
 def _slurm_nodes() -> tuple[int, int] | None:

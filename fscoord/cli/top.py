@@ -31,8 +31,6 @@ from fscoord.status.reading import Observer, observe
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
-__all__ = ["ORDERS", "Frame", "Keys", "lines_of", "ordered", "screen", "top"]
-
 ORDERS: Final = ("wait", "rank", "rate")
 """The orders of the rows. The key ``s`` goes through them in turn."""
 

@@ -19,8 +19,6 @@ from fscoord.cli.output import counted, new_console, new_table, write_json
 if TYPE_CHECKING:
     from fscoord.trace.reading import Trace
 
-__all__ = ["trace", "write_page"]
-
 ROWS: Final = 20
 """The most rows of a table. The JSON has all."""
 

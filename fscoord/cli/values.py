@@ -33,8 +33,6 @@ from fscoord.errors import StoreTimeoutError
 from fscoord.recipes import Fenced
 from fscoord.store import Store
 
-__all__ = ["add", "append", "cas", "create", "delete", "get", "keys", "set_", "wait", "watch"]
-
 log = logging.getLogger(__name__)
 
 key_argument = click.argument("key", type=raw, shell_complete=complete_key)

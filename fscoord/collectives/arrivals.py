@@ -27,18 +27,6 @@ from fscoord._waiting.wait import KEYS, ArrivalRequest, NeededRanks, WaitRequest
 from fscoord.errors import BarrierError, BrokenBarrierError, FscoordError, StoreTimeoutError, UsedBeforeError
 from fscoord.store import Member, Store, how_to_run_again
 
-__all__ = [
-    "MISSING_MAX",
-    "Arrivals",
-    "Attempt",
-    "Decoder",
-    "MissingRanks",
-    "check_rank",
-    "describe_missing",
-    "location_of",
-]
-
-
 MISSING_MAX = 16
 """The most missing ranks that a message names, as in torch."""
 

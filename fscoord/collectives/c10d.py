@@ -25,8 +25,6 @@ from fscoord.collectives.timeout import TimeoutStore, store_timeout
 from fscoord.errors import FscoordError, StoreTimeoutError, joined
 from fscoord.store import needed_store
 
-__all__ = ["BarrierStore", "ExchangeStore", "barrier", "get_all", "synchronize"]
-
 IGNORED: Final = "<val_ignored>"
 """The value of a key that only has to exist, as in torch."""
 

@@ -27,8 +27,6 @@ from fscoord.collectives.arrivals import Arrivals, Attempt, Decoder, check_rank
 from fscoord.errors import StoreTimeoutError, UsedBeforeError
 from fscoord.store import NUM_MEMBERS, Store, barrier_steps, begin_span, how_to_run_again
 
-__all__ = ["barrier", "broadcast", "check_needs_rank", "gather", "get_all", "synchronize"]
-
 T = TypeVar("T")
 
 

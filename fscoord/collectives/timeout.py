@@ -12,8 +12,6 @@ from fscoord._runtime import system
 from fscoord.errors import StoreClosedError
 from fscoord.store import Store, needed_store
 
-__all__ = ["TimeoutStore", "store_timeout"]
-
 
 class TimeoutStore(Protocol):
     """A store whose timeout `~fscoord.store_timeout` can change: any `~fscoord.Store`, and any store of torch.

@@ -28,8 +28,6 @@ from fscoord.doctor.mailbox import GROUP_UMASK, OWN_MODE, Mailbox, file_mode, gr
 from fscoord.doctor.probe_file import ProbeFile
 from fscoord.stores.file import FileStore
 
-__all__ = ["LINES_MAX", "Agent", "main", "pause_until_end"]
-
 LINES_MAX: Final = 500
 SUMS_MAX: Final = 2000
 TURNS: Final = 4

@@ -14,8 +14,6 @@ from fscoord._runtime import system
 from fscoord._runtime.signals import defer_signals
 from fscoord.errors import FscoordError
 
-__all__ = ["AgentProtocol", "FailedError", "LocalAgent", "LostError", "MailboxAgent", "SilentError", "StuckError"]
-
 START_S: Final = 30.0
 """How long a process may take to start, in seconds. The time limit of the first operation begins after that."""
 END_S: Final = 2.0

@@ -14,8 +14,6 @@ from fscoord.doctor.agents import AgentProtocol, FailedError, LocalAgent, LostEr
 from fscoord.doctor.mailbox import GONE
 from fscoord.errors import FscoordError
 
-__all__ = ["BrokenOffError", "Coordinator", "LateError", "RemoteAgent", "is_elsewhere"]
-
 ACT_S: Final = 20.0
 GRACE_S: Final = 20.0
 """The time that a question to another host may take in addition to the operation itself, in seconds."""

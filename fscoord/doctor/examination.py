@@ -17,8 +17,6 @@ from fscoord.doctor.probes import Pair
 from fscoord.doctor.verdict import BAD, HOSTS, NOT_SAFE, PROCESSES, UNKNOWN, Check, Findings, judge
 from fscoord.errors import InsecurePathError, StoreUnavailableError, UnsupportedFilesystemError
 
-__all__ = ["EFFORT_S", "EXPECTED_WAIT_S", "OPEN_WAIT_S", "examine"]
-
 FACTS_S: Final = 15.0
 LEAVE_S: Final = 15.0
 SILENT_S: Final = 2.0

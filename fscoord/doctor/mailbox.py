@@ -19,8 +19,6 @@ from fscoord._log.files import safe_files
 from fscoord._runtime import system
 from fscoord.errors import InsecurePathError
 
-__all__ = ["GONE", "Mailbox", "content", "new_file", "put_file"]
-
 ATTEMPTS: Final = 50
 NAP_S: Final = 0.01
 BUSY_NAP_S: Final = 0.03

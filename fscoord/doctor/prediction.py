@@ -12,8 +12,6 @@ from fscoord._log.shared.extent import EXTENT_MAX
 from fscoord._waiting.timing import SHOW_S
 from fscoord.doctor.verdict import HOSTS
 
-__all__ = ["Job", "Terms", "predict", "readers", "round_trip_of"]
-
 
 class Job(NamedTuple):
     """The processes that coordinate: `ranks_per_node` ranks on each of `nodes` nodes."""

@@ -19,8 +19,6 @@ from fscoord._log.locking.log_lock import KINDS, LogLock
 from fscoord._runtime import system
 from fscoord.doctor.mailbox import OWN_MODE, content
 
-__all__ = ["RECORD_SIZE", "ProbeFile", "ProbeRecord", "Summary", "decode", "encode", "summarize"]
-
 CHUNK: Final = 1 << 16
 NAP_S: Final = 0.0005
 TAKE_S: Final = 60.0

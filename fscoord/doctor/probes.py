@@ -15,27 +15,6 @@ from fscoord._runtime import system
 from fscoord.doctor.agents import AgentProtocol, FailedError, LostError, StuckError
 from fscoord.doctor.verdict import BAD, HOSTS, INFO, OK, UNKNOWN, Check
 
-__all__ = [
-    "ACT_S",
-    "KINDS",
-    "LOOKS",
-    "Pair",
-    "claims",
-    "death",
-    "delay",
-    "events",
-    "exclusion",
-    "freshness",
-    "handover",
-    "lock_speed",
-    "race",
-    "replacement",
-    "run",
-    "scatter",
-    "speed",
-    "store",
-]
-
 ACT_S: Final = 15.0
 """The time limit, in seconds, of an operation that usually takes milliseconds. After it the call counts as stuck."""
 

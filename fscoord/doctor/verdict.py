@@ -7,21 +7,6 @@ from typing import Any, Final, NamedTuple
 
 from fscoord._runtime.escaping import shell_word
 
-__all__ = [
-    "BAD",
-    "HOSTS",
-    "INFO",
-    "NOT_PROVEN",
-    "NOT_SAFE",
-    "OK",
-    "PROCESSES",
-    "SAFE",
-    "UNKNOWN",
-    "Check",
-    "Findings",
-    "judge",
-]
-
 OK: Final = "ok"
 BAD: Final = "bad"
 UNKNOWN: Final = "unknown"

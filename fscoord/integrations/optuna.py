@@ -28,7 +28,6 @@ import zlib
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote
 
 from fscoord._arguments import Key, key_text
 from fscoord._runtime import system
@@ -37,7 +36,7 @@ from fscoord.errors import LimitExceededError, StoreError, StoreTimeoutError, mi
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
 from fscoord.stores.prefix import PrefixStore
-from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store, parse_url
+from fscoord.stores.url import ENVIRONMENT_VARIABLE, absolute, open_store, parse_url
 
 try:
     from optuna import __version__ as optuna_version
@@ -435,7 +434,7 @@ def _absolute(address: Address | None, options: Iterable[str]) -> Address | None
     """
     if address is None:
         return None  # `open_store` says what is missing
-    scheme, host, path, query = parse_url(address)
+    scheme, host, _, query = parse_url(address)
     if scheme != "file" or host not in ("", "localhost"):
         return address
     if "world_size" in {*query, *options}:
@@ -443,8 +442,7 @@ def _absolute(address: Address | None, options: Iterable[str]) -> Address | None
             f"{address!r} has the option world_size: the last of so many participants would remove the file, and the"
             " study with it; leave the option out"
         )
-    asked = address.partition("?")[2] if isinstance(address, str) else ""
-    return f"file://{quote(system.os.fsencode(system.os.path.abspath(path)))}{'?' if asked else ''}{asked}"
+    return absolute(address)
 
 
 def _reopen(

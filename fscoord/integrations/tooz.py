@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
-from urllib.parse import quote, quote_from_bytes, unquote_to_bytes
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, LockLostError, StoreError, StoreTimeoutError, missing_extra
 from fscoord.recipes import Election, Lock, Membership, Participant, ReadWriteLock, force_release
 from fscoord.store import Store
-from fscoord.stores.url import open_store
+from fscoord.stores.url import open_store, with_options
 
 try:
     import tooz
@@ -242,10 +242,9 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
             raise ValueError("the address has no path: write fscoord:///shared/job/store")
         options = {name: value for name, value in self._options.items() if name != "executor"}
         texts = {name: value for name, value in options.items() if isinstance(value, str)}
-        query = "&".join(f"{quote(name)}={quote(value, errors='surrogateescape')}" for name, value in texts.items())
         path = f"/{self._path.lstrip('/')}" if self._path.startswith("/") else self._path
         others = {name: value for name, value in options.items() if name not in texts}
-        store = open_store(f"file:{path}?{query}", **others)
+        store = open_store(with_options(f"file:{path}", texts), **others)
         try:
             store.register()
             if not store.has_liveness:

@@ -275,8 +275,6 @@ def rendezvous(url: str, timeout: Timeout | None = None, **_: Any) -> Iterator[t
 
 @_raise_torch_errors
 def _join_group(url: str, timeout: Timeout | None) -> tuple[Store, int, int]:
-    from urllib.parse import quote
-
     path, options = _path_and_options(url)
     rank, world_size = (_number(url, options, name, int) for name in ("rank", "world_size"))
     if not 0 <= rank < world_size:
@@ -286,9 +284,7 @@ def _join_group(url: str, timeout: Timeout | None) -> tuple[Store, int, int]:
     if key in _participants and _participants[key].is_over():
         _participants.pop(key).store.close()
     if key not in _participants:
-        query = "&".join(f"{quote(name, **_QUOTING)}={quote(value, **_QUOTING)}" for name, value in options.items())
-        address = f"file:{quote(path, **_QUOTING)}?{query}"
-        opened = open_store(address, rank=rank, world_size=world_size, timeout=limit)
+        opened = open_store(urls.file_url(path, options), rank=rank, world_size=world_size, timeout=limit)
         _participants[key] = _Participant(opened, rank, has_run_id="run_id" in options)
     if limit is not None:
         _participants[key].store.set_timeout(limit)
@@ -383,9 +379,6 @@ def _is_complete(group: Store, attempt: Attempt) -> bool:
 
 
 _participants: dict[tuple[int, str, str | None, str | None], _Participant] = {}
-
-
-_QUOTING: Any = {"errors": "surrogateescape"}
 
 
 def _path_and_options(url: str) -> tuple[str, dict[str, str]]:

@@ -21,8 +21,7 @@ from fscoord.rendezvous.base import RendezvousInfo
 from fscoord.rendezvous.handler import DynamicRendezvousHandler
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
-
-__all__ = ["Access", "Agent", "Crew", "Job", "Outcome", "RoundStore", "file_name"]
+from fscoord.stores.url import file_url, with_options
 
 
 class Access:
@@ -152,7 +151,10 @@ class RoundStore:
         path = getattr(store, "path", None)
         if isinstance(path, str):
             self._directory = system.os.path.abspath(f"{path}.round-{name}")
-            self.address = _url(system.os.path.join(self._directory, "store"), self._access.file_mode, store)
+            options = dict(getattr(store, "shared_options", {}))
+            if self._access.file_mode is not None:
+                options["mode"] = self._access.file_mode
+            self.address = file_url(system.os.path.join(self._directory, "store"), options)
         if hasattr(store, "below"):
             self._below = store.below(f"round-{name}")
             self.address = self._below.address
@@ -163,7 +165,7 @@ class RoundStore:
 
     def address_of(self, rank: int) -> str:
         """Return the address with which the worker `rank` opens the store, so that its session shows the rank."""
-        return self.address and f"{self.address}{'&' if '?' in self.address else '?'}rank={rank}"
+        return self.address and with_options(self.address, {"rank": rank})
 
     def __enter__(self) -> RoundStore:
         if self._directory and self._is_first:
@@ -189,19 +191,6 @@ class RoundStore:
 
     def _remove(self) -> None:
         system.remove_directory(self._directory, system.os, system.os.getpid())
-
-
-def _url(path: str, mode: int | None, store: Store) -> str:
-    from urllib.parse import quote
-
-    options = {
-        name: str(int(value) if isinstance(value, bool) else value)
-        for name, value in getattr(store, "shared_options", {}).items()
-    }
-    if mode is not None:
-        options["mode"] = f"{mode:o}"
-    query = "&".join(f"{name}={quote(value)}" for name, value in options.items())
-    return "file://" + quote(path, errors="surrogateescape") + ("?" + query if query else "")
 
 
 ROUND_CHECK_S = 1.0

@@ -11,8 +11,6 @@ from fscoord._runtime.escaping import printable
 from fscoord.launch.worker import STDERR, Console, Failure
 from fscoord.rendezvous.handler import Progress, short_names
 
-__all__ = ["Announcer", "describe_failure", "last_lines"]
-
 FIRST_WAIT_S = 1.0
 """How long a wait for other nodes lasts before its first line, in seconds. A shorter wait has no line."""
 

@@ -21,8 +21,6 @@ from fscoord._runtime.logging import logger
 from fscoord._runtime.signals import forward_signals
 from fscoord.launch import warden
 
-__all__ = ["Ending", "run_held"]
-
 CHECK_INTERVAL_S: Final = 1.0
 """How often to check that the hold lasts."""
 

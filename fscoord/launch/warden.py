@@ -43,8 +43,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NoReturn
 
-__all__ = ["ALIVE", "ALONE", "EVERYBODY", "HELD", "KILL_ALL", "PASSED", "WORKER", "Watchdog", "main", "program"]
-
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 

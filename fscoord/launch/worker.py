@@ -23,8 +23,6 @@ from fscoord._runtime.logging import logger
 from fscoord._waiting.timing import Backoff
 from fscoord.launch import warden
 
-__all__ = ["Console", "Failure", "Streams", "WorkerExit", "WorkerGroup", "find_accelerators", "parse_streams"]
-
 OUTPUT_END_S = 5.0
 """How long to wait for the last output of a worker after its end, in seconds."""
 

@@ -29,17 +29,6 @@ from fscoord._waiting.wait import KEYS, WaitRequest
 from fscoord.rendezvous.state import State
 from fscoord.store import Store, needed_store, wait_on
 
-__all__ = [
-    "POLL_INTERVAL_S",
-    "C10dRendezvousBackend",
-    "RendezvousBackend",
-    "SharedState",
-    "StateStore",
-    "Token",
-    "latest_change",
-    "store_errors_as_rendezvous",
-]
-
 Token = Any
 """Identifies one write of the state. Only the backend that returned it can interpret it."""
 

@@ -10,8 +10,6 @@ from fscoord._runtime import network, system
 from fscoord.errors import RendezvousStateError
 from fscoord.store import Store
 
-__all__ = ["RendezvousHandler", "RendezvousInfo", "RendezvousStoreInfo"]
-
 
 class RendezvousHandler(ABC):
     """One node's part in a rendezvous. The methods are those of torch's class of this name.

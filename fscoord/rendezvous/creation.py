@@ -15,24 +15,11 @@ from fscoord.rendezvous.events import NodeState, construct_and_record_rdzv_event
 from fscoord.rendezvous.handler import DynamicRendezvousHandler
 from fscoord.rendezvous.parameters import SETTINGS, RendezvousParameters, RendezvousSettings
 from fscoord.store import Store
-from fscoord.stores.url import convert, open_store, parse_url
+from fscoord.stores.url import convert, open_store, parse_url, quoted
 
-__all__ = [
-    "DEFAULT_PORT",
-    "ENTRY_POINTS",
-    "STORE_TYPES",
-    "RendezvousHandlerCreator",
-    "RendezvousHandlerRegistry",
-    "check_options",
-    "create_backend",
-    "create_handler",
-    "get_rendezvous_handler",
-    "matches_machine_hostname",
-    "parse_rendezvous_endpoint",
-    "rendezvous_handler_registry",
-]
+_PREFIXES = {"etcd": "etcd://", "file": "file:", "hash": "mem:", "tcp": "tcp://"}
+"""The beginnings of the addresses of each ``store_type``."""
 
-STORE_TYPES = ("etcd", "file", "hash", "tcp")
 READ_TIMEOUT_S = 60
 
 OPTIONS = frozenset({"store_type", "read_timeout", "is_host", *SETTINGS})
@@ -78,7 +65,7 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     """
     store = None
     try:
-        store = _open(params, _store_type(params), _read_timeout(params))
+        store = _open(params, _address(params), _read_timeout(params))
         return C10dRendezvousBackend(store, params.run_id), store
     except Exception as error:
         if store is not None:
@@ -102,23 +89,32 @@ def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
     return DynamicRendezvousHandler(settings, backend, store, params.local_addr, owns_store=True)
 
 
-def _store_type(params: RendezvousParameters) -> str:
+def _address(params: RendezvousParameters) -> str:
+    """Return the address of the store that `params` name. An empty address stands for a temporary file."""
+    endpoint = str(system.os.fspath(params.endpoint or "")).strip()
     given = params.get("store_type")
-    if given is not None:
-        store_type = str(given).strip().lower()
-        if store_type not in STORE_TYPES:
-            raise ValueError(f"unknown store_type {given!r}; known are {', '.join(STORE_TYPES)}")
-        return store_type
-    endpoint = _endpoint(params)
-    if not endpoint:
-        return "file"
-    if _URL.match(endpoint):
-        return "url"
-    return "file" if "/" in endpoint else "tcp"
+    if given is None and _URL.match(endpoint):
+        return endpoint
+    usual = "tcp" if endpoint and "/" not in endpoint else "file"
+    store_type = usual if given is None else str(given).strip().lower()
+    prefix = _PREFIXES.get(store_type)
+    if prefix is None:
+        raise ValueError(f"unknown store_type {given!r}; known are {', '.join(_PREFIXES)}")
+    if endpoint.lower().startswith(prefix) or (store_type == "file" and not endpoint):
+        return endpoint
+    if store_type == "tcp":
+        host, port = parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)
+        return f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
+    if store_type == "etcd":  # each run id has its own prefix by default
+        run_id = quoted(quoted(params.run_id).replace("/", "%2F"))
+        return f"{prefix}{endpoint}" if "/" in endpoint else f"{prefix}{endpoint}/fscoord/rendezvous/run-{run_id}"
+    return f"{prefix}{quoted(endpoint)}"
 
 
-def _endpoint(params: RendezvousParameters) -> str:
-    return str(system.os.fspath(params.endpoint or "")).strip()
+def is_file_name(endpoint: str) -> bool:
+    """Return whether `endpoint` looks like a bare name. `create_backend` takes a bare name for a host."""
+    is_name = re.fullmatch("[^/:]+", endpoint) is not None
+    return is_name and endpoint != "localhost" and not network.is_ip_address(endpoint)
 
 
 def _read_timeout(params: RendezvousParameters) -> int:
@@ -128,35 +124,12 @@ def _read_timeout(params: RendezvousParameters) -> int:
     return timeout
 
 
-def _open(params: RendezvousParameters, store_type: str, timeout: int) -> Store:
-    endpoint = _endpoint(params)
-    if store_type == "file" and not endpoint:
+def _open(params: RendezvousParameters, address: str, timeout: int) -> Store:
+    if not address:
         return _open_temporary(params, timeout)
-    if store_type == "tcp" and "://" not in endpoint:
-        host, port = parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)
-        address = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
-    elif store_type == "file" and not endpoint.lower().startswith("file:"):
-        address = f"file://{_quoted(endpoint)}" if endpoint.startswith("/") else f"file:{_quoted(endpoint)}"
-    elif store_type == "hash" and not endpoint.lower().startswith("mem:"):
-        address = f"mem:{_quoted(endpoint)}"
-    elif store_type == "etcd" and "://" not in endpoint:
-        address = f"etcd://{endpoint}" if "/" in endpoint else f"etcd://{endpoint}/{_prefix_of(params.run_id)}"
-    else:
-        address = endpoint
     scheme, host, _, own = parse_url(address)
     options = {} if "timeout" in own and params.get("read_timeout") is None else {"timeout": timeout}
     return _open_tcp(params, address, host, own, options) if scheme == "tcp" else _connect(address, **options)
-
-
-def _prefix_of(run_id: str) -> str:
-    """Return the prefix in etcd for a rendezvous whose endpoint has none. Each run id has its own prefix."""
-    return f"fscoord/rendezvous/run-{_quoted(_quoted(run_id).replace('/', '%2F'))}"
-
-
-def _quoted(text: str) -> str:
-    from urllib.parse import quote
-
-    return quote(text, errors="surrogateescape")
 
 
 def _connect(address: str, **options: Any) -> Store:

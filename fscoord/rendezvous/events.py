@@ -15,8 +15,6 @@ from typing import Final
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 
-__all__ = ["FOR_PEOPLE", "NodeState", "RdzvEvent", "construct_and_record_rdzv_event", "shorten_names"]
-
 FOR_PEOPLE: Final = "fscoord_for_people"
 """The attribute of a log record of an event that has the event's message, for programs that show the log to people."""
 

@@ -41,8 +41,6 @@ from fscoord.rendezvous.state import Decision, Limits, Observed, State, Verdict,
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
-__all__ = ["ADDRESS_POLL_S", "DynamicRendezvousHandler", "Progress", "RoundDeadlines", "short_names"]
-
 ADDRESS_POLL_S = POLL_INTERVAL_S
 """The seconds between two checks, by a node that waits for the address of rank 0, that the round is not broken."""
 

@@ -28,8 +28,6 @@ from fscoord.rendezvous.parameters import RendezvousSettings
 from fscoord.rendezvous.state import State, evict
 from fscoord.store import Store
 
-__all__ = ["NEIGHBOURS", "FailureDetector", "KeepAliveThread"]
-
 NEIGHBOURS = 3
 """How many living successors in the ring a node watches."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from fscoord._arguments import Timeout, check_positive, to_seconds, to_timedelta
 
-__all__ = ["SETTINGS", "RendezvousParameters", "RendezvousSettings", "RendezvousTimeout", "parse_rendezvous_config"]
-
 _LIMITS = ("join", "last_call", "close", "heartbeat")
 SETTINGS = (*(f"{name}_timeout" for name in _LIMITS), "keep_alive_interval", "keep_alive_max_attempt")
 """The options of `RendezvousSettings.from_parameters`."""

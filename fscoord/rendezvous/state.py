@@ -28,8 +28,6 @@ from typing import Any
 
 from fscoord.errors import RendezvousStateError
 
-__all__ = ["Decision", "Limits", "Observed", "State", "Verdict", "close", "decide", "evict"]
-
 FORMAT = 2
 """The version of the state's format. A reader refuses other versions."""
 

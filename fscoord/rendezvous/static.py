@@ -31,8 +31,6 @@ from fscoord.rendezvous.base import RendezvousInfo, RendezvousStoreInfo
 from fscoord.store import Store, wait_on
 from fscoord.stores.prefix import PrefixStore
 
-__all__ = ["RESTART_TIMEOUT_S", "locate_rank", "session_of", "static_rendezvous"]
-
 RESTART_TIMEOUT_S: Final = 30.0
 """How long the other ranks wait for a new rank 0 when all sessions of rank 0 have ended, in seconds."""
 

@@ -9,8 +9,6 @@ from fscoord._waiting.awaited import ShownWait
 from fscoord._waiting.rounds import RoundState
 from fscoord.recipes.holdings import LineState
 
-__all__ = ["LogLock", "Picture", "SessionStatus"]
-
 
 class SessionStatus(NamedTuple):
     """One session of the store.

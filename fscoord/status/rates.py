@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from fscoord.status.reading import Activity
 
-__all__ = ["Rates", "Speed"]
-
 CONTROL = frozenset({"session", "death", "bell", "leave", "void", "seal", "forward", "finished"})
 """The kinds of records that carry no data of users."""
 

@@ -22,8 +22,6 @@ from fscoord.stores.file.observer import FileObserver, HeldLock, SeenSession
 from fscoord.stores.prefix import PrefixStore
 from fscoord.stores.url import convert, open_store, parse_url
 
-__all__ = ["Activity", "Observer", "Status", "observe", "status"]
-
 
 class Status(NamedTuple):
     """The participants of a store, and the findings about them.

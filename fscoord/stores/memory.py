@@ -51,8 +51,6 @@ from fscoord._waiting.wait import (
 from fscoord.errors import QueueEmptyError, StoreClosedError
 from fscoord.store import Capabilities, Store
 
-__all__ = ["HashStore"]
-
 D = TypeVar("D")
 T = TypeVar("T")
 

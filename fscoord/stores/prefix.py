@@ -12,8 +12,6 @@ from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitRequest
 from fscoord.errors import StoreClosedError
 from fscoord.store import Store, StoreView, forwarded, wait_on
 
-__all__ = ["PrefixStore"]
-
 D = TypeVar("D")
 T = TypeVar("T")
 

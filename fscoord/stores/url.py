@@ -1,4 +1,4 @@
-"""`open_store`, which opens a store by its URL, and `register_scheme`, which adds a scheme for URLs."""
+"""The addresses of stores, read and written: `open_store` opens a store by one, `register_scheme` adds a kind."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from fscoord._runtime import system
 from fscoord.store import Store
-
-__all__ = ["ENVIRONMENT_VARIABLE", "open_store", "parse_url", "register_scheme"]
 
 ENTRY_POINTS = "fscoord.stores"
 """The group of entry points by which other packages add schemes."""
@@ -143,6 +141,44 @@ def parse_url(address: str | system.os.PathLike[str]) -> tuple[str, str, str, di
         rest = slash + rest
     scheme, path = match.group(1).lower(), _decode(rest)
     return scheme, _decode(host), _with_home(path) if scheme == "file" else path, _options(query)
+
+
+def file_path(address: str | system.os.PathLike[str]) -> str | None:
+    """Return the path of the file store at `address`, or None if `address` names another kind of store."""
+    scheme, host, path, _ = parse_url(address)
+    return path if scheme == "file" and host in ("", "localhost") else None
+
+
+def file_url(path: str, options: Mapping[str, object]) -> str:
+    """Return the URL of the file store at `path`. `options` are arguments of its constructor."""
+    return with_options(f"file:{'//' if path.startswith('/') else ''}{quoted(path)}", options)
+
+
+def with_options(url: str, options: Mapping[str, object]) -> str:
+    """Return `url` with `options` in its query, as `open_store` reads them."""
+    for name, value in options.items():
+        text = format(value, "o" if name == "mode" else "d") if isinstance(value, int) else str(value)
+        url = f"{url}{'&' if '?' in url else '?'}{quoted(name)}={quoted(text)}"
+    return url
+
+
+def absolute(address: str | system.os.PathLike[str]) -> str:
+    """Return `address` in a form that means the same in other directories."""
+    path, text = file_path(address), system.os.fspath(address)
+    if path is None:
+        return text
+    whole = path if path.startswith("/") else system.os.path.abspath(path)
+    if text == path:
+        return file_url(whole, {}) if "?" in whole else whole
+    _, mark, query = text.partition("?")
+    return f"file://{quoted(whole)}{mark}{query}"
+
+
+def quoted(text: str) -> str:
+    """Return `text`, percent-encoded for the path or an option of a URL."""
+    from urllib.parse import quote  # imported here, as in `_decode`
+
+    return quote(text, errors="surrogateescape")
 
 
 def _with_home(path: str) -> str:

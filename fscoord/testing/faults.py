@@ -14,8 +14,6 @@ from fscoord._runtime import system
 from fscoord.errors import StoreTimeoutError, StoreUnavailableError
 from fscoord.store import Capabilities, Store, StoreView
 
-__all__ = ["Fault", "FaultyFiles", "FaultyStore", "Plan", "Rule", "counted", "drawn"]
-
 
 class Fault(NamedTuple):
     """One fault.

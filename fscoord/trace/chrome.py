@@ -16,8 +16,6 @@ from fscoord._runtime.escaping import printable
 from fscoord.trace.reading import Span, Trace, assign_lanes
 from fscoord.trace.report import WAITS, Holds, ended_by, waited
 
-__all__ = ["chrome_events"]
-
 LANES: Final = 1000
 """More than the lanes of any process: the number of a row is that of the process times this, plus that of the lane."""
 

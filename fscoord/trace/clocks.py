@@ -27,8 +27,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["DRIFT", "Alignment", "Instant", "Passage", "align"]
-
 Clock = tuple[str, int]
 """The boot id and the time namespace of a monotonic clock."""
 

@@ -16,8 +16,6 @@ from fscoord._runtime.escaping import printable
 from fscoord.trace.reading import Span, Trace, assign_lanes
 from fscoord.trace.report import WAITS, Holds, arrivals_of, ended_by, make_report, outer_waits, waited
 
-__all__ = ["SPANS_MAX", "make_page", "page_data"]
-
 SPANS_MAX: Final = 40_000
 """The most spans in a page. Of more spans the longest are shown, so that the page stays under 5 MB and fluid."""
 

@@ -16,8 +16,6 @@ from fscoord._runtime import system, tracing
 from fscoord.errors import FscoordError
 from fscoord.trace.clocks import Alignment, Meeting, Passage, align
 
-__all__ = ["Crossing", "Process", "Span", "Trace", "assign_lanes", "read"]
-
 SUFFIX = ".trace"
 FILE_MAX: Final = 4 * tracing.SEGMENT_BYTES
 """How many bytes of a file are read. A segment is longer than `SEGMENT_BYTES` only if the last write to it was long."""

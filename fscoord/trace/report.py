@@ -10,8 +10,6 @@ from typing import Any, Final, NamedTuple
 
 from fscoord.trace.reading import Crossing, Process, Span, Trace
 
-__all__ = ["WAITS", "Ended", "Holds", "arrivals_of", "ended_by", "make_report", "outer_waits", "pattern_of", "waited"]
-
 WAITS: Final = ("barrier", "exchange", "wait", "queue", "lock", "election", "observe", "take", "rendezvous")
 """The kinds of spans in which a process waits."""
 

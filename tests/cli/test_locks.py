@@ -52,7 +52,7 @@ def test_relative_path_is_passed_on_in_full(fscoord, tmp_path, said, monkeypatch
     assert fscoord("lock", "--store", "s", "a", *look).code == 0
     assert said() == f"{tmp_path}/s\n"
     assert fscoord("lock", "--store", "file:./s?timeout=9", "a", *look).code == 0
-    assert said() == f"file:{tmp_path}/s?timeout=9\n"
+    assert said() == f"file://{tmp_path}/s?timeout=9\n"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def parsed(fscoord_in_process, monkeypatch):
     found = {}
 
     def record(command, options):
-        found.update(options, command=command)
+        found.update(vars(options), command=command)
         return Outcome(True, [])
 
     monkeypatch.setattr(verb, "_run", record)

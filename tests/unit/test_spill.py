@@ -27,9 +27,9 @@ from fscoord import (
     open_store,
 )
 from fscoord._log.files import spill
+from fscoord._log.files.opening import SPILL_BYTES
 from fscoord._log.format import record
 from fscoord._log.format.record import LogPosition
-from fscoord.stores.file.lifecycle import SPILL_BYTES
 
 LIMIT_S = 60
 LEAST = 100

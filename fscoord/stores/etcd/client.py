@@ -32,8 +32,6 @@ from fscoord.stores.etcd.requests import Request
 if TYPE_CHECKING:
     from fscoord.stores.etcd import GatewayClient
 
-__all__ = ["PORT", "Access", "Client", "CompactedError", "Stream", "parse_access"]
-
 PORT: Final = 2379
 """The port of an address that names none. It is etcd's default port."""
 

@@ -10,25 +10,6 @@ from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-__all__ = [
-    "GROUP",
-    "OPERATIONS_MAX",
-    "KeySpace",
-    "Request",
-    "after_prefix",
-    "b64",
-    "compare",
-    "delete",
-    "flatten_responses",
-    "key_values",
-    "nest_operations",
-    "put",
-    "range_of",
-    "revision_of",
-    "unb64",
-    "watch",
-]
-
 Request = dict[str, Any]
 
 GROUP: Final = 64

@@ -24,8 +24,6 @@ from fscoord.stores.etcd.transactions import Transactions
 if TYPE_CHECKING:
     from fscoord.stores.etcd.client import Access, Client
 
-__all__ = ["Lease", "LeaseSession", "parse_record"]
-
 RENEWALS_PER_TTL: Final = 3
 """The number of renewals of a lease during its time to live."""
 

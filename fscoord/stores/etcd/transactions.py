@@ -29,8 +29,6 @@ from fscoord.stores.etcd.requests import (
 if TYPE_CHECKING:
     from fscoord.stores.etcd.client import Client
 
-__all__ = ["KeySnapshot", "KeyWatcher", "Transactions", "TxnResult", "WatchRange"]
-
 T = TypeVar("T")
 
 Requests = Sequence[Request]

@@ -25,6 +25,7 @@ from fscoord._arguments import (
     value_bytes,
 )
 from fscoord._log.files import safe_files
+from fscoord._log.files.opening import COMPACT_BYTES, SPILL_BYTES
 from fscoord._log.files.safe_files import FilePath
 from fscoord._log.format import record
 from fscoord._log.log import SEVERAL, Log
@@ -36,7 +37,7 @@ from fscoord._waiting.wait import NotYet
 from fscoord.errors import FscoordError, QueueEmptyError
 from fscoord.store import Capabilities
 from fscoord.stores.file import lifecycle
-from fscoord.stores.file.lifecycle import COMPACT_BYTES, SPILL_BYTES, check_platform, log_options, path_argument
+from fscoord.stores.file.lifecycle import check_platform, log_options, path_argument
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.operations import ABSENT, EQUALS, PRESENT, Draft, Operation
 from fscoord.stores.file.replay import KeyValueState, WitnessedState
@@ -44,8 +45,6 @@ from fscoord.stores.file.sessions import Sessions
 from fscoord.stores.file.traced_wait import trace_place
 from fscoord.stores.file.wait_slots import WaitSlots
 from fscoord.stores.file.waits import pop_item, read_consistent
-
-__all__ = ["FileStore"]
 
 D = TypeVar("D")
 T = TypeVar("T")

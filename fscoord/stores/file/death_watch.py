@@ -18,8 +18,6 @@ from fscoord._waiting.wait import NOT_YET, NeededRanks, NotYet
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState
 
-__all__ = ["DeathWatch", "Needs", "RankNeeds", "SessionNeeds"]
-
 BEGIN_S: Final = 0.004
 """How long a wait lasts before it checks the sessions, in seconds. Most waits end sooner, without a check."""
 

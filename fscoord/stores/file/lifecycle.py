@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fscoord._arguments import check_choice, check_int64, check_positive
 from fscoord._log.files import safe_files
-from fscoord._log.files.opening import COMPACT_BYTES, SPILL_BYTES, LogOptions
+from fscoord._log.files.opening import LogOptions
 from fscoord._log.files.safe_files import FilePath
 from fscoord._log.format.control_records import Session
 from fscoord._log.format.header import parse_run_id
@@ -30,23 +30,6 @@ from fscoord.stores.file.wait_slots import WAITS_SUFFIX
 if TYPE_CHECKING:
     from fscoord._log.shared.combining.combiner import Combiner
     from fscoord.stores.file import FileStore
-
-__all__ = [
-    "COMPACT_BYTES",
-    "SPILL_BYTES",
-    "Exceptions",
-    "check_platform",
-    "log_options",
-    "mark_closed",
-    "new_combiner",
-    "open_and_join_run",
-    "path_argument",
-    "register",
-    "remove_side_cars",
-    "session_record",
-    "temporary_file",
-    "unregister",
-]
 
 SIDE_CARS: Final = (BELL_SUFFIX, BELL_SUFFIX + FIFO_SUFFIX, LIVENESS_SUFFIX, WAITS_SUFFIX)
 ATTEMPTS: Final = 20

@@ -24,8 +24,6 @@ from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend
 from fscoord.errors import FscoordError, StoreTimeoutError, StoreUnavailableError
 from fscoord.stores.file.wait_slots import WaitSlots
 
-__all__ = ["BELL_SUFFIX", "ChangeNotifier"]
-
 BELL_SUFFIX: Final = ".bell"
 
 ANNOUNCE_S: Final = 0.1

@@ -34,8 +34,6 @@ from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.sessions import ANSWERS
 from fscoord.stores.file.wait_slots import read_slots
 
-__all__ = ["FileObserver", "HeldLock", "Observation", "SeenSession"]
-
 READ_S: Final = 2.0
 """How long the observer waits for the log's lock where a read needs it, in seconds."""
 

@@ -26,20 +26,6 @@ from fscoord._waiting.wait import NOT_YET, NotYet
 from fscoord.errors import LimitExceededError, StoreUnavailableError
 from fscoord.stores.file.replay import KeyValueState, Rope, StoredValue, materialize
 
-__all__ = [
-    "ABSENT",
-    "COUNTS",
-    "EQUALS",
-    "PRESENT",
-    "RANKS",
-    "RESULT_MAX",
-    "Arrived",
-    "Draft",
-    "KeyValueDecider",
-    "MustWriteAlone",
-    "Operation",
-]
-
 RESULT_MAX: Final = 16 * 1024
 """The longest value, in bytes, that a leader reads or returns for another process."""
 

@@ -10,8 +10,6 @@ from zlib import crc32
 from fscoord._log.files.spill import NEVER, Fetch, Spilled, SpilledRecord, Spot, checksum_of_both
 from fscoord._log.format import record
 
-__all__ = ["KeyValueState", "Rope", "StoredValue", "Witness", "WitnessedState", "materialize"]
-
 BATCH: Final = 1 << 16
 """The most bytes of keys and values in one record of a snapshot, unless a single value is longer."""
 PAIR_SIZE: Final = 6

@@ -34,8 +34,6 @@ from fscoord.stores.file.waits import AnyChange, Arrival, Condition, FileWait, c
 if TYPE_CHECKING:
     from fscoord._log.shared.combining.combiner import Combiner
 
-__all__ = ["Sessions"]
-
 MEMBERS_LOCK_S: Final = 0.02
 """How many seconds `Sessions.members` and `_session_states` wait for the log's lock."""
 

@@ -9,8 +9,6 @@ from fscoord._log.log import Log
 from fscoord._runtime import tracing
 from fscoord.stores.file.replay import KeyValueState, Witness, WitnessedState
 
-__all__ = ["TracedWait", "trace_place"]
-
 PLACES_MAX: Final = 256
 
 

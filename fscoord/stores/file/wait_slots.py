@@ -27,8 +27,6 @@ from fscoord._waiting.shown_waits import Shown, ShownWaits
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord.errors import FscoordError, InsecurePathError
 
-__all__ = ["WAITS_SUFFIX", "SlotReading", "WaitSlots", "read_slots"]
-
 WAITS_SUFFIX: Final = ".waits"
 
 READ_AT_ONCE: Final = 256

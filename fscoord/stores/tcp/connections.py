@@ -15,8 +15,6 @@ from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord.errors import StoreClosedError, StoreTimeoutError, StoreUnavailableError
 from fscoord.stores.tcp.wire import ANSWER_MIN_S, GRACE_S, Channel, Deadline, Disconnected, Unanswered
 
-__all__ = ["BlockingCalls", "Connections", "Failure"]
-
 T = TypeVar("T")
 
 Find = Callable[[Channel], T | None]

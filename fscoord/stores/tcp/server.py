@@ -15,8 +15,6 @@ from fscoord._runtime import system
 from fscoord.errors import StoreUnavailableError, missing_extra
 from fscoord.stores.tcp.wire import ANSWER_MIN_S, Deadline, Unanswered
 
-__all__ = ["Server"]
-
 LOOPBACK: Final = "127.0.0.1"
 """The address to which torch's own client connects. torch makes this client with each server. The server listens on all
 addresses."""

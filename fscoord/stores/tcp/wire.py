@@ -22,9 +22,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import BareCall
 from fscoord._waiting.timing import SlowWaitLogger
 
-__all__ = ["ANSWER_MIN_S", "GRACE_S", "Channel", "Deadline", "Disconnected", "Unanswered"]
-
-
 T = TypeVar("T")
 
 ANSWER_MIN_S: Final = 2.0

@@ -15,8 +15,6 @@ from fscoord.testing.contract.place import HANG_S, Place
 from fscoord.testing.contract.refusals import Refusals
 from fscoord.testing.contract.waiting import Interrupts, Waiting
 
-__all__ = ["StoreContract"]
-
 
 class StoreContract(Values, Several, Handles, Refusals, Waiting, Threads, Members, Interrupts):
     """The contract of `~fscoord.Store`, as a class of tests for pytest.

@@ -13,8 +13,6 @@ from fscoord.errors import StoreClosedError, StoreTimeoutError
 from fscoord.store import Store
 from fscoord.testing.contract.place import ContractTests, Place
 
-__all__ = ["Handles", "Members"]
-
 
 class Handles(ContractTests):
     """Tests of clones, time-outs and closing."""

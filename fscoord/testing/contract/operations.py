@@ -15,8 +15,6 @@ from fscoord.errors import BarrierError, QueueEmptyError, StoreError, StoreTimeo
 from fscoord.store import Store
 from fscoord.testing.contract.place import ContractTests, Place, start_thread
 
-__all__ = ["Several", "Threads", "Values"]
-
 ODD_KEYS = ["", "\0", "a\0b", "-/a", "k/", "/", " ", "ключ", "\U0001f600", "\udcff\udc80", "x" * KEY_MAX]
 
 

@@ -10,8 +10,6 @@ import pytest
 from fscoord._runtime import system
 from fscoord.store import Store
 
-__all__ = ["HANG_S", "ContractTests", "Place", "Thread", "start_thread", "state", "until"]
-
 HANG_S = 60
 """The timeout of handles that are not meant to time out."""
 

@@ -14,8 +14,6 @@ from fscoord.errors import FscoordError, LimitExceededError
 from fscoord.store import Store
 from fscoord.testing.contract.place import ContractTests, Place, state
 
-__all__ = ["Refusals"]
-
 LONG = "x" * (KEY_MAX + 1)
 HUGE = bytes(VALUE_MAX + 1)
 NO_KEYS = [None, 1, 1.5, bytearray(b"k"), memoryview(b"k"), ["k"]]

@@ -18,8 +18,6 @@ from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.store import Store
 from fscoord.testing.contract.place import HANG_S, ContractTests, Place, Thread, start_thread, until
 
-__all__ = ["CtrlC", "Interrupts", "Waiting"]
-
 LATE_S = HANG_S
 """How late a wait may end before a test calls it hung: a handle that disregards a shorter timeout ends it later."""
 
