@@ -17,7 +17,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial, wraps
 from types import EllipsisType, TracebackType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
@@ -55,6 +55,7 @@ from fscoord._waiting.wait import (
 from fscoord.errors import BarrierError, StoreError, StoreTimeoutError, UsedBeforeError
 
 D = TypeVar("D")
+F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound="Store")
 T = TypeVar("T")
 
@@ -706,10 +707,21 @@ class _NoRankNeeded(Exception):
     """Ends a wait that needs no rank any more."""
 
 
+def forwarded(method: F) -> F:
+    """Return a method of a `StoreView` that calls `method` of the underlying store."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(self: StoreView, *args: Any, **named: Any) -> Any:
+        return getattr(self._open(), name)(*args, **named)
+
+    return cast(F, call)
+
+
 class StoreView(Store):
     """A view of the underlying store `store`, in which only operations with keys differ.
 
-    A subclass defines these operations.
+    A subclass defines these operations. A view has no sessions of its own.
     """
 
     def __init__(self, store: Store) -> None:
@@ -741,30 +753,14 @@ class StoreView(Store):
         """Whether the underlying store can detect which sessions are dead."""
         return self._inner.has_liveness
 
-    def register(self) -> int:
-        return self._open().register()
-
-    def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
-        """Return the members of the underlying store, because a view has no sessions of its own."""
-        return self._open().members(ranks)
-
-    def announce_rank(self, rank: int) -> None:
-        self._open().announce_rank(rank)
-
-    def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        return self._open().dead_ranks(ranks)
-
-    def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        return self._open().dead_sessions(numbers)
-
-    def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:
-        return self._open()._session_states(numbers)
-
-    def _stopped_sessions(self, numbers: Iterable[int]) -> frozenset[int]:
-        return self._open()._stopped_sessions(numbers)
-
-    def _observe(self) -> tuple[list[Member], dict[int, ShownWait]]:
-        return self._open()._observe()
+    register = forwarded(Store.register)
+    members = forwarded(Store.members)
+    announce_rank = forwarded(Store.announce_rank)
+    dead_ranks = forwarded(Store.dead_ranks)
+    dead_sessions = forwarded(Store.dead_sessions)
+    _session_states = forwarded(Store._session_states)
+    _stopped_sessions = forwarded(Store._stopped_sessions)
+    _observe = forwarded(Store._observe)
 
     def _closer_look(self) -> str:
         return self._inner._closer_look()

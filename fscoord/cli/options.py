@@ -348,7 +348,7 @@ def content(value: bytes) -> bytes:
     if value != b"-":
         return value
     if sys.stdin is None:
-        raise click.UsageError("the value - is read from standard input, which is closed")
+        raise click.UsageError("'-' means standard input, and standard input is closed: give the value itself")
     words = "reading the value from standard input"
     if sys.stdin.isatty():
         output.tell(log, f"{words}; Ctrl-D at the beginning of a line ends it")

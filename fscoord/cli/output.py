@@ -143,7 +143,7 @@ class SlowNote:
 def telling_if_slow(
     log: logging.Logger, words: str, more: Callable[[], str] | None = None
 ) -> Iterator[Callable[[], None]]:
-    """Log `words`. Once the body of the ``with`` has taken `NOTE_AFTER_S`, tell a person who watches of the wait.
+    """Log `words`. Once the body of the ``with`` has taken `NOTE_AFTER_S`, print a note for a person at the terminal.
 
     The note has `words` and the text that `more` returns (see `SlowNote`). It is made once: on a terminal, or in the
     log if that is shown and `more` knows the reason. The ``with`` yields a function that ends the wait before the body

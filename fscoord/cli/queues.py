@@ -272,7 +272,7 @@ def _work_on(item: Item, command: Command, refuse: PriorityQueue | None, *, by_s
 def _as_variable(data: bytes) -> str:
     if len(data) > VARIABLE_MAX or b"\0" in data:
         raise click.UsageError(
-            f"an item of {len(data)} bytes does not fit into {VARIABLE}, which holds {VARIABLE_MAX} at most and no NUL;"
-            " the item went back into the queue: take it with --stdin"
+            f"the item has {len(data)} bytes, and {VARIABLE} holds at most {VARIABLE_MAX} bytes without a NUL; the item"
+            " went back into the queue: take it with --stdin"
         )
     return system.os.fsdecode(data)

@@ -153,7 +153,7 @@ class ProbeFile:
             system.close_quietly(fd)
 
     def way(self, kind: str) -> str:
-        """Return the kind of read for a holder of the lock. A marker on NFS does not make the cache valid."""
+        """Return how a holder of the lock reads: past the cache, if a soft lock on NFS leaves the cache as it is."""
         return "direct" if kind == "soft" and self._is_nfs else "plain"
 
     def read(self, how: str, kind: str) -> list[ProbeRecord | None]:

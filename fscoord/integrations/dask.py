@@ -260,7 +260,10 @@ async def _candidate(url: str, address: str) -> _Candidate:
     if store.has_liveness:
         return _Candidate(store, address)
     await store.close()
-    raise ValueError(f"{store.store!r} can't detect deaths, so the address of a dead scheduler would stay there")
+    raise ValueError(
+        f"{store.store!r} can't detect deaths, so the address of a dead scheduler would stay there: use"
+        " a FileStore or an EtcdStore"
+    )
 
 
 async def dask_teardown(scheduler: Any) -> None:

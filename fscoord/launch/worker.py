@@ -618,7 +618,7 @@ class _ErrorText:
 
 
 def _split(text: bytes) -> tuple[list[bytes], bytes]:
-    """Return the lines of `text` without their ends, and what is needed of the line that has not ended."""
+    """Return the complete lines of `text` without their ends, and the last state of the incomplete line."""
     *lines, rest = text.split(b"\n")
     if b"\r" in rest:  # earlier states are not needed. Without this, a bar of a long time would become a long line
         rest = b"\r" + _last_state(rest) + b"\r" * rest.endswith(b"\r")

@@ -181,7 +181,7 @@ class Exclusive(Undoable, ContextDecorator):
                 self._end_span(name, "failed")
 
     def _begin_span(self, name: str) -> None:
-        """Begin the span of the request with the entry `name`, which lasts until the release."""
+        """Begin the span of the request with the entry `name`. It lasts until the release."""
         span = begin_span(self._span_kind, self._store, key_bytes(self.name), None, "what", self._what)
         if span is not None:
             self._spans[name] = span

@@ -88,7 +88,7 @@ class RdzvEvent:
             event = cls(**{**values, "node_state": NodeState(values["node_state"])})
             for name, value in values.items():
                 if not isinstance(value, (int, type(None)) if name in NUMBERS else str):
-                    raise TypeError(f"{name}={value!r}")
+                    raise TypeError
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{data[:80]!r} is not an event of a rendezvous ({type(error).__name__})") from error
         return event

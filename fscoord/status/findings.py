@@ -422,7 +422,7 @@ def _process(each: SessionStatus) -> str:
 
 
 def _named(each: SessionStatus) -> str:
-    """Return the title of `each` with its process, which the title of a participant without a rank has already."""
+    """Return the title of `each` and its process. Without a rank, the title contains the process."""
     return each.title if each.rank is None else f"{each.title} ({_process(each)})"
 
 

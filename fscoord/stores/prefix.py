@@ -8,11 +8,12 @@ from types import EllipsisType
 from typing import Any, TypeVar, cast
 
 from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, keys_bytes
-from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitBackend, WaitRequest, WaitSteps
+from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitRequest, WaitSteps
 from fscoord.errors import StoreClosedError
-from fscoord.store import Store, StoreView, wait_on
+from fscoord.store import Store, StoreView, forwarded, wait_on
 
 D = TypeVar("D")
+T = TypeVar("T")
 
 
 class PrefixStore(StoreView):
@@ -108,35 +109,24 @@ class PrefixStore(StoreView):
         self._open().barrier(self._full(key), world_size, timeout)
 
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
-        if isinstance(ranks, NeededRanks):
-            ranks = ranks.with_prefix(self._prefix)
-        return self._open().wait_alive(self._full_all(keys), ranks, timeout)
+        return self._open().wait_alive(self._full_all(keys), self._full_ranks(ranks), timeout)
 
     def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         return self._open().wait_sessions(self._full_all(keys), numbers, timeout)
 
-    def _wait_for_change(self, known: object, timeout: float) -> object:
-        return self._open()._wait_for_change(known, timeout)
+    _wait_for_change = forwarded(Store._wait_for_change)
+    _notifier_for = forwarded(Store._notifier_for)
 
     def _trace_place(self, key: bytes) -> tuple[str, str]:
         return super()._trace_place(self._full(key))
 
-    def _notifier_for(self, backend: WaitBackend) -> Any:
-        return self._open()._notifier_for(backend)
-
     def _new_wait(self, request: WaitRequest, notifier: Any) -> Wait[Any]:
-        ranks = request.ranks
-        if isinstance(ranks, NeededRanks):
-            ranks = ranks.with_prefix(self._prefix)
-        return self._open()._new_wait(request._replace(keys=self._full_all(request.keys), ranks=ranks), notifier)
+        return self._open()._new_wait(self._full_wait(request), notifier)
 
     def _wait(self, request: WaitRequest) -> Any:
         if type(self) is not PrefixStore or not self._open()._shows_waits:  # either may override operations that wait
             return super()._wait(request)
-        ranks = request.ranks
-        if isinstance(ranks, NeededRanks):
-            ranks = ranks.with_prefix(self._prefix)
-        return wait_on(self._open(), request._replace(keys=self._full_all(request.keys), ranks=ranks))
+        return wait_on(self._open(), self._full_wait(request))
 
     @property
     def _shows_waits(self) -> bool:
@@ -186,6 +176,12 @@ class PrefixStore(StoreView):
         if type(self) is not PrefixStore:
             return None
         return self._open()._new_arrival_wait(self._full_request(request), notifier)
+
+    def _full_wait(self, request: WaitRequest) -> WaitRequest:
+        return request._replace(keys=self._full_all(request.keys), ranks=self._full_ranks(request.ranks))
+
+    def _full_ranks(self, ranks: T) -> T | NeededRanks:
+        return ranks.with_prefix(self._prefix) if isinstance(ranks, NeededRanks) else ranks
 
     def _full_request(self, request: ArrivalRequest) -> ArrivalRequest:
         return request._replace(key=self._full(request.key), done=self._full(request.done))

@@ -384,7 +384,7 @@ def test_handle_that_times_out_in_zeros_reads_on_with_each_call(
                 assert log_of(other).refresh(-1.0) is None
                 break
             except StoreTimeoutError as error:
-                assert f"the {10 * 4096} bytes after offset {size} hold no complete record" in str(error)
+                assert f"in the {10 * 4096} bytes after offset {size};" in str(error)
                 assert "timeout" in str(error)
         assert 8 <= tries <= 12
         assert sum(count for _, count in reads if count == 4096) <= 11 * 4096

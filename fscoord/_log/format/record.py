@@ -296,7 +296,9 @@ def encode_pairs(pairs: list[tuple[bytes, bytes]]) -> bytes:
         parts += (_PAIR.pack(len(key), len(value)), key, value)
     data = b"".join(parts)
     if len(data) > RECORD_MAX - RECORD_MIN:
-        raise LimitExceededError(f"{len(pairs)} keys and values are too many for one record; nothing was written")
+        raise LimitExceededError(
+            f"{len(pairs)} keys and values are too many for one record; nothing was written: use several calls"
+        )
     return data
 
 

@@ -252,7 +252,7 @@ class _Verification:
         return header, start
 
     def _identify(self) -> None:
-        """Report files that were copied or restored after they had been made."""
+        """Report whether the log is a copy, or was restored, by the ids and inode numbers in its headers."""
         if self._newest is None:
             return
         file, header, inode = self._newest

@@ -250,9 +250,9 @@ class Cursor:
         except torn_tail.DeadlineReached:
             size = system.os.fstat(fd).st_size
             raise StoreTimeoutError(
-                f"{handle.file}: the {size - handle.offset} bytes after offset {handle.offset} hold no complete record,"
-                f" and not all of them were read within {handle.time_left:.3g} s; try again with a longer timeout. If"
-                " the file was made longer by mistake, `fscoord repair` copies the log without these bytes",
+                f"{handle.file}: timeout: no complete record was found within {handle.time_left:.3g} s in the"
+                f" {size - handle.offset} bytes after offset {handle.offset}; try again with a longer timeout. If the"
+                " file was made longer by mistake, `fscoord repair` copies the log without these bytes",
                 waited=handle.time_left,
             ) from None
         finally:

@@ -413,9 +413,10 @@ class Station:
                 raise_if_foreign(error)
 
     def _sweep(self, slot: Slot, now: float) -> None:
-        """Remove addresses whose sockets are closed. A socket is opened before its name exists.
+        """Remove the names of closed sockets. A socket is opened before its name exists.
 
-        The caller uses `slot`, so no other thread closes it: to a closed socket, every address would seem closed.
+        `slot` is the open socket that tries the others. The caller uses it, so no other thread closes it meanwhile:
+        to a closed socket, all others would seem closed.
         """
         self._swept_at = now
         for name in system.os.listdir(self._addresses):
