@@ -1305,21 +1305,21 @@ MUTANTS = (
     ),
     Mutant(
         "the key that ends a barrier is set before the last arrival",
-        "stores.file.operations.Draft._decide_by_rule",
+        "stores.file.operations.Draft.decide",
         '[(kind, key, value), (record.SET, operation.done, b"1")]',
         '[(record.SET, operation.done, b"1"), (kind, key, value)]',
         (MEETINGS,),
     ),
     Mutant(
         "the last arrival sets no key",
-        "stores.file.operations.Draft._decide_by_rule",
+        "stores.file.operations.Draft.decide",
         '[(kind, key, value), (record.SET, operation.done, b"1")]',
         "[(kind, key, value)]",
         (MEETINGS,),
     ),
     Mutant(
         "the last arrival sets the key and is not recorded",
-        "stores.file.operations.Draft._decide_by_rule",
+        "stores.file.operations.Draft.decide",
         '[(kind, key, value), (record.SET, operation.done, b"1")]',
         '[(record.SET, operation.done, b"1")]',
         (MEETINGS,),
@@ -1352,7 +1352,7 @@ MUTANTS = (
     ),
     Mutant(
         "the last arrival is judged by what was there before it",
-        "stores.file.operations.Draft._decide_by_rule",
+        "stores.file.operations.Draft.decide",
         "self._arrived(operation, text)",
         'self._arrived(operation, current or b"0")',
         (ARRIVALS,),

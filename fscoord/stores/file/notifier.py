@@ -94,7 +94,7 @@ class ChangeNotifier:
                 if self.passes_on_changes:
                     self._ring_node(bell, names)
                     return
-                bell.ring(*[crc32(name) & LAST_BUCKET for name in names])  # as `bucket`, without a call
+                bell.ring(*map(LAST_BUCKET.__and__, map(crc32, names)))  # as `bucket`, without a call
             except OSError as error:
                 raise_if_foreign(error)
                 self._warn(error)
