@@ -122,6 +122,10 @@ LAYERS = [
         ],
     ),
     ("_log.wakeup.doorbell", ["_log.files.safe_files", "_runtime.*"]),
+    (
+        "_log.wakeup.*",  # it never reads the log: its callers do
+        ["_log.wakeup.*", "_log.locking.process_mutex", "_runtime.*", "_waiting.*", "errors"],
+    ),
     ("_log.shared.extent", ["_log.wakeup.doorbell", "_runtime.*"]),
     (
         "_log.shared.node_poller",
@@ -134,18 +138,7 @@ LAYERS = [
             "_runtime.*",
         ],
     ),
-    (
-        "_log.wakeup.*",  # it never reads the log: its callers do
-        [
-            "_log.wakeup.*",
-            "_log.shared.extent",
-            "_log.shared.node_poller",
-            "_log.locking.process_mutex",
-            "_runtime.*",
-            "_waiting.*",
-            "errors",
-        ],
-    ),
+    ("_log.shared.node_waiter", ["_log.shared.extent", "_log.shared.node_poller", "_log.wakeup.*", "_runtime.*"]),
     ("_log.shared.hang_watchdog", ["_runtime.*"]),
     (
         "_log.shared.changed_keys",

@@ -14,7 +14,7 @@ from support.places import start_thread
 from fscoord import FileStore, HashStore, PrefixStore, Store, StoreClosedError, store as contract
 from fscoord._log import mount, opened
 from fscoord._log.shared import network
-from fscoord._log.wakeup import waiter
+from fscoord._log.wakeup import watcher
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._runtime import system
 from fscoord.stores.file import notifier
@@ -48,7 +48,7 @@ def path(tmp_path: Path) -> str:
 def only_events_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """No slow poll helps: an event that is lost is a test that hangs."""
     for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
-        monkeypatch.setattr(waiter, name, LONG_S)
+        monkeypatch.setattr(watcher, name, LONG_S)
     monkeypatch.setattr(notifier, "ANNOUNCE_S", LONG_S)
 
 

@@ -20,11 +20,12 @@ from fscoord._log.format import record
 from fscoord._log.format.control_records import encode_death
 from fscoord._log.liveness.own_session import Liveness
 from fscoord._log.replay.cursor import Cursor
-from fscoord._log.shared import extent as shared_extent, network
+from fscoord._log.shared import extent as shared_extent, network, node_waiter
 from fscoord._log.shared.extent import EXTENT_MAX, Extent, FileId, joined
 from fscoord._log.shared.network import NetworkAccess
 from fscoord._log.shared.node_poller import node_bell_path
-from fscoord._log.wakeup import waiter
+from fscoord._log.shared.node_waiter import NodeWaiter
+from fscoord._log.wakeup import watcher
 from fscoord._log.wakeup.doorbell import Doorbell, bucket
 
 FILE = (3, 4, 0)
@@ -124,8 +125,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A log in a directory that counts as NFS. Only a ring ends the sleep of a waiter that is not the poller."""
     share(str(tmp_path), monkeypatch)
     monkeypatch.setattr(network, "PATH_CHECK_S", math.inf)
-    for name in ("SLOW_FIRST_S", "SLOW_LAST_S", "OWN_POLL_S"):
-        monkeypatch.setattr(waiter, name, 3.0 * HANG_S)
+    monkeypatch.setattr(node_waiter, "OWN_POLL_S", 3.0 * HANG_S)
+    for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
+        monkeypatch.setattr(watcher, name, 3.0 * HANG_S)
     return str(tmp_path / "log")
 
 
@@ -227,8 +229,8 @@ def sleeps(store: FileStore) -> bool:
 @pytest.fixture
 def poller(path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileStore]:
     """A handle that is the poller of its node, and never polls, so that only writers ring."""
-    monkeypatch.setattr(waiter.Waiter, "_poll_pause", 3.0 * HANG_S)
-    monkeypatch.setattr(waiter, "POLL_FIRST_S", 3.0 * HANG_S)
+    monkeypatch.setattr(NodeWaiter, "_poll_pause", 3.0 * HANG_S)
+    monkeypatch.setattr(watcher, "POLL_FIRST_S", 3.0 * HANG_S)
     with FileStore(path, timeout=HANG_S) as store, start_thread(store.get, "for the poller") as thread:
         until(lambda: sleeps(store) and election_of(store)._poller is not None)
         yield store

@@ -13,10 +13,10 @@ from fscoord._log.log import Log
 from fscoord._log.opened import WatchedLog
 from fscoord._log.recovery import CLOSED
 from fscoord._log.shared import extent as shared_extent
-from fscoord._log.shared.node_poller import NodeProbes, node_bell_path
+from fscoord._log.shared.node_poller import NodeProbes, PollerElection, node_bell_path
+from fscoord._log.shared.node_waiter import NodeWaiter
 from fscoord._log.wakeup.doorbell import CELL, LAST_BUCKET, Doorbell, session_end_bucket
-from fscoord._log.wakeup.waiter import Waiter
-from fscoord._log.wakeup.watcher import ChangeWatcher, shared_watcher
+from fscoord._log.wakeup.watcher import ChangeWatcher, Waiter, shared_watcher
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
@@ -131,7 +131,7 @@ class ChangeNotifier:
             deadline: the end of the wait, by the monotonic clock.
             longest_sleep: for a wait with a death watch: returns the longest sleep in seconds.
             sessions: the sessions whose end also ends a sleep of the waiter.
-            is_check_due: for a wait with a death watch; see `Waiter`.
+            is_check_due: see `NodeWaiter`.
         """
         watcher = self._watcher
         if watcher is None or watcher.is_closed or watcher.is_outdated or not watcher.is_announced:
@@ -142,15 +142,23 @@ class ChangeNotifier:
         if spare is not None and spare.watcher is watcher:
             return spare
         ends = list(map(session_end_bucket, sessions)) if sessions else ()
-        return Waiter(watcher, longest_sleep, ends, is_check_due)
+        election = watcher.election
+        if isinstance(election, PollerElection):
+            return NodeWaiter(watcher, election, longest_sleep, ends, is_check_due)
+        return Waiter(watcher, longest_sleep, ends)
 
-    def read_shared_extent(self, waiter: Waiter) -> bool:
+    def stand_for_election(self, waiter: Waiter | None) -> None:
+        """See `NodeWaiter.stand_for_election`."""
+        if isinstance(waiter, NodeWaiter):
+            waiter.stand_for_election()
+
+    def read_shared_extent(self, waiter: Waiter | None) -> bool:
         """Read on, after a ring of the node's bell, in the extent that the process that rang has published.
 
         Return whether the handle has read on. Unlike a look, this method makes no request for the records, and so it
         can't show that a key does not exist.
         """
-        bell = waiter.watcher.bell
+        bell = None if waiter is None else waiter.watcher.bell
         extent = None if bell is None else shared_extent.read(bell)
         return extent is not None and isinstance(self._log, WatchedLog) and self._log.read_extent(extent)
 
@@ -163,8 +171,10 @@ class ChangeNotifier:
         if watcher.bell is None:
             watcher.note_file(self._log.handle.file)
         if self.passes_on_changes and isinstance(self._log, WatchedLog):
-            waiter.notify_node(self._log.take_changed_keys(), self._log.recent_extent)
-            waiter.probe_for_node(self._undead, self._is_alive)
+            changed = self._log.take_changed_keys()
+            if isinstance(waiter, NodeWaiter):
+                waiter.notify_node(changed, self._log.recent_extent)
+                waiter.probe_for_node(self._undead, self._is_alive)
 
     def _undead(self) -> list[int]:
         """Return all sessions that are not recorded as dead."""
@@ -189,7 +199,7 @@ class ChangeNotifier:
         """The probes that the processes of this node share, or None if no process polls for the node."""
         watcher = self._watcher
         election = None if watcher is None else watcher.election
-        return None if election is None else election.probes
+        return election.probes if isinstance(election, PollerElection) else None
 
     def remove_stale(self, waiter: Waiter) -> bool:
         """Remove `waiter` if a new waiter could detect more changes; return whether it was removed."""
@@ -261,8 +271,9 @@ class ChangeNotifier:
         has_use = node or not (self._wanted.read_only or self._watches_every_key)
         if self._mode != "poll" and (node or local) and system.has_inotify() and has_use:
             bell = self._open_bell()
+        elect = PollerElection if node else None
         return ChangeWatcher(
-            self._log.handle.file, bell, self._mode, is_local=local, is_node=node, backend=self._backend
+            self._log.handle.file, bell, self._mode, is_local=local, elect=elect, backend=self._backend
         )
 
     @property
