@@ -483,7 +483,7 @@ MUTANTS = (
     ),
     Mutant(
         "the time of an arrival begins with its wait and not with its call",
-        "Sessions._new_arrival",
+        "Sessions._new_arrival_wait",
         "timeout, None, started, ",
         "timeout, None, None, ",
         (f"{ARRIVAL_FAULTS}::test_arrival_whose_time_is_over_ends_at_once",),
@@ -1342,8 +1342,8 @@ MUTANTS = (
     Mutant(
         "a rank arrives again with each look",
         "FileWait.look",
-        "state == NEW and self._arrive is not None",
-        "self._arrive is not None",
+        "self._arrive if state == NEW else None",
+        "self._arrive",
         (ARRIVALS,),
     ),
     Mutant(

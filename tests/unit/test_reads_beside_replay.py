@@ -74,7 +74,7 @@ def test_wait_finds_no_key_of_a_replay_that_is_under_way(store: FileStore, repla
 
 def arrival_at(store: FileStore) -> FileWait[bytes | None]:
     """Return the wait of the first of two, after its arrival."""
-    arrival = store._new_arrival(ArrivalRequest(b"b/num", b"", b"b/complete", 2, 5.0), notifier_of(store))
+    arrival = store._new_arrival_wait(ArrivalRequest(b"b/num", b"", b"b/complete", 2, 5.0), notifier_of(store))
     assert arrival.look() is NOT_YET
     return arrival
 

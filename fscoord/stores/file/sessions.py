@@ -191,12 +191,13 @@ class Sessions(Store):
         """Carry out `operation`, and return its result."""
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
-        if not request.waits:
-            return super()._arrive(request)
-        return block_on(self._new_arrival(request, self._notifier))
+        wait = self._new_arrival_wait(request, self._notifier)
+        return super()._arrive(request) if wait is None else block_on(wait)
 
-    def _new_arrival(self, request: ArrivalRequest, notifier: ChangeNotifier) -> FileWait[bytes | None]:
-        key, token, done, world_size, timeout, _, started, _ = request
+    def _new_arrival_wait(self, request: ArrivalRequest, notifier: ChangeNotifier) -> FileWait[bytes | None] | None:
+        key, token, done, world_size, timeout, _, started, waits = request
+        if not waits:
+            return None
         kind, rule = (record.APPEND, RANKS) if token else (record.ADD, COUNTS)
         arrival = new_tuple(Operation, (kind, key, token, b"", rule, done, world_size))
         after = Keys(self._log, self._state, [done], request)
@@ -219,9 +220,6 @@ class Sessions(Store):
     def _new_wait(self, request: WaitRequest, notifier: ChangeNotifier) -> Wait[Any]:
         condition: Condition[Any] = condition_of(request, self._log, self._state, notifier, self._write)
         return FileWait(notifier, condition, request.timeout, request.slow_logger)
-
-    def _new_arrival_wait(self, request: ArrivalRequest, notifier: ChangeNotifier) -> Wait[Any] | None:
-        return self._new_arrival(request, notifier) if request.waits else None
 
     def _wait_for_change(self, known: object, timeout: float) -> object:
         """See `Store._wait_for_change`. `known` is a position in the log, and each later record is a change."""

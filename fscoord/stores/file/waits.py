@@ -174,23 +174,30 @@ class FileWait(Generic[T]):
         """See `Wait.look`."""
         state, condition, notifier, now = self._state, self._condition, self._notifier, system.time.monotonic()
         left = self._deadline - now
+        arrive = self._arrive if state == NEW else None
         found: Any
-        if state == NEW and self._arrive is not None:
-            if left > 0:
-                self._make_waiter()  # before the lock is held, because a new bell is announced under the lock
-                if notifier.passes_on_changes:
-                    notifier.stand_for_election(self._waiter)
-            found, _ = self._arrive(self._arm)
+        # Before an arrival has the lock, because a new bell is announced under the lock.
+        if self._waiter is None and (state == UNARMED or arrive is not None) and left > 0:
+            watch = condition.death_watch
+            longest, sessions = (None, ()) if watch is None else (watch.max_sleep_s, watch.known_sessions)
+            waiter = notifier.new_waiter(self._deadline, longest, sessions, self._is_check_due)
+            if waiter is not None:  # otherwise the handle has ended, and this look raises
+                # Recorded before `add_waiter`, so that `close` finds it: a signal handler may raise at any point.
+                self._waiter = waiter
+                notifier.add_waiter(waiter)
+                waiter = None  # the traceback of a time-out keeps this frame, which would keep the waiter
+        if arrive is not None:
+            if notifier.passes_on_changes:
+                notifier.stand_for_election(self._waiter)
+            found, _ = arrive(self._arm)
         else:
             reads = True
             if state == UNARMED and left > 0:
-                if self._waiter is None:
-                    self._make_waiter()
                 self._arm()
             elif state == RUNG and left > 0 and notifier.passes_on_changes:
                 reads = not notifier.read_shared_extent(self._waiter)
             found = condition.look(left if left > 0 else 0.0, reads=reads)
-        # Not by a local variable: the traceback of a time-out keeps this frame, which would keep the waiter.
+        # Not by a local variable, as above.
         if self._waiter is not None and (self._waiter.watcher.bell is None or notifier.passes_on_changes):
             notifier.after_look(self._waiter)
         if not isinstance(found, NotYet):
@@ -211,16 +218,6 @@ class FileWait(Generic[T]):
         if now >= self._due and condition.is_logged:
             self._make_known(now)
         return NOT_YET
-
-    def _make_waiter(self) -> None:
-        """Make the waiter, unless the handle has ended. Then the next look raises."""
-        watch = self._condition.death_watch
-        longest, sessions = (None, ()) if watch is None else (watch.max_sleep_s, watch.known_sessions)
-        waiter = self._notifier.new_waiter(self._deadline, longest, sessions, self._is_check_due)
-        if waiter is not None:
-            # Recorded before `add_waiter`, so that `close` finds the waiter: a signal handler may raise at any point.
-            self._waiter = waiter
-            self._notifier.add_waiter(waiter)
 
     def _arm(self) -> None:
         """Make every later change of the first missing key end the next sleep. Do nothing without a waiter."""
