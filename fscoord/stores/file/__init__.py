@@ -32,13 +32,13 @@ from fscoord._log.opened import open_log_file
 from fscoord._log.wakeup.watcher import MODES
 from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
-from fscoord._waiting.wait import NotYet, block_on
+from fscoord._waiting.wait import NotYet, block_on, new_tuple
 from fscoord.errors import FscoordError, QueueEmptyError
 from fscoord.store import Capabilities
 from fscoord.stores.file import lifecycle
 from fscoord.stores.file.lifecycle import COMPACT_BYTES, SPILL_BYTES, check_platform, log_options, path_argument
 from fscoord.stores.file.notifier import ChangeNotifier
-from fscoord.stores.file.operations import ABSENT, EQUALS, PRESENT, Draft, Operation
+from fscoord.stores.file.operations import ABSENT, EQUALS, PLAIN, PRESENT, Draft, Operation
 from fscoord.stores.file.replay import KeyValueState, WitnessedState
 from fscoord.stores.file.sessions import Sessions
 from fscoord.stores.file.traced_wait import trace_place
@@ -213,12 +213,13 @@ class FileStore(Sessions):
     def add(self, key: Key, amount: int) -> int:
         """See `Store.add`."""
         digits = b"%d" % check_int64("amount", amount)
-        return int(self._write(Operation(record.ADD, key_bytes(key), digits)))
+        return int(self._write(new_tuple(Operation, (record.ADD, key_bytes(key), digits, b"", PLAIN, b"", 0))))
 
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
         """See `Store.compare_set`."""
-        wanted = value_bytes(expected)
-        return bytes(self._write(Operation(record.COMPARE_SET, key_bytes(key), value_bytes(desired), wanted)))
+        parts = (record.COMPARE_SET, key_bytes(key), value_bytes(desired), value_bytes(expected), PLAIN, b"", 0)
+        found: bytes = self._write(new_tuple(Operation, parts))
+        return found
 
     _exchanges_keys = True
 
