@@ -304,8 +304,8 @@ MUTANTS = (
     Mutant(
         "writes are combined where reads lag",
         "Combiner._station_for",
-        'isinstance(access, NetworkAccess) and access.coherence == "direct"',
-        "isinstance(access, NetworkAccess)",
+        'shared is None or shared.access.coherence != "direct"',
+        "shared is None",
         (f"{COMBINER}::test_author_that_reads_under_a_lock_by_now_writes_alone",),
     ),
     Mutant(

@@ -32,10 +32,10 @@ from fscoord._log import mount
 from fscoord._log.format import record
 from fscoord._log.log import LOCK_GRACE_S
 from fscoord._log.recovery import GENERATION
-from fscoord._log.replay.writer import SharedLogWriter
 from fscoord._log.shared.combining import batch, combiner
 from fscoord._log.shared.combining.batch import Batch, Write
 from fscoord._log.shared.combining.combiner import Combiner
+from fscoord._log.shared.combining.outcomes import SharedLogWriter
 from fscoord._log.shared.combining.request import ALONE, DONE, LEAD, REQUEST_MAX, Answer, Author, encode_request
 from fscoord._log.shared.combining.station import ANSWER_MAX, LINK_MAX, SWEEP_S, VERSION, Slot, Station
 from fscoord._log.shared.network import NetworkAccess

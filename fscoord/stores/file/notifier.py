@@ -10,7 +10,6 @@ from fscoord._log.files.opening import LogOptions
 from fscoord._log.format import record
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
-from fscoord._log.opened import WatchedLog
 from fscoord._log.recovery import CLOSED
 from fscoord._log.shared import extent as shared_extent
 from fscoord._log.shared.node_poller import NodeProbes, PollerElection, node_bell_path
@@ -80,7 +79,8 @@ class ChangeNotifier:
         self._warned = self._is_closed = False
         # On a mount of several hosts the poller of the node rings for the changes that it finds. A wait for any change
         # does not take these changes. It leaves them to the other waits of the handle, one of which may be the poller.
-        self.passes_on_changes = isinstance(log, WatchedLog) and not watches_every_key
+        self._shared = None if watches_every_key else log.shared
+        self.passes_on_changes = self._shared is not None
 
     def notify(self, names: Iterable[bytes]) -> None:
         """Wake the waiters for one of the keys `names`, which have just been written."""
@@ -108,7 +108,7 @@ class ChangeNotifier:
         state = bell.read()
         armed = [number for number in {crc32(name) & LAST_BUCKET for name in names} if state[number * CELL] & 1]
         if armed:
-            extent = self._log.recent_extent() if isinstance(self._log, WatchedLog) else None
+            extent = None if self._shared is None else self._shared.recent_extent()
             if extent is not None:
                 shared_extent.publish(bell, extent)
             bell.ring(*armed)
@@ -160,7 +160,7 @@ class ChangeNotifier:
         """
         bell = None if waiter is None else waiter.watcher.bell
         extent = None if bell is None else shared_extent.read(bell)
-        return extent is not None and isinstance(self._log, WatchedLog) and self._log.read_extent(extent)
+        return extent is not None and self._shared is not None and self._shared.read_extent(extent)
 
     def after_look(self, waiter: Waiter) -> None:
         """Record which file the look of `waiter` has read.
@@ -170,10 +170,10 @@ class ChangeNotifier:
         watcher = waiter.watcher
         if watcher.bell is None:
             watcher.note_file(self._log.handle.file)
-        if self.passes_on_changes and isinstance(self._log, WatchedLog):
-            changed = self._log.take_changed_keys()
+        if self._shared is not None:
+            changed = self._shared.take_changed_keys()
             if isinstance(waiter, NodeWaiter):
-                waiter.notify_node(changed, self._log.recent_extent)
+                waiter.notify_node(changed, self._shared.recent_extent)
                 waiter.probe_for_node(self._undead, self._is_alive)
 
     def _undead(self) -> list[int]:
@@ -187,7 +187,7 @@ class ChangeNotifier:
     @property
     def shares_probes(self) -> bool:
         """Whether the log is on a mount of several hosts, where the probe of a session is a request to the server."""
-        return isinstance(self._log, WatchedLog)
+        return self._log.shared is not None
 
     @property
     def is_watching(self) -> bool:
@@ -279,7 +279,7 @@ class ChangeNotifier:
     @property
     def _uses_node_bell(self) -> bool:
         """Whether the bell belongs to a node, because the processes of the node share the log with other hosts."""
-        return not (self._log.mount.is_local or self._watches_every_key) and isinstance(self._log, WatchedLog)
+        return self._shared is not None and not self._log.mount.is_local
 
     def _ring_end(self, session: int) -> None:
         """Ring the bell for the end of `session`, if there is a bell. Later waiters find the end by a look."""
