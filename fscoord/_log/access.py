@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from fscoord._log.files import safe_files
 from fscoord._log.handle import GenerationUnlinked, HandleState
-from fscoord._log.liveness.own_session import Liveness
+from fscoord._log.liveness.own_session import CHECK_S, Liveness
 from fscoord._log.mount import Mount
 from fscoord._log.replay.cursor import CHUNK, Cursor
 from fscoord._runtime import system
@@ -187,7 +187,8 @@ class LocalAccess:
         session = handle.lock.session
         if session and session not in handle.table.sessions:  # it is dead, and a snapshot left it out
             raise handle.session_is_dead(session)
-        self._liveness.check_byte(now)
+        if now - self._liveness.checked_at > CHECK_S:
+            self._liveness.check_byte(now)
 
     def retries_read(self, error: OSError) -> bool:  # noqa: ARG002 - no error of a local file system is temporary
         return False

@@ -173,23 +173,25 @@ class HandleState:
         Raises:
             StoreGoneError: a descriptor is closed, or is of another file.
         """
-        are_own = self._is_own(self.reader_fd) and self._is_own(self.lock.fd)
-        if are_own or min(self.reader_fd, self.lock.fd) < 0:  # -1: a signal handler has forked, and this is the child
+        for fd in (self.reader_fd, self.lock.fd):
+            try:
+                found = system.os.fstat(fd)
+            except OSError as error:
+                raise_if_foreign(error)
+                if error.errno == system.errno.EBADF:
+                    break
+            else:
+                if (found.st_dev, found.st_ino) != self.file_identity:
+                    break
+        else:
+            return
+        if min(self.reader_fd, self.lock.fd) < 0:  # -1: a signal handler has forked, and this is the child
             return
         system.forget_descriptors()  # the other descriptors of the package may be closed as well
         self.lock.unlock()
         self.lock.after_fork(self.mutex)
         self.reader_fd = self.root_fd = -1
         raise self.gone("was closed by other code of this process, which has closed descriptors that it did not open")
-
-    def _is_own(self, fd: int) -> bool:
-        """Return whether `fd` is a descriptor of the generation in use."""
-        try:
-            found = system.os.fstat(fd)
-        except OSError as error:
-            raise_if_foreign(error)
-            return error.errno != system.errno.EBADF
-        return (found.st_dev, found.st_ino) == self.file_identity
 
     def check_landing(self) -> None:
         """End the handle if an append has not landed where the records that were read end.

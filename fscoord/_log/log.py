@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from fscoord._log.access import PATH_CHECK_S, Access, LocalAccess
 from fscoord._log.files import safe_files, torn_tail
@@ -31,14 +31,13 @@ from fscoord._log.handle import GenerationUnlinked, HandleState, NeedsLock
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.liveness.own_session import Liveness, Registration
 from fscoord._log.locking.log_lock import SOFT
-from fscoord._log.mount import DIRECT, LOCAL, Mount, find_mount
+from fscoord._log.mount import LOCAL, Mount, find_mount
 from fscoord._log.recovery import APPLYING, CLOSED, DESCRIPTORS, GENERATION, POSITION, SERVER_STATE
 from fscoord._log.replay.cursor import Cursor
 from fscoord._log.replay.large_values import LargeValues
-from fscoord._log.replay.writer import LogWriter, SharedLogWriter
+from fscoord._log.replay.writer import LogWriter
 from fscoord._log.session_table import SessionTable
-from fscoord._log.shared.changed_keys import ChangedKeys
-from fscoord._log.shared.network import NetworkAccess, SymlinkLockAccess
+from fscoord._log.shared.sharing import Sharing
 from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system, tracing
 from fscoord._runtime.escaping import closer_look
@@ -52,9 +51,6 @@ from fscoord.errors import (
     StoreUnavailableError,
     UsedBeforeError,
 )
-
-if TYPE_CHECKING:
-    from fscoord._log.shared.combining.outcomes import Outcomes
 
 T = TypeVar("T")
 
@@ -104,19 +100,6 @@ STALE_PAUSE_MAX_S: Final = 0.1
 first attempt is made at once."""
 
 
-def _new_outcomes(machine: StateMachine, table: SessionTable) -> Outcomes | None:
-    """Return the `Outcomes` in front of `machine`, or None if it can't be imported. Then each write is made alone.
-
-    The module is imported here, because the writers of a local log do not need `fscoord._log.shared.combining`.
-    """
-    try:
-        made: Outcomes = system.import_uninterrupted("fscoord._log.shared.combining.outcomes").Outcomes(machine, table)
-    except (OSError, ImportError) as error:
-        raise_if_foreign(error)
-        return None
-    return made
-
-
 class Log:
     """One handle on the log at `path`. A missing log is created, unless the options are read-only.
 
@@ -130,6 +113,7 @@ class Log:
     Attributes:
         handle: the state that the parts of the handle share. The process mutex of the log guards it.
         table: the sessions that the log has recorded.
+        shared: the parts for a mount that several hosts share; None on any other mount.
         read_locked, read_unlocked: return the bytes of a long value; see `LargeValues`.
     """
 
@@ -146,26 +130,28 @@ class Log:
         self.mount: Mount = mount or find_mount(path)
         options = options._replace(inodes_last=options.inodes_last and self.mount.inodes_last)
         self.read_only = options.read_only
-        self.changed_keys = None if coherence == LOCAL else ChangedKeys(machine)
-        # Other processes of the host may append the records of this handle only where reads are direct.
-        shares = coherence == DIRECT and not (options.is_soft or options.read_only)
         self.table = SessionTable()
-        shared = self.changed_keys if shares else None
-        self.outcomes = None if shared is None else _new_outcomes(shared, self.table)
-        self.table.keeps_times = self.outcomes is not None
-        self.machine: StateMachine = self.outcomes or self.changed_keys or machine
+        self.shared = shared = None if coherence == LOCAL else Sharing(machine, options, coherence, self.table)
+        self.machine = machine if shared is None else shared.machine
         self.handle = handle = HandleState(path, options, self.machine, self.table)
         handle.zeros = torn_tail.Zeros(is_sparse=self.mount.reports_holes and not system.is_fake_fs())
         system.close_when_collected(self, handle.owned_fds)
         # The parts refer to `handle` and to parts made before them, never to this object. So there is no reference
         # cycle: a handle that is dropped is freed at once, and its finalizer closes the descriptors.
-        self.cursor = Cursor(handle, None if self.changed_keys is None else self.changed_keys.mark_all)
+        self.cursor = Cursor(handle, None if shared is None else shared.changed_keys.mark_all)
         self.liveness = Liveness(handle)
-        self.access = self._choose_access(coherence)
-        self.writer = (LogWriter if self.outcomes is None else SharedLogWriter)(handle, self.cursor, self.access.write)
+        self.access: Access
+        if shared is None:
+            self.access = LocalAccess(handle, self.cursor, self.liveness, self.mount)
+            self.writer = LogWriter(handle, self.cursor, self.access.write)
+        else:
+            self.access = shared.new_access(handle, self.cursor, self.liveness, self.mount)
+            self.writer = shared.new_writer(handle, self.cursor)
         self.large_values = LargeValues(handle, self.cursor)
         self.registration = Registration(handle, self.liveness, self.writer, introduce)
         self.follower = GenerationFollower(handle, self.cursor, self.large_values)
+        if shared is not None:
+            shared.follow = self.follower.follow
         self.compactor = Compactor(handle, self.registration, self.large_values, self.follower)
         self._writes_in_a_row = False  # only a hint, so no lock guards it
         # The methods that vary by mount are bound once, because every operation calls them.
@@ -180,13 +166,6 @@ class Log:
             if isinstance(error, FscoordError):
                 raise
             raise safe_files.unavailable(error, path, "opening the log") from error
-
-    def _choose_access(self, coherence: str) -> Access:
-        if coherence == LOCAL:
-            return LocalAccess(self.handle, self.cursor, self.liveness, self.mount)
-        is_direct = self.handle.options.is_soft and coherence == DIRECT
-        kind = SymlinkLockAccess if is_direct else NetworkAccess
-        return kind(self.handle, self.cursor, self.liveness, self.mount, coherence)
 
     def _open(self) -> None:
         self.machine.reset()  # an earlier attempt may have applied records of a log that was removed meanwhile
@@ -433,8 +412,9 @@ class Log:
         # Nothing may come between this line and the write. A claim of a request ends with this hold of the lock.
         records = value.decide(session)
         if records:
-            assert isinstance(self.writer, SharedLogWriter), "only a log whose writes are combined has batches"
-            self.writer.append_batch(records)
+            writer = None if self.shared is None else self.shared.writer
+            assert writer is not None, "only a log whose writes are combined has batches"
+            writer.append_batch(records)
 
     def _append_all(self, records: list[tuple[int, bytes, bytes]], session: int) -> None:
         """Append `records`. An error has ``maybe_applied`` set if an earlier one of them was written."""

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from fscoord._log.files.opening import LogOptions
 from fscoord._log.format.control_records import Session
-from fscoord._log.handle import NeedsLock
 from fscoord._log.locking.log_lock import KIND_NAMES
 from fscoord._log.log import Decide, Log
 from fscoord._log.mount import DIRECT, LOCAL, LOCKED, find_mount
-from fscoord._log.recovery import POSITION
-from fscoord._log.shared.extent import Extent
 from fscoord._log.shared.hang_watchdog import KernelCall
-from fscoord._log.shared.network import NetworkAccess
 from fscoord._log.state_machine import StateMachine
-from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
-from fscoord.errors import FscoordError, UnsupportedFilesystemError
+from fscoord.errors import UnsupportedFilesystemError
 
 
 def open_log_file(path: str, machine: StateMachine, options: LogOptions, introduce: Callable[[], Session]) -> Log:
@@ -47,8 +41,7 @@ def open_log_file(path: str, machine: StateMachine, options: LogOptions, introdu
 class WatchedLog(Log):
     """A `Log` that hosts share.
 
-    `hang_watchdog` logs a warning if the file server does not answer during an operation. The log also collects the
-    keys in the records that it reads, because no event of this host's file system reports the writes of other hosts.
+    `hang_watchdog` logs a warning if the file server does not answer during an operation.
     """
 
     def __init__(self, path: str, *arguments: Any) -> None:
@@ -81,40 +74,3 @@ class WatchedLog(Log):
     def close(self) -> None:
         super().close()
         self._call.close()
-
-    def read_extent(self, extent: Extent) -> bool:
-        """Apply the records in `extent`, which another process of the host has read.
-
-        Errors are dropped, because the next `refresh` raises them again.
-
-        Returns:
-            Whether there were any records. If not, only `refresh` can tell whether the log has new records.
-        """
-        handle, access = self.handle, self.access
-        if not system.fork_marker[0] or not isinstance(access, NetworkAccess):
-            return False
-        with handle.mutex:
-            if handle.shared.is_inside or handle.recovery:
-                return False
-            try:
-                handle.shared.is_inside = True
-                handle.recovery = POSITION  # as in `refresh`
-                is_sealed = access.read_extent(extent)
-                if is_sealed:
-                    self.follower.follow()
-                handle.recovery = 0
-                return is_sealed is not None
-            except (OSError, FscoordError, NeedsLock) as error:
-                raise_if_foreign(error)
-                return False
-            finally:
-                handle.shared.is_inside = False
-
-    def recent_extent(self) -> Extent | None:
-        """Return the bytes that this handle has read or written last, or None."""
-        return self.access.recent if isinstance(self.access, NetworkAccess) else None
-
-    def take_changed_keys(self) -> Collection[int]:
-        """Return the buckets (see `doorbell`) of all keys in records that were read or written since the last call."""
-        assert self.changed_keys is not None, "a log that hosts share collects them"
-        return self.changed_keys.take()

@@ -9,15 +9,10 @@ A `Wait` decides nothing about how it is driven. It returns for how long to slee
 early. There are two drivers: `block_on` for threads, which calls ``sleep``, and `next_look` for event loops, which
 sleep by themselves. Code that leaves its blocking to a driver is known as "sans-I/O".
 
-The order of the calls makes sure that no change is missed::
-
-    arm     from here on a change wakes this wait
-    look    finds every change from before
-    sleep   until woken, and for `max_sleep` seconds at most
-
-The look finds a change that came before `arm`. A change that comes after `arm` ends the sleep. In the other order, a
-change could come between the look and `arm`. Then the look would not find it, no writer would end the sleep, and the
-sleep would last until the next poll.
+A look first arms the wait, so that every later change ends the next sleep, and then tests the condition. So no change
+is missed: the test finds a change that came before the arming, and a later change ends the sleep. In the other order, a
+change could come between the test and the arming. Then the test would not find it, no writer would end the sleep, and
+the sleep would last until the next poll.
 """
 
 from __future__ import annotations
@@ -178,11 +173,10 @@ class Wait(Protocol[T_co]):
     operation makes under this lock is the first look of the wait.
     """
 
-    def arm(self) -> None:
-        """Make every later change end the next sleep. The driver must call this method before the look."""
-
     def look(self) -> T_co | NotYet:
         """Return the answer to the request, or `NOT_YET` if the condition does not hold.
+
+        Unless the driver must look again at once, every change after this look ends the next sleep.
 
         Raises:
             StoreTimeoutError: the condition does not hold at the deadline.
@@ -209,7 +203,6 @@ def block_on(wait: Wait[T]) -> T:
     """Carry out `wait`, sleeping in this thread, and return its answer."""
     try:
         while True:
-            wait.arm()
             found = wait.look()
             if not isinstance(found, NotYet):
                 return found
@@ -229,7 +222,6 @@ def next_look(wait: Wait[T]) -> tuple[T | NotYet, float]:
     is_over = True
     try:
         while (seconds := wait.max_sleep()) <= 0:
-            wait.arm()
             found = wait.look()
             if not isinstance(found, NotYet):
                 return found, 0.0

@@ -40,13 +40,33 @@ def barrier(
     trace_timeout: Timeout = 10.0,
     *,
     fail_fast: bool,
+    span: tracing.Span | None = None,
 ) -> WaitSteps[None]:
-    """Execute `fscoord.barrier`."""
-    call = (store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
-    if tracing.recorder is None:
-        return _barrier(*call, None, fail_fast=fail_fast)
-    span = begin_span("barrier", store, key_bytes(key_prefix), rank, "world_size", world_size)
-    return tracing.record_steps(span, _barrier(*call, span, fail_fast=fail_fast))
+    """Execute `fscoord.barrier`. `span` is that of the call, in a process that records a trace."""
+    if tracing.recorder is not None and span is None:
+        given = (store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
+        span = begin_span("barrier", store, key_bytes(key_prefix), rank, "world_size", world_size)
+        return (yield from tracing.record_steps(span, barrier(*given, fail_fast=fail_fast, span=span)))
+    limit, start = to_seconds(store.timeout if barrier_timeout is None else barrier_timeout), system.time.monotonic()
+    is_usual = trace_timeout.__class__ is float and trace_timeout >= 0  # without a call
+    trace_s = trace_timeout if is_usual else to_seconds(trace_timeout)
+    prefix = key_bytes(key_prefix)
+    if rank is None:
+        check_needs_rank(rank, rank_tracing_decoder, fail_fast=fail_fast)
+        return (yield from _anonymous_barrier(store, world_size, prefix, limit, start))
+    rank, world_size = check_rank(rank, world_size)
+    call = new_tuple(Attempt, (prefix, rank, world_size, limit, start, trace_s, rank_tracing_decoder))
+    arrivals = Arrivals(store, prefix, call)
+    try:
+        text = yield arrivals.request(waits=not fail_fast)
+        if text is not None:
+            yield from arrivals.settle(text, waits=not fail_fast)
+        if fail_fast:
+            yield from arrivals.wait_alive()
+        if span is not None and arrivals.is_repeated:
+            span += ("repeated", 1)
+    except StoreTimeoutError as error:
+        arrivals.time_out(error)
 
 
 def get_all(store: Store, rank: int, prefix: Key, world_size: int, timeout: Timeout | None) -> WaitSteps[list[bytes]]:
@@ -85,40 +105,6 @@ def gather(
 def _traced(operation: str, store: Store, prefix: Key, rank: int, world_size: int, steps: WaitSteps[T]) -> WaitSteps[T]:
     span = begin_span("exchange", store, key_bytes(prefix), rank, "world_size", world_size, "operation", operation)
     return tracing.record_steps(span, steps)
-
-
-def _barrier(
-    store: Store,
-    world_size: int,
-    key_prefix: Key,
-    barrier_timeout: Timeout | None,
-    rank: int | None,
-    rank_tracing_decoder: Decoder | None,
-    trace_timeout: Timeout,
-    span: tracing.Span | None,
-    *,
-    fail_fast: bool,
-) -> WaitSteps[None]:
-    limit, start = to_seconds(store.timeout if barrier_timeout is None else barrier_timeout), system.time.monotonic()
-    is_usual = trace_timeout.__class__ is float and trace_timeout >= 0  # without a call
-    trace_s = trace_timeout if is_usual else to_seconds(trace_timeout)
-    prefix = key_bytes(key_prefix)
-    if rank is None:
-        check_needs_rank(rank, rank_tracing_decoder, fail_fast=fail_fast)
-        return (yield from _anonymous_barrier(store, world_size, prefix, limit, start))
-    rank, world_size = check_rank(rank, world_size)
-    call = new_tuple(Attempt, (prefix, rank, world_size, limit, start, trace_s, rank_tracing_decoder))
-    arrivals = Arrivals(store, prefix, call)
-    try:
-        text = yield arrivals.request(waits=not fail_fast)
-        if text is not None:
-            yield from arrivals.settle(text, waits=not fail_fast)
-        if fail_fast:
-            yield from arrivals.wait_alive()
-        if span is not None and arrivals.is_repeated:
-            span += ("repeated", 1)
-    except StoreTimeoutError as error:
-        arrivals.time_out(error)
 
 
 class _RankNeededError(ValueError, AssertionError):

@@ -351,10 +351,8 @@ class _Wait(Generic[T]):
         self._beside: bytes | None = None  # the key under which the waker is registered
         self._has_found = False
 
-    def arm(self) -> None:
-        """Do nothing, because `look` tests the condition and registers the waker under one lock. See `Wait.arm`."""
-
     def look(self) -> T | NotYet:
+        # The test of the condition and the registration of the waker are one step under one lock.
         self._disarm()
         with self._shared.lock:
             self._store._check_open()

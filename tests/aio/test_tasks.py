@@ -235,7 +235,7 @@ def test_first_look_that_comes_late_has_only_the_time_that_is_left(tmp_path: Pat
         def __init__(self, store: FileStore) -> None:
             self._log = log_of(store)
 
-        def look(self, timeout: float, arm: Callable[[], None]) -> NotYet:
+        def look(self, timeout: float, *, reads: bool) -> NotYet:
             looks.append(timeout)
             return NOT_YET
 

@@ -17,9 +17,9 @@ from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.third_party import ThirdPartyPlace, place_of
 
 from fscoord import aio
-from fscoord._log.wakeup import waiter as ticket
+from fscoord._log.wakeup import watcher as ticket
 from fscoord._log.wakeup.doorbell import bucket
-from fscoord._log.wakeup.waiter import Waiter
+from fscoord._log.wakeup.watcher import Waiter
 from fscoord.errors import FscoordError, LimitExceededError, LockLostError, StoreTimeoutError, StoreUnavailableError
 from fscoord.inspect import dump
 from fscoord.recipes import Lock, RLock, Semaphore, _line

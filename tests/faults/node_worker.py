@@ -8,16 +8,16 @@ import sys
 
 from fscoord import FileStore
 from fscoord._log import mount
-from fscoord._log.shared import node_poller
-from fscoord._log.wakeup import waiter
+from fscoord._log.shared import node_poller, node_waiter
+from fscoord._log.wakeup import watcher
 from fscoord._runtime import system
 
 
 def pretend(directory: str, slow: float) -> None:
     """Take `directory` for NFS, its subdirectory `node` for a file system of this node, and believe it so long."""
     here = mount.Mount("nfs4", directory, ("rw",))
-    waiter.SLOW_LAST_S = slow
-    waiter.OWN_POLL_S = 1000.0
+    watcher.SLOW_LAST_S = slow
+    node_waiter.OWN_POLL_S = 1000.0
     node_poller.FALLBACK = os.path.join(directory, "node")
     os.environ.pop("XDG_RUNTIME_DIR", None)
     local = mount.find_mount

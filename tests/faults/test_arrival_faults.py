@@ -32,8 +32,8 @@ from fscoord import (
     StoreUnavailableError,
     barrier,
 )
-from fscoord._log.wakeup import waiter
-from fscoord._log.wakeup.waiter import Waiter
+from fscoord._log.wakeup import watcher
+from fscoord._log.wakeup.watcher import Waiter
 from fscoord._waiting.wait import ArrivalRequest
 from fscoord.aio import AsyncStore
 from fscoord.store import Store, wait_on
@@ -98,7 +98,7 @@ def other(path: Path, store: FileStore) -> Iterator[FileStore]:
 @pytest.fixture(autouse=True)
 def _only_rings_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
-        monkeypatch.setattr(waiter, name, 3.0 * HANG_S)
+        monkeypatch.setattr(watcher, name, 3.0 * HANG_S)
     monkeypatch.setattr(notifier, "ANNOUNCE_S", 3.0 * HANG_S)
 
 
@@ -543,17 +543,17 @@ def test_event_that_another_thread_reads_before_the_sleep_ends_it(
     store: FileStore, other: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes between the unlock and the sleep, and the other thread finds nobody asleep."""
-    begin_sleep = Waiter._begin_sleep
+    max_sleep = Waiter.max_sleep
 
-    def let_the_last_arrive(self: Waiter, now: float, deadline: float) -> float:
-        monkeypatch.setattr(Waiter, "_begin_sleep", begin_sleep)
+    def let_the_last_arrive(self: Waiter, deadline: float) -> float:
+        monkeypatch.setattr(Waiter, "max_sleep", max_sleep)
         with start_thread(barrier, other, 2, "b", HANG_S, 1):
             pass
         assert self.watcher._events.wait(HANG_S)
         self.watcher._dispatch(self.watcher._events)
-        return begin_sleep(self, now, deadline)
+        return max_sleep(self, deadline)
 
-    monkeypatch.setattr(Waiter, "_begin_sleep", let_the_last_arrive)
+    monkeypatch.setattr(Waiter, "max_sleep", let_the_last_arrive)
     started = time.monotonic()
     barrier(store, 2, "b", HANG_S, rank=0)
     assert time.monotonic() - started < SOON_S, "the event was lost"

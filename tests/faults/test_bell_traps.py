@@ -28,9 +28,9 @@ from support.processes import TESTS
 import fscoord
 from fscoord import FileStore
 from fscoord._log.log import Log
-from fscoord._log.wakeup import waiter as log_ticket, watcher as log_watch
+from fscoord._log.wakeup import watcher as log_watch
 from fscoord._log.wakeup.doorbell import Doorbell, bucket
-from fscoord._log.wakeup.waiter import Waiter
+from fscoord._log.wakeup.watcher import Waiter
 from fscoord._runtime import file_events, system
 from fscoord.errors import StoreClosedError, StoreTimeoutError, UnsupportedFilesystemError
 from fscoord.stores.file import notifier
@@ -47,7 +47,7 @@ def path(tmp_path: Path) -> str:
 def only_rings_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """No slow poll helps: a ring that is lost is a test that hangs. Nor is one needed to announce the bell later."""
     for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
-        monkeypatch.setattr(log_ticket, name, 3 * HANG_S)
+        monkeypatch.setattr(log_watch, name, 3 * HANG_S)
     monkeypatch.setattr(notifier, "ANNOUNCE_S", 3 * HANG_S)
 
 
@@ -248,7 +248,7 @@ def test_bell_that_is_truncated_while_a_waiter_sleeps_still_wakes_it(
         other.set("k", "1")
         assert waiter.join() == b"1"
         for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
-            monkeypatch.setattr(log_ticket, name, 3 * HANG_S)
+            monkeypatch.setattr(log_watch, name, 3 * HANG_S)
         is_woken_by_a_ring(path, store)
 
 
@@ -287,7 +287,7 @@ def test_bell_that_is_deleted_while_a_waiter_sleeps_is_made_again(path: str, mon
         until(lambda: os.path.exists(path + ".bell"))
         until(lambda: other.num_keys() == 0 and log_of(other).handle.bell == 2)
         for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
-            monkeypatch.setattr(log_ticket, name, 3 * HANG_S)
+            monkeypatch.setattr(log_watch, name, 3 * HANG_S)
         other.set("k", "1")
         assert waiter.join() == b"1"
         is_woken_by_a_ring(path, store)
@@ -300,7 +300,7 @@ def test_bell_that_is_deleted_before_the_next_wait_is_made_again(path: str, monk
         waiter = start_thread(store.get, "k")
         until(lambda: other.num_keys() == 0 and log_of(other).handle.bell == 2)
         for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
-            monkeypatch.setattr(log_ticket, name, 3 * HANG_S)
+            monkeypatch.setattr(log_watch, name, 3 * HANG_S)
         other.set("k", "1")
         assert waiter.join() == b"1"
 
@@ -347,10 +347,10 @@ def test_wait_marks_its_other_key_if_one_came_between_look_and_mark(
     arm = Waiter.arm
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
 
-        def arm_late(ticket: Waiter, number: int, *, stands: bool = False) -> None:
+        def arm_late(ticket: Waiter, number: int) -> None:
             monkeypatch.setattr(Waiter, "arm", arm)
             other.set("a", "1")
-            arm(ticket, number, stands=stands)
+            arm(ticket, number)
 
         monkeypatch.setattr(Waiter, "arm", arm_late)
         waiter = start_thread(store.wait, ["a", "b"])
@@ -365,9 +365,9 @@ def test_key_that_comes_just_before_the_mark_is_seen_by_the_look_behind_it(
     arm = Waiter.arm
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
 
-        def arm_late(ticket: Waiter, number: int, *, stands: bool = False) -> None:
+        def arm_late(ticket: Waiter, number: int) -> None:
             other.set("a", "1")
-            arm(ticket, number, stands=stands)
+            arm(ticket, number)
 
         monkeypatch.setattr(Waiter, "arm", arm_late)
         monkeypatch.setattr(Waiter, "max_sleep", lambda *_: pytest.fail("it sleeps, though what it waits for is there"))
@@ -481,11 +481,11 @@ def test_write_wakes_none_but_the_waiters_for_its_key(
 WAITERS = """
 import sys, threading
 from fscoord import FileStore
-from fscoord._log.wakeup import waiter
+from fscoord._log.wakeup import watcher
 from fscoord._log.log import Log
 from fscoord.stores.file import notifier
 
-waiter.SLOW_FIRST_S = waiter.SLOW_LAST_S = notifier.ANNOUNCE_S = 60
+watcher.SLOW_FIRST_S = watcher.SLOW_LAST_S = notifier.ANNOUNCE_S = 60
 path, *keys = sys.argv[1:]
 looks, refresh = [], Log.refresh
 

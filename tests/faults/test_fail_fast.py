@@ -31,7 +31,7 @@ from fscoord import (
     synchronize,
 )
 from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity
-from fscoord._log.wakeup import waiter as log_ticket
+from fscoord._log.wakeup import watcher as log_ticket
 from fscoord._runtime import system
 from fscoord.inspect import dump
 from fscoord.stores.file import death_watch

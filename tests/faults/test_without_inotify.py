@@ -27,8 +27,8 @@ import fscoord
 from fscoord import FileStore, StoreClosedError, aio
 from fscoord._log import mount, opened
 from fscoord._log.format import record
-from fscoord._log.shared import network, node_poller
-from fscoord._log.wakeup import waiter as log_ticket
+from fscoord._log.shared import network, node_poller, node_waiter
+from fscoord._log.wakeup import watcher as log_ticket
 from fscoord._runtime import system
 from fscoord._runtime.file_events import FifoSource
 from fscoord.stores.file import death_watch, notifier
@@ -375,8 +375,8 @@ def test_waiters_of_a_node_are_woken_by_the_fifo_beside_its_bell(
     monkeypatch.setattr(opened, "find_mount", lambda path: mount.Mount("nfs4", str(tmp_path), ("rw",)))
     monkeypatch.setattr(network, "PATH_CHECK_S", math.inf)
     monkeypatch.setattr(system, "O_DIRECT", 0)
-    for name in ("SLOW_LAST_S", "OWN_POLL_S"):
-        monkeypatch.setattr(log_ticket, name, 1000.0)
+    monkeypatch.setattr(log_ticket, "SLOW_LAST_S", 1000.0)
+    monkeypatch.setattr(node_waiter, "OWN_POLL_S", 1000.0)
     path = str(tmp_path / "log")
     with FileStore(path, timeout=HANG_S) as afar, FileStore(path, timeout=HANG_S) as store:
         threads = [wait_in_thread(store, f"k{number}", others=number) for number in range(3)]
@@ -395,25 +395,26 @@ def test_waiters_of_a_node_are_woken_by_the_fifo_beside_its_bell(
 CROWD = """
 import collections, json, logging, os, sys, time
 from fscoord import FileStore, barrier
-from fscoord._log.wakeup import waiter
+from fscoord._log.wakeup import watcher
 
 path, count, instances, rounds = sys.argv[1], *map(int, sys.argv[2:5])
 with open("/proc/sys/user/max_inotify_instances", "w") as file:
     file.write(str(instances))
 
 def work(rank, out):
-    waiter.SLOW_FIRST_S = waiter.SLOW_LAST_S = 100.0  # so that a waiter that is not rung fails, and does not just poll
+    watcher.SLOW_FIRST_S = watcher.SLOW_LAST_S = 100.0  # a waiter that is not rung must fail, and not just poll
     said, polls = [], [0]
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
     logging.getLogger("fscoord").addHandler(handler)
-    must_look = waiter.Waiter._must_look
+    max_sleep = watcher.Waiter.max_sleep
 
-    def counted(self, deadline, *, is_rung):
-        polls[0] += not is_rung
-        return must_look(self, deadline, is_rung=is_rung)
+    def counted(self, deadline):
+        seconds = max_sleep(self, deadline)
+        polls[0] += seconds == 0 and not self.was_rung
+        return seconds
 
-    waiter.Waiter._must_look = counted
+    watcher.Waiter.max_sleep = counted
     with FileStore(path, timeout=60) as store:
         for number in range(rounds):
             barrier(store, count, f"b{number}", rank=rank)

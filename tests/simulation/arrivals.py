@@ -15,7 +15,7 @@ from simulation.world import HOST, PATH, World
 from support.plain_reader import read_newest
 
 from fscoord import BarrierError, FileStore, PrefixStore, StoreTimeoutError, barrier
-from fscoord._log.wakeup import waiter
+from fscoord._log.wakeup import watcher
 
 LATE_S = 1.5
 """More than the longest pause between two slow polls, which find what no event has told."""
@@ -218,7 +218,7 @@ def run(seed: int, hosts: Sequence[str] = (HOST,)) -> Meetings:
     rng.shuffle(ranks)
     with world.installed(), ExitStack() as stack:
         if this.trouble == "none":
-            stack.enter_context(mock.patch.object(waiter, "SLOW_FIRST_S", BARRIER_S))
+            stack.enter_context(mock.patch.object(watcher, "SLOW_FIRST_S", BARRIER_S))
         elif this.trouble == "lost events":
             world.files.loses_events = rng.choice([0.1, 0.5, 1.0])
         while ranks:

@@ -10,8 +10,8 @@ from unittest import mock
 from simulation.workload import LIMIT_S, Run, with_end
 from simulation.world import World
 
-from fscoord._log.replay.writer import SharedLogWriter
 from fscoord._log.shared.combining.batch import Batch
+from fscoord._log.shared.combining.outcomes import SharedLogWriter
 from fscoord._log.shared.combining.station import Station
 
 HOSTS = ("north", "south")

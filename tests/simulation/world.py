@@ -18,7 +18,7 @@ from fscoord._log.locking import kernel_wait, process_mutex
 from fscoord._log.shared import hang_watchdog, node_poller
 from fscoord._log.shared.combining import station
 from fscoord._log.wakeup import watcher
-from fscoord._log.wakeup.waiter import Waiter
+from fscoord._log.wakeup.watcher import Waiter
 from fscoord._runtime import file_events, network, system
 from fscoord.stores.file import lifecycle
 

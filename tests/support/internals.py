@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from fscoord import FileStore
 from fscoord._log.log import Log
+from fscoord._log.shared.sharing import Sharing
 from fscoord._log.wakeup.watcher import ChangeWatcher
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState
 
-__all__ = ["log_of", "notifier_of", "state_of", "watcher_of"]
+__all__ = ["log_of", "notifier_of", "sharing_of", "state_of", "watcher_of"]
 
 
 def log_of(store: FileStore) -> Log:
     """Return the handle of `store` on its log."""
     return store._log
+
+
+def sharing_of(store: FileStore) -> Sharing:
+    """Return what the log of `store`, on a mount that hosts share, has because of these hosts."""
+    sharing = log_of(store).shared
+    assert sharing is not None
+    return sharing
 
 
 def state_of(store: FileStore) -> KeyValueState:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.faulty import faulty_os
@@ -24,7 +25,8 @@ from fscoord import (
     gather,
     synchronize,
 )
-from fscoord._log.wakeup import waiter
+from fscoord._log.wakeup import watcher
+from fscoord._log.wakeup.watcher import ChangeWatcher
 
 HANG_S = 120
 
@@ -76,7 +78,7 @@ def test_last_arrival_right_after_the_unlock_of_another_wakes_it(
     meet: Meet, store: FileStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No look comes between the write and the sleep, so the wait must be armed before the unlock."""
-    monkeypatch.setattr(waiter, "SLOW_FIRST_S", 100.0)
+    monkeypatch.setattr(watcher, "SLOW_FIRST_S", 100.0)
     store.set("registered", "1")
     lock = log_of(store).handle.lock
     unlock, unlocked = lock.unlock, []
@@ -102,15 +104,15 @@ def test_arrival_that_is_not_the_last_reads_once_before_its_sleep(
     wait_in_vain(store)
     store.announce_rank(0)
     with faulty_os() as faulty:
-        block = waiter.Waiter.block
+        block = ChangeWatcher.block
 
-        def block_and_meet(self: waiter.Waiter, seconds: float) -> None:
-            monkeypatch.setattr(waiter.Waiter, "block", block)
+        def block_and_meet(self: ChangeWatcher, waiter: Any, seconds: float) -> None:
+            monkeypatch.setattr(ChangeWatcher, "block", block)
             before.extend(name for name, _ in faulty.calls)
             meet_in_child(path, meet)
-            self.block(seconds)
+            self.block(waiter, seconds)
 
-        monkeypatch.setattr(waiter.Waiter, "block", block_and_meet)
+        monkeypatch.setattr(ChangeWatcher, "block", block_and_meet)
         before: list[str] = []
         faulty.calls.clear()
         meet(store, 0)
@@ -122,7 +124,7 @@ def test_arrival_that_is_not_the_last_reads_once_before_its_sleep(
 def test_key_of_the_end_that_is_there_already_ends_the_wait_at_once(
     meet: Meet, store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiter, "SLOW_FIRST_S", 100.0)
+    monkeypatch.setattr(watcher, "SLOW_FIRST_S", 100.0)
     store.multi_set(["b/last_member", "b/complete"], ["1", "1"])
     started = time.monotonic()
     meet(store, 0)

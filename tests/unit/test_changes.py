@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.internals import log_of
+from support.internals import sharing_of
 from support.places import start_thread
 
 from fscoord import FileStore, HashStore, PrefixStore, Store, StoreClosedError, store as contract
 from fscoord._log import mount, opened
 from fscoord._log.shared import network
-from fscoord._log.wakeup import waiter
+from fscoord._log.wakeup import watcher
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._runtime import system
 from fscoord.stores.file import notifier
@@ -48,7 +48,7 @@ def path(tmp_path: Path) -> str:
 def only_events_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """No slow poll helps: an event that is lost is a test that hangs."""
     for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
-        monkeypatch.setattr(waiter, name, LONG_S)
+        monkeypatch.setattr(watcher, name, LONG_S)
     monkeypatch.setattr(notifier, "ANNOUNCE_S", LONG_S)
 
 
@@ -118,12 +118,12 @@ def test_poller_on_a_mount_of_several_hosts_still_gets_the_changes_itself(
     monkeypatch.setattr(system, "O_DIRECT", 0)
     with FileStore(path) as afar, FileStore(path) as store:
         known = store._wait_for_change(None, HANG_S)
-        log_of(store).take_changed_keys()
+        sharing_of(store).take_changed_keys()
         with start_thread(store._wait_for_change, known, LONG_S) as thread:
             until_asleep(store)
             afar.set("k", "1")
         assert thread.result != known
-        assert bucket(b"k") in log_of(store).take_changed_keys()
+        assert bucket(b"k") in sharing_of(store).take_changed_keys()
         assert not list(tmp_path.glob("*.bell"))
 
 

@@ -32,10 +32,10 @@ from fscoord._log import mount
 from fscoord._log.format import record
 from fscoord._log.log import LOCK_GRACE_S
 from fscoord._log.recovery import GENERATION
-from fscoord._log.replay.writer import SharedLogWriter
 from fscoord._log.shared.combining import batch, combiner
 from fscoord._log.shared.combining.batch import Batch, Write
 from fscoord._log.shared.combining.combiner import Combiner
+from fscoord._log.shared.combining.outcomes import SharedLogWriter
 from fscoord._log.shared.combining.request import ALONE, DONE, LEAD, REQUEST_MAX, Answer, Author, encode_request
 from fscoord._log.shared.combining.station import ANSWER_MAX, LINK_MAX, SWEEP_S, VERSION, Slot, Station
 from fscoord._log.shared.network import NetworkAccess
@@ -1434,10 +1434,11 @@ def test_refusal_of_one_author_fails_nobody_else(path: str) -> None:
 
 
 def test_waiters_of_the_host_are_woken_for_all_keys_of_a_batch(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fscoord._log.wakeup import waiter
+    from fscoord._log.shared import node_waiter
+    from fscoord._log.wakeup import watcher
 
-    monkeypatch.setattr(waiter, "SLOW_LAST_S", NEVER_S)
-    monkeypatch.setattr(waiter, "OWN_POLL_S", NEVER_S)
+    monkeypatch.setattr(watcher, "SLOW_LAST_S", NEVER_S)
+    monkeypatch.setattr(node_waiter, "OWN_POLL_S", NEVER_S)
     with ExitStack() as stack:
         stores = opened(path, stack, 4)
         waiting = [start_thread(store.get, f"k{n}") for n, store in enumerate(stores[:2])]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from support.internals import log_of
+from support.internals import log_of, sharing_of
 from support.places import start_thread
 from support.plain_reader import read_log
 from support.shared_os import SharedOs, shared_os
@@ -36,7 +36,7 @@ from fscoord._log.liveness.liveness_file import LivenessFile
 from fscoord._log.locking.log_lock import LogLock
 from fscoord._log.recovery import SERVER_STATE
 from fscoord._log.shared import hang_watchdog, network
-from fscoord._log.shared.changed_keys import ChangedKeys
+from fscoord._log.shared.sharing import ChangedKeys
 from fscoord._log.wakeup.doorbell import bucket
 from fscoord._runtime import system
 from fscoord.inspect import dump
@@ -1133,13 +1133,13 @@ def test_kernel_calls_of_an_operation_are_watched_but_not_its_lock_wait(
 def test_new_session_changes_all_buckets_and_its_later_writes_only_their_own(path: str) -> None:
     with FileStore(path, coherence="direct") as store, FileStore(path, coherence="direct") as other:
         store.set("k", "1")
-        log_of(store).take_changed_keys()
+        sharing_of(store).take_changed_keys()
         other.set("k", "2")
         assert store.get("k") == b"2"
-        assert len(set(log_of(store).take_changed_keys())) == 4096
+        assert len(set(sharing_of(store).take_changed_keys())) == 4096
         other.set("k", "3")
         assert store.get("k") == b"3"
-        assert set(log_of(store).take_changed_keys()) == {bucket(b"k")}
+        assert set(sharing_of(store).take_changed_keys()) == {bucket(b"k")}
 
 
 @pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])

@@ -19,9 +19,9 @@ from support.interrupts import At, interrupt
 
 from fscoord._log.shared import node_poller
 from fscoord._log.shared.node_poller import PollerElection
+from fscoord._log.shared.node_waiter import NodeWaiter
 from fscoord._log.wakeup.doorbell import Doorbell
-from fscoord._log.wakeup.waiter import POLL_FIRST_S, Waiter
-from fscoord._log.wakeup.watcher import ChangeWatcher
+from fscoord._log.wakeup.watcher import POLL_FIRST_S, ChangeWatcher
 from fscoord._runtime import system
 
 HANG_S = 60
@@ -437,9 +437,9 @@ def test_waiter_that_begins_to_sleep_while_the_poller_leaves_takes_over(memory: 
 
     seen: list[Any] = []
     path = str(memory / "bell")
-    with closing(ChangeWatcher(path, Doorbell(path, 0o600), "auto", is_local=False, is_node=True)) as watcher:
+    with closing(ChangeWatcher(path, Doorbell(path, 0o600), "auto", is_local=False, elect=PollerElection)) as watcher:
         begin, watcher.begin_sleep = watcher.begin_sleep, begin_sleep  # type: ignore[method-assign]
-        poller, follower = Waiter(watcher), Waiter(watcher)
+        poller, follower = NodeWaiter(watcher, watcher.election), NodeWaiter(watcher, watcher.election)
         follower._may_queue = may_queue
         assert poller.max_sleep(math.inf) <= 1.25 * POLL_FIRST_S
         follower.arm(0)  # a new poller rings those that are armed
@@ -452,16 +452,19 @@ def test_poller_whose_end_is_interrupted_is_replaced_by_the_next_wait(memory: Pa
     """Its traceback has gone, and with it the waiter, which nothing removes from the election any more."""
     path = str(memory / "bell")
     for number in count(1):
-        with closing(ChangeWatcher(path, Doorbell(path, 0o600), "auto", is_local=False, is_node=True)) as watcher:
-            poller = Waiter(watcher)
+        with closing(
+            ChangeWatcher(path, Doorbell(path, 0o600), "auto", is_local=False, elect=PollerElection)
+        ) as watcher:
+            poller = NodeWaiter(watcher, watcher.election)
             poller.arm(0)
             assert poller.max_sleep(math.inf) <= 1.25 * POLL_FIRST_S
-            poller._end_sleep()
+            watcher.end_sleep(poller)
+            poller._wakes_at = None
             at = At(number, interrupt, first_inside="_log/wakeup/")
             with suppress(KeyboardInterrupt), at:
                 poller.close()
             del poller
-            follower = Waiter(watcher)
+            follower = NodeWaiter(watcher, watcher.election)
             follower._may_queue = True  # as after a while: the term byte may be that of a poller that died
             follower.arm(0)
             assert follower.max_sleep(math.inf) <= 1.25 * POLL_FIRST_S, at.where

@@ -22,11 +22,11 @@ from support.processes import Processes, wait_until_ready
 from fscoord import FileStore, StoreTimeoutError
 from fscoord._log import mount, opened
 from fscoord._log.format import record
-from fscoord._log.shared import network, node_poller
+from fscoord._log.shared import network, node_poller, node_waiter
 from fscoord._log.shared.node_poller import node_bell_path
-from fscoord._log.wakeup import waiter, watcher
+from fscoord._log.shared.node_waiter import NodeWaiter
+from fscoord._log.wakeup import watcher
 from fscoord._log.wakeup.doorbell import CELL, Doorbell
-from fscoord._log.wakeup.waiter import Waiter
 from fscoord._runtime import system
 from fscoord._waiting.wait import THREAD_BACKEND
 
@@ -50,8 +50,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(network, "PATH_CHECK_S", math.inf)
     monkeypatch.setattr(system, "O_DIRECT", 0)
     monkeypatch.setattr(system, "nfs_recovers_lost_locks", lambda: False)
-    monkeypatch.setattr(waiter, "SLOW_LAST_S", SLEEPS_S)
-    monkeypatch.setattr(waiter, "OWN_POLL_S", SLEEPS_S)
+    monkeypatch.setattr(watcher, "SLOW_LAST_S", SLEEPS_S)
+    monkeypatch.setattr(node_waiter, "OWN_POLL_S", SLEEPS_S)
     return tmp_path
 
 
@@ -166,8 +166,8 @@ def test_waiter_sleeps_on_while_the_poller_beats_and_looks_when_it_stops(monkeyp
     clock = Clock()
     monkeypatch.setattr(system, "time", clock)
     watched: Any = Sleeps([1, 2, 2])
-    waiting = Waiter(watched)
-    monkeypatch.setattr(waiter, "OWN_POLL_S", math.inf)
+    waiting = NodeWaiter(watched, watched)
+    monkeypatch.setattr(node_waiter, "OWN_POLL_S", math.inf)
     for _ in range(4):  # during the first sleep it does not queue for the poller's role yet
         assert waiting.max_sleep(math.inf) > 0
         clock.now += SLEEPS_S + 1
@@ -184,7 +184,7 @@ def test_waiter_whose_ring_had_no_signal_looks_a_second_later(place: Path, monke
             os.pwrite(bell.fd, bytes(CELL), number * CELL)
         return True
 
-    monkeypatch.setattr(waiter, "SLOW_LAST_S", 0.5)
+    monkeypatch.setattr(watcher, "SLOW_LAST_S", 0.5)
     afar, one, two = (FileStore(str(place / "log"), timeout=LIMIT_S) for _ in range(3))
     with afar, one, two, start_thread(one.get, "k0") as polls:
         until(lambda: post_of(one) is not None and post_of(one)._poller is not None)
@@ -253,7 +253,7 @@ def test_poller_that_dies_is_replaced_at_once(place: Path, workers: Callable[...
 def test_poller_that_leaves_is_replaced_by_a_wait_that_does_not_queue_yet(
     place: Path, workers: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiter, "QUEUE_AFTER_S", math.inf)
+    monkeypatch.setattr(node_waiter, "QUEUE_AFTER_S", math.inf)
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path, timeout=LIMIT_S) as store:
         first = workers("one")
@@ -366,7 +366,7 @@ def test_node_bell_directory_open_to_others_is_unused_and_waits_still_end(
 
 @pytest.mark.parametrize("harm", ["truncate", "remove", "make a link"])
 def test_damaged_node_bell_only_delays_a_waiter(harm: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiter, "SLOW_LAST_S", 0.05)
+    monkeypatch.setattr(watcher, "SLOW_LAST_S", 0.05)
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path) as one, FileStore(path) as two:
         with start_thread(one.get, "k") as first, start_thread(two.get, "k") as second:

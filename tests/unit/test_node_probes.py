@@ -19,9 +19,9 @@ from fscoord import BrokenBarrierError, FileStore, StoreTimeoutError, barrier
 from fscoord._log import mount, opened
 from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity
 from fscoord._log.log import Log
-from fscoord._log.shared import network, node_poller
+from fscoord._log.shared import network, node_poller, node_waiter
 from fscoord._log.shared.node_poller import PROBES_PER_S, RESULT_TABLE, SEEMS_DEAD, WANTED, WANTED_TABLE, NodeProbes
-from fscoord._log.wakeup import waiter as waiter_module
+from fscoord._log.wakeup import watcher as waiter_module
 from fscoord._log.wakeup.doorbell import CELLS_END, SIZE, Doorbell
 from fscoord._runtime import system
 from fscoord.inspect import dump
@@ -132,7 +132,7 @@ def test_waiters_of_a_node_probe_the_missing_rank_once_together(
         assert asked <= passed / node_poller.PROBE_S + 1
         followers = [count for _, count in looks[1:]]
         # The pause between two looks begins at 0.02 s, and each is four times as long as the one before, up to 10 s.
-        assert sum(followers) <= (size - 2) * (6 + passed / waiter_module.OWN_POLL_S), "they look ever more rarely"
+        assert sum(followers) <= (size - 2) * (6 + passed / node_waiter.OWN_POLL_S), "they look ever more rarely"
         stores[-1].close()
         for thread in threads:
             with pytest.raises(BrokenBarrierError):

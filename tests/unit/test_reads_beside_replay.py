@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.internals import log_of, state_of
+from support.internals import log_of, notifier_of, state_of
 
 from fscoord import FileStore, StoreTimeoutError
 from fscoord._log.format import record
 from fscoord._log.log import Log
 from fscoord._log.recovery import APPLYING
 from fscoord._waiting.wait import NOT_YET, ArrivalRequest
-from fscoord.stores.file.waits import Arrival
+from fscoord.stores.file.waits import FileWait
 
 OLD = [(record.SET, b"v", b"1", 1, 1), (record.SET, b"gone", b"1", 1, 2), (record.SET, b"b/complete", b"1", 1, 3)]
 NEW = [(record.SET, b"v", b"2", 1, 4), (record.DELETE, b"gone", b"", 1, 5), (record.DELETE, b"b/complete", b"", 1, 6)]
@@ -72,16 +72,15 @@ def test_wait_finds_no_key_of_a_replay_that_is_under_way(store: FileStore, repla
         store.wait(["gone"], 0)
 
 
-def arrival_at(store: FileStore) -> Arrival:
-    """Return the arrival of the first of two, after its first look."""
-    request = ArrivalRequest(b"b/num", b"", b"b/complete", 2, 5.0)
-    arrival = Arrival(log_of(store), state_of(store), request, store._write, arms_under_lock=True)
-    assert arrival.look(0, lambda: None) is NOT_YET
+def arrival_at(store: FileStore) -> FileWait[bytes | None]:
+    """Return the wait of the first of two, after its arrival."""
+    arrival = store._new_arrival_wait(ArrivalRequest(b"b/num", b"", b"b/complete", 2, 5.0), notifier_of(store))
+    assert arrival.look() is NOT_YET
     return arrival
 
 
 def test_rank_is_not_let_pass_by_a_replay_that_is_under_way(store: FileStore, replay: None) -> None:
-    assert arrival_at(store).look(0, lambda: None) is NOT_YET
+    assert arrival_at(store).look() is NOT_YET
 
 
 def test_rank_that_applies_the_log_again_is_not_let_pass_by_what_was_there(store: FileStore) -> None:
@@ -91,7 +90,7 @@ def test_rank_that_applies_the_log_again_is_not_let_pass_by_what_was_there(store
         assert store.check(["b/complete"])
         other.delete_key("b/complete")
     log_of(store).handle.recovery = APPLYING
-    assert arrival.look(0, lambda: None) is NOT_YET
+    assert arrival.look() is NOT_YET
 
 
 @pytest.mark.parametrize("read", [lambda store: store.get("v"), lambda store: store.multi_get(["v"])[0]])

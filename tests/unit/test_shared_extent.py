@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.combining import HANG_S, share
 from support.disks import fill
-from support.internals import log_of, notifier_of, watcher_of
+from support.internals import log_of, notifier_of, sharing_of, watcher_of
 from support.places import start_thread, until
 
 from fscoord import FileStore, SessionDeadError
@@ -20,11 +20,12 @@ from fscoord._log.format import record
 from fscoord._log.format.control_records import encode_death
 from fscoord._log.liveness.own_session import Liveness
 from fscoord._log.replay.cursor import Cursor
-from fscoord._log.shared import extent as shared_extent, network
+from fscoord._log.shared import extent as shared_extent, network, node_waiter
 from fscoord._log.shared.extent import EXTENT_MAX, Extent, FileId, joined
 from fscoord._log.shared.network import NetworkAccess
 from fscoord._log.shared.node_poller import node_bell_path
-from fscoord._log.wakeup import waiter
+from fscoord._log.shared.node_waiter import NodeWaiter
+from fscoord._log.wakeup import watcher
 from fscoord._log.wakeup.doorbell import Doorbell, bucket
 
 FILE = (3, 4, 0)
@@ -124,8 +125,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A log in a directory that counts as NFS. Only a ring ends the sleep of a waiter that is not the poller."""
     share(str(tmp_path), monkeypatch)
     monkeypatch.setattr(network, "PATH_CHECK_S", math.inf)
-    for name in ("SLOW_FIRST_S", "SLOW_LAST_S", "OWN_POLL_S"):
-        monkeypatch.setattr(waiter, name, 3.0 * HANG_S)
+    monkeypatch.setattr(node_waiter, "OWN_POLL_S", 3.0 * HANG_S)
+    for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
+        monkeypatch.setattr(watcher, name, 3.0 * HANG_S)
     return str(tmp_path / "log")
 
 
@@ -227,8 +229,8 @@ def sleeps(store: FileStore) -> bool:
 @pytest.fixture
 def poller(path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileStore]:
     """A handle that is the poller of its node, and never polls, so that only writers ring."""
-    monkeypatch.setattr(waiter.Waiter, "_poll_pause", 3.0 * HANG_S)
-    monkeypatch.setattr(waiter, "POLL_FIRST_S", 3.0 * HANG_S)
+    monkeypatch.setattr(NodeWaiter, "_poll_pause", 3.0 * HANG_S)
+    monkeypatch.setattr(watcher, "POLL_FIRST_S", 3.0 * HANG_S)
     with FileStore(path, timeout=HANG_S) as store, start_thread(store.get, "for the poller") as thread:
         until(lambda: sleeps(store) and election_of(store)._poller is not None)
         yield store
@@ -274,7 +276,7 @@ def test_waiter_that_does_not_find_its_key_in_the_extent_reads_on_the_server(
             until(lambda: is_armed_in(store))
             twin = next(name for name in map(str, range(10**6)) if bucket(name.encode()) == bucket(b"k"))
             write_from_afar(writer, twin)  # the extent will end here
-            extent = log_of(writer).recent_extent()
+            extent = sharing_of(writer).recent_extent()
             write_from_afar(afar, "k")
             reads.clear()
             assert extent is not None
@@ -302,9 +304,9 @@ def test_extent_without_new_bytes_is_not_applied(path: str) -> None:
             Extent(other_file, known.start, known.data),
         ]
         for extent in refused:
-            assert not log_of(two).read_extent(extent)
+            assert not sharing_of(two).read_extent(extent)
             assert log_of(two).handle.offset == end
-        assert log_of(two).read_extent(known)
+        assert sharing_of(two).read_extent(known)
         assert two.get("b") == b"1"
         assert log_of(two).handle.offset == len(data)
 
@@ -316,7 +318,7 @@ def test_extent_with_a_seal_leads_into_the_next_generation(path: str) -> None:
         old, file, start = Path(path), extent_of(one).file, log_of(two).handle.offset
         one.compact()
         extent = Extent(file, start, old.read_bytes()[start:])
-        assert log_of(two).read_extent(extent)
+        assert sharing_of(two).read_extent(extent)
         assert log_of(two).handle.header.generation == 1
         assert two.get("a") == b"1"
 
@@ -327,7 +329,7 @@ def test_handle_that_reads_of_its_own_death_in_an_extent_ends(path: str) -> None
         number, alive_id = log_of(two).session, log_of(two).sessions[log_of(two).session].alive_id
         one.set("b", "1")
         log_of(one).update(record.DEATH, b"", encode_death(number, alive_id), None, HANG_S)
-        assert not log_of(two).read_extent(extent_of(one))
+        assert not sharing_of(two).read_extent(extent_of(one))
         with pytest.raises(SessionDeadError):
             two.get("a")
 
@@ -339,7 +341,7 @@ def test_handle_that_only_reads_extents_keeps_its_byte(path: str, monkeypatch: p
         checks: list[float] = []
         check_byte = Liveness.check_byte
         monkeypatch.setattr(Liveness, "check_byte", lambda self, now: (checks.append(now), check_byte(self, now))[1])
-        assert log_of(two).read_extent(extent_of(one))
+        assert sharing_of(two).read_extent(extent_of(one))
         assert len(checks) == 1
 
 
@@ -348,7 +350,7 @@ def test_closed_handle_reads_no_extent(path: str) -> None:
         two = FileStore(path)
         two.close()
         one.set("a", "1")
-        assert not log_of(two).read_extent(extent_of(one))
+        assert not sharing_of(two).read_extent(extent_of(one))
 
 
 def test_leader_publishes_no_extent_if_no_waiter_is_armed(path: str, poller: FileStore) -> None:

@@ -13,9 +13,9 @@ import pytest
 from support.internals import log_of, notifier_of, state_of, watcher_of
 
 from fscoord import FileStore, StoreGoneError, StoreTimeoutError
-from fscoord._log.wakeup import waiter
+from fscoord._log.wakeup import watcher as waiter
 from fscoord._log.wakeup.doorbell import bucket
-from fscoord._log.wakeup.waiter import Waiter
+from fscoord._log.wakeup.watcher import Waiter
 from fscoord._waiting.wait import KEYS, NOT_YET, WaitRequest
 from fscoord.stores.file.waits import FileWait, condition_of
 
@@ -41,7 +41,6 @@ def asleep(store: FileStore, key: bytes) -> tuple[FileWait[Any], Waiter]:
         notifier, condition_of(request, log_of(store), state_of(store), notifier, None), HANG_S
     )
     for _ in range(2):
-        wait.arm()
         assert wait.look() is NOT_YET
     assert wait.max_sleep() > 0
     assert wait._waiter in watcher_of(store)._sleeping

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from fscoord._log.wakeup import waiter
+from fscoord._log.shared import node_waiter
+from fscoord._log.shared.node_waiter import NodeWaiter
+from fscoord._log.wakeup import watcher as waiter
 from fscoord._log.wakeup.doorbell import STATE_SIZE, cell
-from fscoord._log.wakeup.waiter import Waiter
+from fscoord._log.wakeup.watcher import Waiter
 from fscoord._runtime import system
 from fscoord._waiting.wait import THREAD_BACKEND
 
@@ -212,8 +214,8 @@ class Bell:
         return self.arm(number) != mark
 
 
-def new_waiter(node: Any) -> Waiter:
-    waiting = Waiter(node)
+def new_waiter(node: Any) -> NodeWaiter:
+    waiting = NodeWaiter(node, node.election)
     waiting.arm(0)
     return waiting
 
@@ -240,8 +242,8 @@ def test_poller_slows_down_until_there_is_news_or_a_hurry_request() -> None:
 
 def from_news_on(first: float, node: Any) -> list[float]:
     """The pauses between polls after news, until they are as long as they get."""
-    quick = doubled(first, waiter.NEWS_POLL_S, waiter.NEWS_POLLS + 1)
-    slower = doubled(2 * waiter.NEWS_POLL_S, node.poll_last, 3)
+    quick = doubled(first, node_waiter.NEWS_POLL_S, node_waiter.NEWS_POLLS + 1)
+    slower = doubled(2 * node_waiter.NEWS_POLL_S, node.poll_last, 3)
     assert slower[-1] == node.poll_last
     return quick + slower
 
@@ -257,11 +259,11 @@ def test_poller_polls_quickly_after_news_without_a_waiter_and_then_slows_down() 
     assert sleep(node, waiting) >= 0.75 * node.poll_last
     waiting.notify_node([7])
     assert election.notified == [[7]]
-    for pace in from_news_on(waiter.NEWS_POLL_S, node):
+    for pace in from_news_on(node_waiter.NEWS_POLL_S, node):
         assert 0.75 * pace <= sleep(node, waiting) <= 1.25 * pace
-    for _ in range(2 * waiter.NEWS_POLLS):
+    for _ in range(2 * node_waiter.NEWS_POLLS):
         waiting.notify_node([7])
-        assert 0.75 * waiter.NEWS_POLL_S <= sleep(node, waiting) <= 1.25 * waiter.NEWS_POLL_S
+        assert 0.75 * node_waiter.NEWS_POLL_S <= sleep(node, waiting) <= 1.25 * node_waiter.NEWS_POLL_S
 
 
 @pytest.mark.parametrize("stands", [False, True])
@@ -279,8 +281,10 @@ def test_waiter_that_becomes_the_poller_is_not_rung_by_its_own_notification(
         return True
 
     monkeypatch.setattr(election, "try_elect", try_elect)
-    waiting = Waiter(node, other_buckets=range(1, armed_for))
-    waiting.arm(0, stands=stands)
+    waiting = NodeWaiter(node, node.election, other_buckets=range(1, armed_for))
+    if stands:
+        waiting.stand_for_election()
+    waiting.arm(0)
     assert bool(rings) is not stands, "an election while it arms has rung every key already"
     assert 0 < waiting.max_sleep(FAR) <= 1.25 * waiter.POLL_FIRST_S
     node.event_count += 1
@@ -301,7 +305,7 @@ def test_waiter_asks_for_faster_polls_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_waiter_that_is_not_the_poller_notifies_no_others() -> None:
     election = Election(elects=False)
     node: Any = Node(election)
-    Waiter(node).notify_node([7])
+    new_waiter(node).notify_node([7])
     assert not election.notified
 
 
@@ -310,7 +314,7 @@ def test_node_bell_that_fails_is_dropped_and_the_log_is_read(doing: str) -> None
     election = Election()
     node: Any = Node(election)
     node.bell = {"join": Bell(node), "arm": BrokenBell(), "is rung": BrokenBell()}.get(doing)
-    waiting = Waiter(node)
+    waiting = NodeWaiter(node, node.election)
     election.fails = True
     if doing == "pass on":
         waiting.notify_node([7])
@@ -325,26 +329,15 @@ def test_node_bell_that_fails_is_dropped_and_the_log_is_read(doing: str) -> None
     assert [error.errno for error in node.lost] == [errno.EIO]
 
 
-@pytest.mark.parametrize("has_election", [False, True])
-def test_node_bell_is_dropped_when_its_events_cannot_be_read(has_election: bool) -> None:
+def test_node_bell_is_dropped_when_its_events_cannot_be_read() -> None:
     node: Any = Node(Election())
-    if not has_election:
-        node.election = None
     waiting = new_waiter(node)
-    seconds = waiting.max_sleep(FAR)
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.EBADF, "Bad file descriptor")
-
-    node.block = fail
-    if has_election:
-        waiting.block(seconds)
-        assert not waiting.was_rung
-        assert node.sleeping == 0
-    else:
-        with pytest.raises(OSError, match="Bad file"):
-            waiting.block(seconds)
-    assert len(node.lost) == has_election
+    assert waiting.max_sleep(FAR) > 0
+    waiting.fail(OSError(errno.EBADF, "Bad file descriptor"))
+    assert not waiting.was_rung
+    assert (node.sleeping, len(node.lost)) == (0, 1)
+    with pytest.raises(OSError, match="Bad file"):
+        Waiter(node).fail(OSError(errno.EBADF, "Bad file descriptor"))
 
 
 class BrokenBell:
@@ -362,7 +355,7 @@ def test_waiter_beside_a_poller_looks_itself_at_intervals(monkeypatch: pytest.Mo
     waiting = new_waiter(node)
     clock.now += first_sleep(waiting)
     assert waiting.max_sleep(FAR) == pytest.approx(waiter.SLOW_LAST_S)
-    clock.now = waiter.OWN_POLL_S + 1
+    clock.now = node_waiter.OWN_POLL_S + 1
     assert waiting.max_sleep(FAR) == 0
     assert not waiting.was_rung, "its last poll is too old"
     assert waiting.max_sleep(FAR) == waiter.SLOW_LAST_S
@@ -424,7 +417,7 @@ def test_waiter_that_does_not_queue_yet_asks_when_the_poller_leaves(clock: Clock
 def first_sleep(waiting: Waiter) -> float:
     """Return how long the first sleep of a waiter is that is not the poller."""
     seconds = waiting.max_sleep(FAR)
-    assert 0.75 * waiter.QUEUE_AFTER_S <= seconds <= 1.25 * waiter.QUEUE_AFTER_S
+    assert 0.75 * node_waiter.QUEUE_AFTER_S <= seconds <= 1.25 * node_waiter.QUEUE_AFTER_S
     return seconds
 
 

@@ -18,10 +18,11 @@ import pytest
 from hypothesis import given, strategies as st
 from support.places import start_thread
 
+from fscoord._log.shared.node_poller import PollerElection
+from fscoord._log.shared.node_waiter import NodeWaiter
 from fscoord._log.wakeup import watcher as log_watch
 from fscoord._log.wakeup.doorbell import STATE_SIZE, Doorbell, bucket
-from fscoord._log.wakeup.waiter import Waiter
-from fscoord._log.wakeup.watcher import ChangeWatcher
+from fscoord._log.wakeup.watcher import ChangeWatcher, Waiter
 from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend
 
 LIMIT_S = 60
@@ -57,7 +58,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., ChangeWatcher]]:
 def test_events_are_used_where_they_show_all_writers_or_on_request(
     mode: str, is_local: bool, is_node: bool, hears: bool, make: Callable[..., ChangeWatcher]
 ) -> None:
-    assert make(mode, is_local=is_local, is_node=is_node).has_events is hears
+    assert make(mode, is_local=is_local, elect=PollerElection if is_node else None).has_events is hears
 
 
 def test_process_is_watched_where_there_are_events(make: Callable[..., ChangeWatcher]) -> None:
@@ -258,9 +259,10 @@ def _watch(tmp_path: Path, loop: Loop) -> Any:
 
 def test_watch_that_is_closed_holds_no_election_and_no_bell(tmp_path: Path) -> None:
     bell = Doorbell(str(tmp_path / "bell"), 0o600)
-    watch = ChangeWatcher(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
-    post, ticket = watch.election, Waiter(watch)
-    assert post is not None
+    watch = ChangeWatcher(str(tmp_path / "log"), bell, "auto", is_local=False, elect=PollerElection)
+    post = watch.election
+    assert isinstance(post, PollerElection)
+    ticket = NodeWaiter(watch, post)
     assert post.try_elect(ticket)
     watch.close()
     assert not post._held
@@ -269,11 +271,12 @@ def test_watch_that_is_closed_holds_no_election_and_no_bell(tmp_path: Path) -> N
 
 def test_watch_that_loses_the_node_bell_leaves_the_election_and_polls(tmp_path: Path) -> None:
     bell = Doorbell(str(tmp_path / "bell"), 0o600)
-    watch = ChangeWatcher(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
+    watch = ChangeWatcher(str(tmp_path / "log"), bell, "auto", is_local=False, elect=PollerElection)
     try:
-        ticket, post = Waiter(watch), watch.election
+        post = watch.election
         assert watch.has_events
-        assert post is not None
+        assert isinstance(post, PollerElection)
+        ticket = NodeWaiter(watch, post)
         assert post.try_elect(ticket)
         watch.fall_back_to_polling(OSError(errno.EIO, "Input/output error"))
         assert not post._held

@@ -6,20 +6,15 @@ If a writer died in the middle of a record, the next writer appends a void after
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate, count, repeat
-from operator import add
-from typing import Final
+from collections.abc import Callable
 
 from fscoord._log.files import torn_tail
 from fscoord._log.format import record
-from fscoord._log.format.record import Record
 from fscoord._log.handle import HandleState
 from fscoord._log.recovery import APPLYING, POSITION
 from fscoord._log.replay.cursor import Cursor
 from fscoord._runtime import system
 from fscoord._runtime.system import TIME_MAX
-from fscoord.errors import StoreUnavailableError
 
 
 class LogWriter:
@@ -98,80 +93,3 @@ class LogWriter:
             self._write(data)
             verdict = torn_tail.Skip(verdict.place + len(data), chain)
         self._cursor.move(verdict.offset, verdict.chain)
-
-
-TIMES: Final = 2
-"""How many times in a row `SharedLogWriter.next_time` reserves: an arrival at a barrier may need two records."""
-
-
-class SharedLogWriter(LogWriter):
-    """Appends the records of one handle. Other processes of the host may append records for the handle, too.
-
-    The author of an operation chooses the times of its records before it takes any lock, and several threads may choose
-    times at once. A record is found again by its session and its time. So no two records of a session may have the same
-    time, whichever process appends them.
-    """
-
-    def __init__(self, handle: HandleState, cursor: Cursor, write: Callable[[bytes], None]) -> None:
-        super().__init__(handle, cursor, write)
-        # The latest time by the clock so far, plus a number that rises by `TIMES`: so each time is greater than the one
-        # before, also if the clock steps back. `next` on this chain is one C function, which neither another thread nor
-        # a signal handler can enter in the middle.
-        clamped = map(min, map(max, iter(system.time.time_ns, None), repeat(0)), repeat(TIME_MAX))
-        latest = accumulate(clamped, max)
-        self._times = map(add, latest, count(step=TIMES))
-
-    def next_time(self) -> int:
-        """Return the time of the next record, in ns by the wall clock. The times after it, up to `TIMES`, stay unused.
-
-        Any thread may call this method, without a lock.
-        """
-        self.last_time = found = int(next(self._times))
-        return found
-
-    def append(self, kind: int, key: bytes, value: bytes, session: int) -> None:
-        self.append_batch([(kind, key, value, session, self.next_time())])
-
-    def append_batch(self, records: Sequence[Record]) -> None:
-        """Write `records` in one write(2), and apply them. They are all data records, or there is only one.
-
-        A durable log is written and synced record by record. If a batch lost a sector in its middle, sound records
-        would follow the lost sector, and readers would report damage.
-
-        If the write fails, or the process dies in it, the first records of the batch may be complete. These count.
-
-        Raises:
-            StoreUnavailableError: the write failed; ``maybe_applied`` is true if a record may have been written.
-        """
-        handle = self._handle
-        if handle.root.header.durable and len(records) > 1:  # a power loss may only harm the last record
-            self._append_each(records)
-            return
-        parts, chain = [], handle.chain
-        for kind, key, value, session, time_ns in records:
-            data, chain = record.encode(kind, key, value, session, time_ns, chain)
-            parts.append(data)
-        data = b"".join(parts)
-        try:
-            self._write(data)
-        except StoreUnavailableError as error:
-            error.maybe_applied = error.maybe_applied or len(records) > 1
-            raise
-        handle.recovery = APPLYING  # as in `LogWriter.append`
-        if system.os.lseek(handle.lock.fd, 0, 1) != handle.offset + len(data):  # likewise
-            handle.check_landing()
-        system.os.lseek(handle.reader_fd, len(data), 1)
-        self._cursor.apply(records, data)
-        handle.offset += len(data)
-        handle.chain = chain
-        handle.recovery = POSITION
-
-    def _append_each(self, records: Sequence[Record]) -> None:
-        is_first = True
-        try:
-            for each in records:
-                self.append_batch([each])
-                is_first = False
-        except StoreUnavailableError as error:
-            error.maybe_applied = error.maybe_applied or not is_first
-            raise

@@ -2,9 +2,9 @@
 
 `network` reads and writes coherently, and `hang_watchdog` reports calls that hang in the kernel. `symlink_lock` is a
 lock for mounts without advisory locks. `node_poller` lets one process of a host poll the server for all processes of
-the host. `changed_keys` and `extent` are the news that it gives them. `combining` lets one process of a host append for
-all.
+the host, and `node_waiter` is the sleep of a wait beside the poller. The changed keys and the `extent` are the news
+that the poller gives the waits. `combining` lets one process of a host append for all.
 
-`log` chooses these parts by the mount, in one place. Each part says which locks its callers hold. Nothing here
+`sharing` holds these parts, and `log` names only `sharing`. Each part says which locks its callers hold. Nothing here
 interprets keys or values.
 """

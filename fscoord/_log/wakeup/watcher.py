@@ -1,4 +1,4 @@
-"""`ChangeWatcher`: the sleep of waiters until a log may have changed.
+"""`Waiter` and `ChangeWatcher`: the sleep of one wait until a log may have changed, and the events that end sleeps.
 
 An event of the file system ends a sleep early, and the next poll ends it at the latest. So no result depends on an
 event: a lost event costs the time until the next poll.
@@ -15,17 +15,17 @@ the table of watchers, is reentrant.
 
 from __future__ import annotations
 
+import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from fscoord._log.locking.process_mutex import LogKey
-from fscoord._log.shared.node_poller import PollerElection
 from fscoord._log.wakeup.doorbell import Doorbell
 from fscoord._runtime import file_events as events, system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
-from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend, Waker
+from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend
 from fscoord.errors import InsecurePathError, UnsupportedFilesystemError
 
 MODES: Final = ("auto", "inotify", "poll")
@@ -33,21 +33,136 @@ POLL_LAST_S = 0.1
 SHARED_POLL_LAST_S = 0.175
 """The longest pause, in seconds, where each look is a request to a server: about six looks in a second."""
 
+SLOW_FIRST_S, SLOW_LAST_S = 0.1, 1.0
+"""The first and the longest sleep of a wait that events wake, in seconds."""
+POLL_FIRST_S = 0.001
+DEATH_WATCH_FIRST_S = 0.005
 
-class Sleeper(Protocol):
-    """The part of a waiter that the watcher uses.
+
+class Waiter:
+    """The sleeps of one wait, by a thread or a task, from its first arming to its last look.
+
+    Args:
+        watcher: wakes this waiter.
+        longest_sleep: returns the longest sleep in seconds of a wait that also watches for deaths. The death of a
+            watched process then also ends a sleep. None for any other wait.
+        other_buckets: further buckets. A ring of one of them ends a sleep, as a ring of the armed bucket does.
 
     Attributes:
+        waker: ends the sleep of this waiter.
         event_count: the `ChangeWatcher.event_count` that the waiter has seen.
-        role_changed: set when the waiter must check whether it has become the poller of its node.
+        was_rung: whether a ring ended the last sleep. Otherwise the sleep ended because it was time for a poll.
+        is_over: whether the wait is over, because the store was closed.
+        is_reusable: whether the waiter keeps nothing of its wait after `close`.
+        role_changed: whether the waiter must check if it has become the poller of its node; see `NodeWaiter`.
     """
 
-    waker: Waker
-    event_count: int
-    role_changed: bool
+    was_rung = False
+    is_over = False
+    role_changed = False
+    _bucket = 0
+    _mark = b""
+    _other_marks: Sequence[bytes] = ()
+    _wakes_at: float | None = None  # the end of the current sleep without a ring; None: no sleep
+    _pause = 0.0  # the length of the last sleep without a ring; 0.0 before the first
+
+    def __init__(
+        self,
+        watcher: ChangeWatcher,
+        longest_sleep: Callable[[], float] | None = None,
+        other_buckets: Sequence[int] = (),
+    ) -> None:
+        self.watcher = watcher
+        self.waker = watcher.backend.new_waker()
+        self._longest_sleep = longest_sleep
+        self._other_buckets = other_buckets
+        self.is_reusable = longest_sleep is None and not other_buckets  # a death watch belongs to its wait
+        self.event_count = watcher.event_count
+        self._deaths = watcher.deaths
+
+    def close(self) -> None:
+        """End the wait. If `is_reusable` is true, another wait may use the waiter from now on."""
+        if self._wakes_at is not None:
+            self.watcher.end_sleep(self)
+            self._wakes_at = None
+        self._pause = 0.0
+
+    def arm(self, bucket: int) -> None:
+        """Arm `bucket` before a look at the log, so that a write to it after that look ends the next sleep."""
+        watcher = self.watcher
+        self.event_count, self._deaths, bell = watcher.event_count, watcher.deaths, watcher.bell
+        if bell is not None:
+            try:
+                self._bucket, self._mark = bucket, bell.arm(bucket)
+                if self._other_buckets:
+                    self._other_marks = list(map(bell.arm, self._other_buckets))
+            except OSError as error:
+                raise_if_foreign(error)
+                watcher.fall_back_to_polling(error)
 
     def is_rung(self) -> bool:
-        """Return whether the waiter's sleep is over, because the log may have changed for it."""
+        """Return whether the log may have changed for this wait, or the wait is over.
+
+        A ring is an event. If no event was read since the waiter was armed, then the next `ChangeWatcher.block` ends at
+        once, or no ring has come; neither needs a system call here.
+        """
+        watcher = self.watcher
+        if self.is_over or (self._longest_sleep and self._deaths != watcher.deaths):
+            return True
+        bell = watcher.bell
+        if bell is None or self.event_count == watcher.event_count:
+            return self.event_count != watcher.event_count
+        try:
+            is_rung = bell.is_rung
+            return is_rung(self._bucket, self._mark) or any(map(is_rung, self._other_buckets, self._other_marks))
+        except OSError as error:
+            raise_if_foreign(error)
+            watcher.fall_back_to_polling(error)
+            return True
+
+    def max_sleep(self, deadline: float) -> float:
+        """Return the longest time to sleep, in seconds. 0.0 means to look now, and `was_rung` then gives the reason.
+
+        No other function decides how long a wait sleeps, but that of `NodeWaiter` for its mounts.
+
+        Args:
+            deadline: the end of the wait, by the monotonic clock. No sleep lasts beyond it.
+        """
+        watcher, now = self.watcher, system.time.monotonic()
+        if self._wakes_at is None:
+            has_events, pause = watcher.has_events, self._pause
+            if not pause:
+                first = DEATH_WATCH_FIRST_S if self._longest_sleep else SLOW_FIRST_S
+                pause = self._pause = first if has_events else POLL_FIRST_S
+            elif not self.was_rung:
+                longest = watcher.poll_last
+                if has_events:
+                    longest = self._longest_sleep() if self._longest_sleep else SLOW_LAST_S
+                pause = self._pause = min(pause * 2, longest)
+            if not has_events:
+                pause *= random.uniform(0.75, 1.25)  # so that many waiters do not poll at once
+            self._wakes_at = min(now + pause, deadline)
+            watcher.begin_sleep(self)
+        # The usual case is decided without a call: without an event, only `close` ends a sleep.
+        self.was_rung = (self.event_count != watcher.event_count or self.is_over) and self.is_rung()
+        if not self.was_rung:
+            seconds = self._wakes_at - now
+            if seconds > 0:
+                return seconds
+        watcher.end_sleep(self)
+        self._wakes_at = None  # last: if a signal handler raises before this line, `close` ends the sleep again
+        return 0.0
+
+    def fail(self, error: OSError) -> None:
+        """End a sleep whose events could not be read: raise `error`."""
+        raise error
+
+
+class Election(Protocol):
+    """The part of the election of the node's poller that the watcher uses."""
+
+    def close(self) -> None:
+        """Leave the election."""
 
 
 class ChangeWatcher:
@@ -59,7 +174,8 @@ class ChangeWatcher:
         mode: ``"auto"``, ``"poll"``, or ``"inotify"``, which is an error if there is no inotify. In a process that gets
             no inotify instance, the FIFO beside the bell takes its place.
         is_local: whether every writer is on this host, so that inotify reports all changes.
-        is_node: whether the bell belongs to a node, on which one process polls for all processes.
+        elect: joins the election of the poller, if the bell belongs to a node on which one process polls for all. Its
+            arguments are the bell, and a function that makes every sleeper call `Waiter.is_rung` again.
         backend: how the waiters sleep.
 
     Attributes:
@@ -67,7 +183,7 @@ class ChangeWatcher:
         has_events: whether events end a sleep, so that polls may be rare.
         event_count: the number of events so far. Without a bell, only this number shows a change to a waiter.
         deaths: the number of watched processes that have ended.
-        begin_sleep: makes a ring wake the given sleeper from now on. The caller must call `Sleeper.is_rung` afterwards,
+        begin_sleep: makes a ring wake the given sleeper from now on. The caller must call `Waiter.is_rung` afterwards,
             because an event that was read before did not wake the sleeper. A C function, because each wait calls it.
         is_outdated: whether the log continues in a file that is not the watched file.
         election: the election of the node's poller, or None.
@@ -80,7 +196,7 @@ class ChangeWatcher:
         mode: str,
         *,
         is_local: bool,
-        is_node: bool = False,
+        elect: Callable[[Doorbell, Callable[[], None]], Election] | None = None,
         backend: WaitBackend = THREAD_BACKEND,
     ) -> None:
         self._log_path = log_path
@@ -92,20 +208,20 @@ class ChangeWatcher:
         self.event_count = 0
         self.poll_last = POLL_LAST_S if is_local else SHARED_POLL_LAST_S
         self.deaths = 0
-        self._sleeping: set[Sleeper] = set()
+        self._sleeping: set[Waiter] = set()
         self.begin_sleep = self._sleeping.add
         self._reader_mutex = system.threading.RLock()  # held by the thread that reads the events
         self._events: Any = None
         self.has_events = self.is_closed = False
-        self.election: PollerElection | None = None
+        self.election: Election | None = None
         _instances.add(self)
-        if mode != "poll" and (is_local or is_node or mode == "inotify"):
-            self._start(mode, is_node=is_node)
+        if mode != "poll" and (is_local or elect is not None or mode == "inotify"):
+            self._start(mode, elect)
         self.has_events = self._events is not None
         if not self.has_events:
             self.bell = self.election = None
 
-    def _start(self, mode: str, *, is_node: bool) -> None:
+    def _start(self, mode: str, elect: Callable[[Doorbell, Callable[[], None]], Election] | None) -> None:
         target, mask = (self._log_path, events.LOG_CHANGED) if self.bell is None else (self.bell.path, events.BELL_RUNG)
         me = weakref.ref(self)
 
@@ -141,8 +257,8 @@ class ChangeWatcher:
         else:
             weakref.finalize(self, self.backend.release, self._events).atexit = False
             self._subscribe_loop(self._events)
-            if is_node and self.bell is not None:
-                self.election = PollerElection(self.bell, on_vacancy)
+            if elect is not None and self.bell is not None:
+                self.election = elect(self.bell, on_vacancy)
 
     def _open_events(self, target: str, mask: int, on_event: Callable[[], None]) -> Any:
         """Return a source of events of `target`. If no inotify instance is left, that source is the bell's FIFO."""
@@ -235,13 +351,13 @@ class ChangeWatcher:
 
     # -- sleeping --------------------------------------------------------------------------------------------------
 
-    def end_sleep(self, sleeper: Sleeper) -> None:
+    def end_sleep(self, sleeper: Waiter) -> None:
         """End the sleep of `sleeper`, and wake another sleeper, which reads the events in its place."""
         self._sleeping.discard(sleeper)
         if self._sleeping:
             self._pass_reader_role()
 
-    def block(self, sleeper: Sleeper, seconds: float) -> None:
+    def block(self, sleeper: Waiter, seconds: float) -> None:
         """Sleep in this thread until `sleeper` is woken, or for `seconds`. Read the events if no other thread does."""
         events = self._events
         if events is not None and events.is_pollable and not self._is_loop_driven:
@@ -252,13 +368,20 @@ class ChangeWatcher:
                     # was read, `is_rung` need not be asked: whatever else ends a sleep also interrupts `events.wait`.
                     is_unread = sleeper.event_count == self.event_count
                     if (is_unread or not sleeper.is_rung()) and events.wait(seconds):
-                        self._dispatch(events, sleeper)
+                        if events.processes or len(self._sleeping) > 1:
+                            self._dispatch(events, sleeper)
+                        else:
+                            self.event_count += 1  # as in `_dispatch`, without a call
                     return
-            except BaseException:
+            except BaseException as error:
                 # A signal handler has raised, perhaps after the read of an event. So the event is counted, and the
                 # thread that reads the events from now on looks at its own cell of the bell.
                 self.event_count += 1
-                raise
+                if not isinstance(error, OSError):
+                    raise
+                raise_if_foreign(error)
+                sleeper.fail(error)
+                return
             finally:
                 try:
                     self._reader_mutex.release()
@@ -268,13 +391,11 @@ class ChangeWatcher:
         waker: Any = sleeper.waker
         waker.wait(seconds)
 
-    def _dispatch(self, events: Any, reader: Sleeper | None = None) -> None:
+    def _dispatch(self, events: Any, reader: Waiter | None = None) -> None:
         """Wake, after an event, the sleepers whose keys were written. The `reader` itself is awake."""
         self.event_count += 1
         if events.processes:
             self.deaths += events.reap_exited()
-        if reader is not None and len(self._sleeping) == 1:
-            return
         for other in list(self._sleeping):
             if other is not reader and other.is_rung():
                 other.waker.set()

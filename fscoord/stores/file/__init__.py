@@ -33,18 +33,18 @@ from fscoord._log.opened import open_log_file
 from fscoord._log.wakeup.watcher import MODES
 from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
-from fscoord._waiting.wait import NotYet
+from fscoord._waiting.wait import NotYet, block_on, new_tuple
 from fscoord.errors import FscoordError, QueueEmptyError
 from fscoord.store import Capabilities
 from fscoord.stores.file import lifecycle
 from fscoord.stores.file.lifecycle import check_platform, log_options, path_argument
 from fscoord.stores.file.notifier import ChangeNotifier
-from fscoord.stores.file.operations import ABSENT, EQUALS, PRESENT, Draft, Operation
+from fscoord.stores.file.operations import ABSENT, EQUALS, PLAIN, PRESENT, Draft, Operation
 from fscoord.stores.file.replay import KeyValueState, WitnessedState
 from fscoord.stores.file.sessions import Sessions
 from fscoord.stores.file.traced_wait import trace_place
 from fscoord.stores.file.wait_slots import WaitSlots
-from fscoord.stores.file.waits import pop_item, read_consistent
+from fscoord.stores.file.waits import FileWait, Values, pop_item, read_consistent
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -210,11 +210,12 @@ class FileStore(Sessions):
 
     def add(self, key: Key, amount: int) -> int:
         digits = b"%d" % check_int64("amount", amount)
-        return int(self._write(Operation(record.ADD, key_bytes(key), digits)))
+        return int(self._write(new_tuple(Operation, (record.ADD, key_bytes(key), digits, b"", PLAIN, b"", 0))))
 
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
-        wanted = value_bytes(expected)
-        return bytes(self._write(Operation(record.COMPARE_SET, key_bytes(key), value_bytes(desired), wanted)))
+        parts = (record.COMPARE_SET, key_bytes(key), value_bytes(desired), value_bytes(expected), PLAIN, b"", 0)
+        found: bytes = self._write(new_tuple(Operation, parts))
+        return found
 
     _exchanges_keys = True
 
@@ -280,11 +281,17 @@ class FileStore(Sessions):
 
     def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
         name, values = key_bytes(key), self._state.values
-        self._log.refresh(self._timeout if timeout is None else self._seconds(timeout, default))
+        limit = self._timeout if timeout is None else self._seconds(timeout, default)
+        self._log.refresh(limit)
         value = values.get(name)
         if value.__class__ is bytes and values is self._state.values:  # see `KeyValueState.reset`
             return value
-        return super().get(name, default=default, timeout=timeout)
+        if not isinstance(default, EllipsisType):
+            found = self._peek(name)
+            return default if found is None else found
+        values_of = Values(self._log, self._state, [name])
+        wait: FileWait[list[bytes]] = FileWait(self._notifier, values_of, limit, has_looked=value is None)
+        return block_on(wait)[0]
 
     def _peek(self, key: bytes) -> bytes | None:
         return read_consistent(self._log, self._timeout, partial(self._state.get, key))

@@ -231,7 +231,8 @@ def open_and_join_run(make: Callable[[], Log], limit: float, *, shows: bool) -> 
 
 def new_combiner(log: Log, state: KeyValueState, notify: Callable[[Iterable[bytes]], None]) -> Combiner | None:
     """Return the combiner of this handle's writes with writes of its host; None if each write is made alone."""
-    if log.outcomes is None:
+    outcomes = None if log.shared is None else log.shared.outcomes
+    if outcomes is None:
         return None
     try:
         combining = system.import_uninterrupted("fscoord._log.shared.combining.combiner")
@@ -239,7 +240,7 @@ def new_combiner(log: Log, state: KeyValueState, notify: Callable[[Iterable[byte
         raise_if_foreign(error)
         return None
     decider = KeyValueDecider(state, log.read_locked, log.read_unlocked, log.path)
-    made: Combiner = combining.Combiner(log, decider, notify, log.outcomes)
+    made: Combiner = combining.Combiner(log, decider, notify, outcomes)
     return made
 
 

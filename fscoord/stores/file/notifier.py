@@ -10,13 +10,12 @@ from fscoord._log.files.opening import LogOptions
 from fscoord._log.format import record
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
-from fscoord._log.opened import WatchedLog
 from fscoord._log.recovery import CLOSED
 from fscoord._log.shared import extent as shared_extent
-from fscoord._log.shared.node_poller import NodeProbes, node_bell_path
+from fscoord._log.shared.node_poller import NodeProbes, PollerElection, node_bell_path
+from fscoord._log.shared.node_waiter import NodeWaiter
 from fscoord._log.wakeup.doorbell import CELL, LAST_BUCKET, Doorbell, session_end_bucket
-from fscoord._log.wakeup.waiter import Waiter
-from fscoord._log.wakeup.watcher import ChangeWatcher, shared_watcher
+from fscoord._log.wakeup.watcher import ChangeWatcher, Waiter, shared_watcher
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
@@ -78,7 +77,8 @@ class ChangeNotifier:
         self._warned = self._is_closed = False
         # On a mount of several hosts the poller of the node rings for the changes that it finds. A wait for any change
         # does not take these changes. It leaves them to the other waits of the handle, one of which may be the poller.
-        self.passes_on_changes = isinstance(log, WatchedLog) and not watches_every_key
+        self._shared = None if watches_every_key else log.shared
+        self.passes_on_changes = self._shared is not None
 
     def notify(self, names: Iterable[bytes]) -> None:
         """Wake the waiters for one of the keys `names`, which have just been written."""
@@ -92,7 +92,7 @@ class ChangeNotifier:
                 if self.passes_on_changes:
                     self._ring_node(bell, names)
                     return
-                bell.ring(*[crc32(name) & LAST_BUCKET for name in names])  # as `bucket`, without a call
+                bell.ring(*map(LAST_BUCKET.__and__, map(crc32, names)))  # as `bucket`, without a call
             except OSError as error:
                 raise_if_foreign(error)
                 self._warn(error)
@@ -106,7 +106,7 @@ class ChangeNotifier:
         state = bell.read()
         armed = [number for number in {crc32(name) & LAST_BUCKET for name in names} if state[number * CELL] & 1]
         if armed:
-            extent = self._log.recent_extent() if isinstance(self._log, WatchedLog) else None
+            extent = None if self._shared is None else self._shared.recent_extent()
             if extent is not None:
                 shared_extent.publish(bell, extent)
             bell.ring(*armed)
@@ -129,7 +129,7 @@ class ChangeNotifier:
             deadline: the end of the wait, by the monotonic clock.
             longest_sleep: for a wait with a death watch: returns the longest sleep in seconds.
             sessions: the sessions whose end also ends a sleep of the waiter.
-            is_check_due: for a wait with a death watch; see `Waiter`.
+            is_check_due: see `NodeWaiter`.
         """
         watcher = self._watcher
         if watcher is None or watcher.is_closed or watcher.is_outdated or not watcher.is_announced:
@@ -140,17 +140,25 @@ class ChangeNotifier:
         if spare is not None and spare.watcher is watcher:
             return spare
         ends = list(map(session_end_bucket, sessions)) if sessions else ()
-        return Waiter(watcher, longest_sleep, ends, is_check_due)
+        election = watcher.election
+        if isinstance(election, PollerElection):
+            return NodeWaiter(watcher, election, longest_sleep, ends, is_check_due)
+        return Waiter(watcher, longest_sleep, ends)
 
-    def read_shared_extent(self, waiter: Waiter) -> bool:
+    def stand_for_election(self, waiter: Waiter | None) -> None:
+        """See `NodeWaiter.stand_for_election`."""
+        if isinstance(waiter, NodeWaiter):
+            waiter.stand_for_election()
+
+    def read_shared_extent(self, waiter: Waiter | None) -> bool:
         """Read on, after a ring of the node's bell, in the extent that the process that rang has published.
 
         Return whether the handle has read on. Unlike a look, this method makes no request for the records, and so it
         can't show that a key does not exist.
         """
-        bell = waiter.watcher.bell
+        bell = None if waiter is None else waiter.watcher.bell
         extent = None if bell is None else shared_extent.read(bell)
-        return extent is not None and isinstance(self._log, WatchedLog) and self._log.read_extent(extent)
+        return extent is not None and self._shared is not None and self._shared.read_extent(extent)
 
     def after_look(self, waiter: Waiter) -> None:
         """Record which file the look of `waiter` has read.
@@ -160,9 +168,11 @@ class ChangeNotifier:
         watcher = waiter.watcher
         if watcher.bell is None:
             watcher.note_file(self._log.handle.file)
-        if self.passes_on_changes and isinstance(self._log, WatchedLog):
-            waiter.notify_node(self._log.take_changed_keys(), self._log.recent_extent)
-            waiter.probe_for_node(self._undead, self._is_alive)
+        if self._shared is not None:
+            changed = self._shared.take_changed_keys()
+            if isinstance(waiter, NodeWaiter):
+                waiter.notify_node(changed, self._shared.recent_extent)
+                waiter.probe_for_node(self._undead, self._is_alive)
 
     def _undead(self) -> list[int]:
         return self._log.inspect(lambda: self._log.table.presumed_alive(None))
@@ -173,7 +183,7 @@ class ChangeNotifier:
     @property
     def shares_probes(self) -> bool:
         """Whether the log is on a mount of several hosts, where the probe of a session is a request to the server."""
-        return isinstance(self._log, WatchedLog)
+        return self._log.shared is not None
 
     @property
     def is_watching(self) -> bool:
@@ -185,7 +195,7 @@ class ChangeNotifier:
         """The probes that the processes of this node share, or None if no process polls for the node."""
         watcher = self._watcher
         election = None if watcher is None else watcher.election
-        return None if election is None else election.probes
+        return election.probes if isinstance(election, PollerElection) else None
 
     def remove_stale(self, waiter: Waiter) -> bool:
         """Remove `waiter` if a new waiter could detect more changes; return whether it was removed."""
@@ -257,14 +267,15 @@ class ChangeNotifier:
         has_use = node or not (self._wanted.read_only or self._watches_every_key)
         if self._mode != "poll" and (node or local) and system.has_inotify() and has_use:
             bell = self._open_bell()
+        elect = PollerElection if node else None
         return ChangeWatcher(
-            self._log.handle.file, bell, self._mode, is_local=local, is_node=node, backend=self._backend
+            self._log.handle.file, bell, self._mode, is_local=local, elect=elect, backend=self._backend
         )
 
     @property
     def _uses_node_bell(self) -> bool:
         """Whether the bell belongs to a node, because the processes of the node share the log with other hosts."""
-        return not (self._log.mount.is_local or self._watches_every_key) and isinstance(self._log, WatchedLog)
+        return self._shared is not None and not self._log.mount.is_local
 
     def _ring_end(self, session: int) -> None:
         """Ring the bell for the end of `session`, if there is a bell. Later waiters find the end by a look."""

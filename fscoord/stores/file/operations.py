@@ -181,9 +181,23 @@ class Draft:
 
     def decide(self, key: bytes, operation: Operation) -> tuple[Any, int, Any]:
         """Decide `operation`, which changes `key`, as a `fscoord._log.log.Decide`. The draft is unchanged."""
-        kind, value = operation.kind, operation.value
-        if operation.rule:
+        kind, value, rule = operation.kind, operation.value, operation.rule
+        if rule > RANKS:
             return self._decide_by_rule(key, operation)
+        if rule:  # an arrival
+            current = self._get(key)
+            if rule == COUNTS:
+                text = value = b"%d" % counter_sum(current, 1, key)
+            else:
+                text = value if current is None else current + value
+                if len(text) > VALUE_MAX:
+                    raise self._too_long(key, len(text))
+            arrived = self._arrived(operation, text)
+            if arrived.answer is text and len(text) > RESULT_MAX and not self._is_own:
+                raise MustWriteAlone
+            if arrived.is_last:
+                return arrived, SEVERAL, [(kind, key, value), (record.SET, operation.done, b"1")]
+            return arrived, kind, value
         if kind == record.ADD:
             total = counter_sum(self._get(key), int(value), key)
             return total, kind, b"%d" % total
@@ -207,24 +221,11 @@ class Draft:
         return None, kind, value
 
     def _decide_by_rule(self, key: bytes, operation: Operation) -> tuple[Any, int, Any]:
-        kind, rule, value, current = operation.kind, operation.rule, operation.value, self._get(key)
-        if rule > RANKS:
-            if rule == PRESENT:
-                return current, 0 if current is None else kind, b""
-            holds = current is None if rule == ABSENT else current == operation.expected
-            return holds, kind if holds else 0, value
-        if rule == COUNTS:
-            text = value = b"%d" % counter_sum(current, 1, key)
-        else:
-            text = value if current is None else current + value
-            if len(text) > VALUE_MAX:
-                raise self._too_long(key, len(text))
-        arrived = self._arrived(operation, text)
-        if arrived.answer is text and len(text) > RESULT_MAX and not self._is_own:
-            raise MustWriteAlone
-        if arrived.is_last:
-            return arrived, SEVERAL, [(kind, key, value), (record.SET, operation.done, b"1")]
-        return arrived, kind, value
+        kind, rule, current = operation.kind, operation.rule, self._get(key)
+        if rule == PRESENT:
+            return current, 0 if current is None else kind, b""
+        holds = current is None if rule == ABSENT else current == operation.expected
+        return holds, kind if holds else 0, operation.value
 
     def _arrived(self, operation: Operation, text: bytes) -> Arrived:
         """Return the result of the arrival `operation`, which has made the value of its key `text`."""

@@ -6,10 +6,12 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from fscoord._arguments import Key, Timeout, check_int64, key_text, keys_bytes, to_seconds
 from fscoord._log.files.opening import LogOptions
+from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
@@ -22,14 +24,15 @@ from fscoord._waiting.wait import (
     WaitBackend,
     WaitRequest,
     block_on,
+    new_tuple,
 )
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Member, Store
 from fscoord.stores.file.notifier import ChangeNotifier
-from fscoord.stores.file.operations import Operation
+from fscoord.stores.file.operations import COUNTS, RANKS, Operation
 from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.traced_wait import trace_place
-from fscoord.stores.file.waits import AnyChange, Arrival, Condition, FileWait, condition_of
+from fscoord.stores.file.waits import AnyChange, Condition, FileWait, Keys, condition_of
 
 if TYPE_CHECKING:
     from fscoord._log.shared.combining.combiner import Combiner
@@ -173,14 +176,17 @@ class Sessions(Store):
         """Carry out `operation`, and return its result."""
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
-        if not request.waits:
-            return super()._arrive(request)
-        return block_on(self._new_arrival(request, self._notifier))
+        wait = self._new_arrival_wait(request, self._notifier)
+        return super()._arrive(request) if wait is None else block_on(wait)
 
-    def _new_arrival(self, request: ArrivalRequest, notifier: ChangeNotifier) -> FileWait[bytes | None]:
-        under_lock = self._combiner is None
-        arrival = Arrival(self._log, self._state, request, self._write, arms_under_lock=under_lock)
-        return FileWait(notifier, arrival, request.timeout, None, request.started)
+    def _new_arrival_wait(self, request: ArrivalRequest, notifier: ChangeNotifier) -> FileWait[bytes | None] | None:
+        key, token, done, world_size, timeout, _, started, waits = request
+        if not waits:
+            return None
+        kind, rule = (record.APPEND, RANKS) if token else (record.ADD, COUNTS)
+        arrival = new_tuple(Operation, (kind, key, token, b"", rule, done, world_size))
+        after = Keys(self._log, self._state, [done], request)
+        return FileWait(notifier, after, timeout, None, started, partial(self._write, arrival, None, started))
 
     def _trace_place(self, key: bytes) -> tuple[str, str]:
         return trace_place(self._log), key_text(key)
@@ -199,9 +205,6 @@ class Sessions(Store):
     def _new_wait(self, request: WaitRequest, notifier: ChangeNotifier) -> Wait[Any]:
         condition: Condition[Any] = condition_of(request, self._log, self._state, notifier, self._write)
         return FileWait(notifier, condition, request.timeout, request.slow_logger)
-
-    def _new_arrival_wait(self, request: ArrivalRequest, notifier: ChangeNotifier) -> Wait[Any] | None:
-        return self._new_arrival(request, notifier) if request.waits else None
 
     def _wait_for_change(self, known: object, timeout: float) -> object:
         # `known` is a position in the log, and each later record is a change.

@@ -14,7 +14,7 @@ from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
 from fscoord._log.log import Log
 from fscoord._log.wakeup.doorbell import LAST_BUCKET
-from fscoord._log.wakeup.waiter import Waiter
+from fscoord._log.wakeup.watcher import Waiter
 from fscoord._runtime import system, tracing
 from fscoord._waiting import timing
 from fscoord._waiting.awaited import BARRIER, KEY, QUEUE, Awaited
@@ -28,19 +28,19 @@ from fscoord._waiting.wait import (
     NotYet,
     WaitRequest,
     Waker,
-    new_tuple,
 )
 from fscoord.stores.file.death_watch import DeathWatch, RankNeeds, SessionNeeds
 from fscoord.stores.file.notifier import ChangeNotifier
-from fscoord.stores.file.operations import COUNTS, RANKS, Operation
+from fscoord.stores.file.operations import Arrived, Operation
 from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.traced_wait import TracedWait
 
 __all__ = [
     "AnyChange",
-    "Arrival",
     "Condition",
     "FileWait",
+    "Keys",
+    "Values",
     "condition_of",
     "pop_item",
     "read_consistent",
@@ -72,16 +72,6 @@ class Condition(ABC, Generic[T]):
     is_logged = True
     """Whether a long wait is logged, and shown to other processes."""
 
-    arms_wait = False
-    """Whether the first look changes the store, and arms the wait itself; see `Arrival`."""
-
-    arms_under_lock = True
-    """Whether such a look calls `arm` while it holds the log's lock."""
-
-    has_read = False
-    """Whether the wait has just read on in the shared extent of its node, so that the look need not read from the
-    server. Such a look usually finds the key. It can't show that a key does not exist."""
-
     death_watch: DeathWatch | None = None
     missing: Sequence[bytes] = ()
     span_kind = "wait"
@@ -93,12 +83,13 @@ class Condition(ABC, Generic[T]):
     _log: Log
 
     @abstractmethod
-    def look(self, timeout: float, arm: Callable[[], None]) -> T | NotYet:
+    def look(self, timeout: float, *, reads: bool) -> T | NotYet:
         """Return the answer, or `NOT_YET`.
 
         Args:
             timeout: the longest wait for the log's lock, in seconds.
-            arm: arms the wait. Only a look that changes the store calls it; see `arms_wait`.
+            reads: whether to read on in the log first. Otherwise the wait has just read on in the shared extent of its
+                node, which can't show that a key does not exist.
         """
 
     def give_up(self, waited: float) -> T:
@@ -121,25 +112,42 @@ class Condition(ABC, Generic[T]):
         return TracedWait(self._log, state, self.span_kind, keys, len(self.missing), started)
 
 
+NEW, UNARMED, ARMED, RUNG = range(4)
+"""The states of a wait before a look or a sleep.
+
+NEW: it has not looked. Most waits end with their first look, so this look arms nothing, unless it writes.
+UNARMED: the next look arms first. There is no sleep before this look.
+ARMED: the wait was armed, and a look after that has found nothing. So it sleeps.
+RUNG: a ring has ended the sleep. The next look usually finds the key, so it arms nothing.
+"""
+
+
 class FileWait(Generic[T]):
     """One wait; see `Wait`.
 
-    Most waits end with their first look, so nothing is armed before the first look. From the second look on the order
-    is that of `Wait`: first `arm` makes the byte of a missing key in the bell odd, and then `look` reads the log. The
-    read finds each record that was appended before the read. The writer of a later record finds the odd byte, and
-    rings. In the other order, a record could be appended between the read and `arm`. Then the read would not find the
-    record, and the writer would find an even byte and not ring.
+    A look that arms first makes the cell of a missing key in the bell odd, and then reads the log. The read finds each
+    record that was appended before the read. The writer of a later record finds the armed cell, and rings. In the other
+    order, a record could be appended between the read and the arming. Then the read would not find the record, and the
+    writer would find a cell that is not armed and not ring.
 
     An event, the bell, and the process that polls for the node may all fail. `Waiter.max_sleep` limits each sleep, so a
     lost wake-up delays the answer by at most one poll interval.
+
+    Args:
+        notifier: wakes the wait.
+        condition: ends the wait.
+        timeout: the longest wait, in seconds.
+        slow_logger: logs warnings if the wait is long; None: the wait makes one when it needs one.
+        started: when the wait began, by the monotonic clock; None: now.
+        arrive: an arrival, which is the first look. It is called with the function that arms the wait, and calls that
+            function under the log's lock, after the append. So the record of the last arrival can only come after the
+            wait is armed, and no further look is needed before the sleep.
+        has_looked: whether the caller has found that the condition does not hold.
     """
 
     _waiter: Waiter | None = None
     _traced: TracedWait | None = None
-    _has_looked = False
-    _is_in_loop = False  # whether an event loop drives the wait: its first look may have to wait for a thread
     _armed_for: bytes | None = None  # the key whose ring ends the next sleep
-    _was_rung = False
     _own_logger: SlowWaitLogger | None = None  # made here, so `close` ends it
 
     def __init__(
@@ -149,6 +157,9 @@ class FileWait(Generic[T]):
         timeout: float,
         slow_logger: SlowWaitLogger | None = None,
         started: float | None = None,
+        arrive: Callable[[Callable[[], None]], Arrived] | None = None,
+        *,
+        has_looked: bool = False,
     ) -> None:
         self._notifier = notifier
         self._condition = condition
@@ -156,85 +167,63 @@ class FileWait(Generic[T]):
         self._deadline = now + timeout
         self._slow_logger = slow_logger
         self._due = slow_logger.due if slow_logger is not None else now + timing.SHOW_S
-
-    def arm(self) -> None:
-        """See `Wait.arm`."""
-        if self._was_rung:  # the next look usually finds the key; otherwise `max_sleep` returns 0, to arm again
-            return
-        if self._waiter is None:
-            is_early = not self._has_looked
-            if is_early and not self._condition.arms_wait:
-                return  # too early to say whether there will be a sleep
-            is_fresh = is_early and not self._is_in_loop
-            if (self._started if is_fresh else system.time.monotonic()) >= self._deadline:
-                return  # there will be no sleep
-            notifier, death_watch = self._notifier, self._condition.death_watch
-            if death_watch is not None:
-                longest, sessions = death_watch.max_sleep_s, death_watch.known_sessions
-                waiter = notifier.new_waiter(self._deadline, longest, sessions, self._is_check_due)
-            elif notifier.passes_on_changes:
-                waiter = notifier.new_waiter(self._deadline, is_check_due=self._is_check_due)
-            else:
-                waiter = notifier.new_waiter(self._deadline)
-            if waiter is None:
-                return  # the next look raises
-            # Recorded before `add_waiter`, so that `close` finds the waiter: a signal handler may raise at any point.
-            self._waiter = waiter
-            notifier.add_waiter(waiter)
-            if is_early:
-                if self._condition.arms_under_lock and notifier.passes_on_changes:  # only there is an election
-                    waiter.stand_for_election()
-                return
-        self._arm()
-
-    def _arm(self) -> None:
-        waiter = self._waiter
-        if waiter is None:
-            return
-        # Arming for one missing key is enough: while this key is missing, no look can end the wait.
-        self._armed_for = name = self._condition.missing[0]
-        stands = not (self._has_looked or self._condition.arms_under_lock)
-        waiter.arm(crc32(name) & LAST_BUCKET, stands=stands)  # as `bucket`, without a call
+        self._arrive = arrive
+        self._state = UNARMED if has_looked else NEW
 
     def look(self) -> T | NotYet:
-        """See `Wait.look`."""
-        now = system.time.monotonic() if self._has_looked or self._is_in_loop else self._started
+        state, condition, notifier, now = self._state, self._condition, self._notifier, system.time.monotonic()
         left = self._deadline - now
-        if self._was_rung and self._notifier.passes_on_changes:
-            found = self._look_in_extent(left)
+        arrive = self._arrive if state == NEW else None
+        found: Any
+        # Before an arrival has the lock, because a new bell is announced under the lock.
+        if self._waiter is None and (state == UNARMED or arrive is not None) and left > 0:
+            watch = condition.death_watch
+            longest, sessions = (None, ()) if watch is None else (watch.max_sleep_s, watch.known_sessions)
+            waiter = notifier.new_waiter(self._deadline, longest, sessions, self._is_check_due)
+            if waiter is not None:  # otherwise the handle has ended, and this look raises
+                # Recorded before `add_waiter`, so that `close` finds it: a signal handler may raise at any point.
+                self._waiter = waiter
+                notifier.add_waiter(waiter)
+                waiter = None  # the traceback of a time-out keeps this frame, which would keep the waiter
+        if arrive is not None:
+            if notifier.passes_on_changes:
+                notifier.stand_for_election(self._waiter)
+            found, _ = arrive(self._arm)
         else:
-            found = self._condition.look(left if left > 0 else 0.0, self._arm)
-        self._has_looked = True
-        # Not by a local variable: the traceback of a time-out keeps this frame, which would keep the waiter.
-        if self._waiter is not None and (self._waiter.watcher.bell is None or self._notifier.passes_on_changes):
-            self._notifier.after_look(self._waiter)
+            reads = True
+            if state == UNARMED and left > 0:
+                self._arm()
+            elif state == RUNG and left > 0 and notifier.passes_on_changes:
+                reads = not notifier.read_shared_extent(self._waiter)
+            found = condition.look(left if left > 0 else 0.0, reads=reads)
+        # Not by a local variable, as above.
+        if self._waiter is not None and (self._waiter.watcher.bell is None or notifier.passes_on_changes):
+            notifier.after_look(self._waiter)
         if not isinstance(found, NotYet):
             if self._traced is not None:
                 self._traced.end(found)
-            return found
+            answer: T = found
+            return answer
         if left <= 0:
             if tracing.recorder is not None and self._deadline > self._started:
                 self._record_time_out()
             # Close the waiter before the error is made. If a signal handler raised in `close` later, the traceback of
             # the error would keep the waiter.
             self.close()
-            return self._condition.give_up(system.time.monotonic() - self._started)
-        if now >= self._due and self._condition.is_logged:
+            return condition.give_up(system.time.monotonic() - self._started)
+        # Arming for one missing key is enough: while this key is missing, no look can end the wait. If the key has come
+        # meanwhile, the next look arms for another.
+        self._state = ARMED if self._armed_for == condition.missing[0] else UNARMED
+        if now >= self._due and condition.is_logged:
             self._make_known(now)
         return NOT_YET
 
-    def _look_in_extent(self, left: float) -> T | NotYet:
-        """Look after a ring of the node's bell, if possible without a request to the server; see `shared_extent`.
-
-        This wait was not armed after the ring. So if the look does not find the answer, `sleep` returns at once, and
-        the wait arms and looks once more, on the server.
-        """
-        condition, waiter = self._condition, self._waiter
-        condition.has_read = left > 0 and waiter is not None and self._notifier.read_shared_extent(waiter)
-        try:
-            return condition.look(left if left > 0 else 0.0, self._arm)
-        finally:
-            condition.has_read = False
+    def _arm(self) -> None:
+        """Make every later change of the first missing key end the next sleep. Do nothing without a waiter."""
+        waiter = self._waiter
+        if waiter is not None:
+            self._armed_for = name = self._condition.missing[0]
+            waiter.arm(crc32(name) & LAST_BUCKET)  # as `bucket`, without a call
 
     def _make_known(self, now: float) -> None:
         """Show the wait to other processes, once it has lasted for `timing.SHOW_S`, and log the warnings that are due.
@@ -263,16 +252,12 @@ class FileWait(Generic[T]):
         return death_watch is not None and death_watch.is_check_due()
 
     def max_sleep(self) -> float:
-        """See `Wait.max_sleep`."""
-        self._is_in_loop = True
         return self.sleep(in_loop=True)
 
     def sleep(self, *, in_loop: bool = False) -> float:
         """See `Wait.sleep`. If an event loop sleeps for this wait, return what `max_sleep` returns."""
         waiter = self._waiter
-        if waiter is None or self._armed_for != self._condition.missing[0]:
-            # Nothing is armed yet, or the armed key has come meanwhile: arm and look once more.
-            self._was_rung = False
+        if self._state != ARMED or waiter is None:
             return 0.0
         watcher = waiter.watcher
         while not watcher.is_outdated:
@@ -283,10 +268,13 @@ class FileWait(Generic[T]):
                 self._record_sleep(seconds)
             if in_loop:
                 return seconds
-            waiter.block(seconds)
+            watcher.block(waiter, seconds)
         self._armed_for = None
-        self._was_rung = waiter.was_rung and not watcher.is_outdated
-        if not self._was_rung and self._notifier.remove_stale(waiter):
+        if waiter.was_rung and not watcher.is_outdated:
+            self._state = RUNG
+            return 0.0
+        self._state = UNARMED
+        if self._notifier.remove_stale(waiter):
             self._waiter = None
         return 0.0
 
@@ -307,12 +295,10 @@ class FileWait(Generic[T]):
 
     @property
     def waker(self) -> Waker:
-        """See `Wait.waker`."""
         assert self._waiter is not None, "`max_sleep` returned more than 0"
         return self._waiter.waker
 
     def close(self) -> None:
-        """See `Wait.close`."""
         waiter = self._waiter
         if waiter is not None:
             try:
@@ -339,13 +325,13 @@ def condition_of(
     state: KeyValueState,
     notifier: ChangeNotifier,
     write: Write,
-) -> Condition[list[int]] | Condition[list[bytes]] | Condition[bytes]:
+) -> Condition[Any]:
     """Return the condition that ends the wait of `request`."""
     if request.kind == VALUES:
-        return _Values(log, state, request.keys)
+        return Values(log, state, request.keys)
     if request.kind == ITEM:
         return _Item(log, state, request.keys[0], write)
-    condition = _Keys(log, state, request.keys)
+    condition = Keys(log, state, request.keys)
     ranks, sessions = request.ranks, request.sessions
     if sessions is not None:
         condition.death_watch = DeathWatch(log, notifier, SessionNeeds(log, sessions), known_sessions=sessions)
@@ -355,54 +341,85 @@ def condition_of(
     return condition
 
 
-class _KeyCondition(Condition[T]):
-    """A condition on several keys."""
-
-    def __init__(self, log: Log, state: KeyValueState, keys: list[bytes]) -> None:
-        self._log = log
-        self._state = state
-        self._keys = keys
-        self._single = keys[0] if len(keys) == 1 else None
-        """The key if there is only one. After a ring it has a value, as a rule, and a single lookup finds the value
-        without the mutex; see `KeyValueState.reset` for what keeps that safe. Only several keys, and a key without a
-        value, are looked up under the mutex."""
-
-
-class _Keys(_KeyCondition["list[int]"]):
+class Keys(Condition[Any]):
     """The condition that each key has a value or a non-empty queue, or that a needed session or rank is dead.
 
-    The answer is the list of the dead sessions or ranks. It is also empty if the wait needs no rank any more.
+    The answer is the list of the dead sessions or ranks. It is also empty if the wait needs no rank any more. After an
+    arrival the answer is None.
+
+    A single key is looked up without the mutex; see `KeyValueState.reset` for what keeps that safe. If another thread
+    applies records at that moment, the look may find some of them applied, which is an earlier state of the store.
+
+    Args:
+        log: the log of the store.
+        state: its state.
+        keys: the keys.
+        arrival: the request of the arrival that the wait follows, or None.
     """
 
-    def look(self, timeout: float, arm: Callable[[], None]) -> list[int] | NotYet:  # noqa: ARG002 - see there
-        values = self._state.values
-        if not self.has_read:
+    def __init__(
+        self, log: Log, state: KeyValueState, keys: list[bytes], arrival: ArrivalRequest | None = None
+    ) -> None:
+        self._log = log
+        self._state = state
+        self._keys = self.missing = keys
+        self._single = keys[0] if len(keys) == 1 else None
+        self._arrival = arrival
+
+    def new_slow_logger(self, started: float) -> SlowWaitLogger:
+        arrival = self._arrival
+        if arrival is None:
+            return super().new_slow_logger(started)
+        if arrival.new_slow_logger is not None:
+            return arrival.new_slow_logger(started)
+        name, _, _ = arrival.done.rpartition(b"/")  # of a barrier without ranks, which gives no words itself
+        return SlowWaitLogger(__name__, self._describe, started, Awaited(BARRIER, key_text(name)))
+
+    def look(self, timeout: float, *, reads: bool) -> list[int] | NotYet | None:
+        state, single = self._state, self._single
+        values = state.values
+        if reads:
             self._log.refresh(timeout)
-        if self._single in values and values is self._state.values:
-            return []
-        self.missing = self._log.inspect(lambda: self._state.missing(self._keys))
+        if single is not None:
+            is_there = single in values or single in state.queues
+            if values is state.values:
+                if is_there:
+                    return [] if self._arrival is None else None
+                if self.death_watch is None:
+                    return NOT_YET
+        self.missing = self._log.inspect(lambda: state.missing(self._keys))
         if not self.missing:
-            return []
+            return [] if self._arrival is None else None
         dead = self.death_watch.find_dead(timeout) if self.death_watch else NOT_YET
         if dead and dead is not NOT_YET:  # a process may have set the keys, and died, after the look for them
             self.missing = self._log.inspect(lambda: self._state.missing(self._keys))
         return dead if self.missing else []
 
 
-class _Values(_KeyCondition["list[bytes]"]):
+class Values(Condition["list[bytes]"]):
     """The condition that each key has a value. The answer is the list of the values."""
 
     what = "the value of key"
 
-    def look(self, timeout: float, arm: Callable[[], None]) -> list[bytes] | NotYet:  # noqa: ARG002 - see there
-        values = self._state.values
-        if not self.has_read:
+    def __init__(self, log: Log, state: KeyValueState, keys: list[bytes]) -> None:
+        self._log = log
+        self._state = state
+        self._keys = self.missing = keys
+        self._single = keys[0] if len(keys) == 1 else None  # see `Keys`
+
+    def look(self, timeout: float, *, reads: bool) -> list[bytes] | NotYet:
+        state, single = self._state, self._single
+        values = state.values
+        if reads:
             self._log.refresh(timeout)
-        if self._single is not None:
-            value = values.get(self._single)
-            if value.__class__ is bytes and values is self._state.values:
-                return [value]
-        self.missing, found = answer_consistent(self._log, timeout, partial(self._state.values_of, self._keys))
+        if single is not None:
+            value = values.get(single)
+            if values is state.values:
+                if value.__class__ is bytes:
+                    return [value]
+                if value is None:
+                    return NOT_YET
+        self.missing, found = answer_consistent(self._log, timeout, partial(state.values_of, self._keys))
         return NOT_YET if self.missing else found
 
 
@@ -419,62 +436,8 @@ class _Item(Condition[bytes]):
         self._write = write
         self.missing = [name]
 
-    def look(self, timeout: float, arm: Callable[[], None]) -> bytes | NotYet:  # noqa: ARG002 - see there
+    def look(self, timeout: float, *, reads: bool) -> bytes | NotYet:  # noqa: ARG002 - it writes, and so reads
         return pop_item(self._log, self._state, self.missing[0], timeout, self._write)
-
-
-class Arrival(Condition["bytes | None"]):
-    """The condition of an `ArrivalRequest`: the last arrival has set its key.
-
-    The first look is one transaction. It records the arrival, and either sets the key or arms the wait. Both happen
-    under the log's lock, so the record of the last arrival can only come after the wait is armed, and no further look
-    is needed before the sleep.
-
-    Args:
-        log: the log of the store.
-        state: its state.
-        request: the request.
-        write: carries out the arrival.
-        arms_under_lock: whether `write` arms the wait under the lock; otherwise it does so before the arrival.
-    """
-
-    arms_wait = True
-
-    def __init__(
-        self, log: Log, state: KeyValueState, request: ArrivalRequest, write: Write, *, arms_under_lock: bool
-    ) -> None:
-        self._log = log
-        self._state = state
-        self._request = request
-        self._write = write
-        self._has_arrived = False
-        self.arms_under_lock = arms_under_lock
-        self.missing = [request.done]
-
-    def new_slow_logger(self, started: float) -> SlowWaitLogger:
-        make = self._request.new_slow_logger
-        if make is not None:
-            return make(started)
-        name, _, _ = self._request.done.rpartition(b"/")  # of a barrier without ranks, which gives no words itself
-        return SlowWaitLogger(__name__, self._describe, started, Awaited(BARRIER, key_text(name)))
-
-    def look(self, timeout: float, arm: Callable[[], None]) -> bytes | NotYet | None:
-        request, log = self._request, self._log
-        if self._has_arrived:
-            values = self._state.values
-            if not self.has_read:
-                log.refresh(timeout)
-            # As for the single key of `_KeyCondition`.
-            if request.done in values and values is self._state.values:
-                return None
-            return None if log.inspect(lambda: self._state.has(request.done)) else NOT_YET
-        token = request.token
-        kind, rule = (record.APPEND, RANKS) if token else (record.ADD, COUNTS)
-        parts = (kind, request.key, token, b"", rule, request.done, request.world_size)
-        answer: bytes | NotYet | None
-        answer, _ = self._write(new_tuple(Operation, parts), None, request.started, arm)
-        self._has_arrived = True
-        return answer
 
 
 class AnyChange(Condition["tuple[int, int]"]):
@@ -491,7 +454,7 @@ class AnyChange(Condition["tuple[int, int]"]):
         self._position = (0, 0)
         self.missing = [b""]
 
-    def look(self, timeout: float, arm: Callable[[], None]) -> tuple[int, int] | NotYet:  # noqa: ARG002 - see there
+    def look(self, timeout: float, *, reads: bool) -> tuple[int, int] | NotYet:  # noqa: ARG002 - see there
         self._log.refresh(timeout)
         self._position = self._log.position()
         return NOT_YET if self._position == self._known else self._position

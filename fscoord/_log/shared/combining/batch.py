@@ -13,12 +13,10 @@ from typing import Any, Final, Protocol, TypeVar
 
 from fscoord._log.format.record import Record
 from fscoord._log.log import LOCK_GRACE_S, Log
-from fscoord._log.replay.writer import TIMES
 from fscoord._log.shared.combining import request as requests
-from fscoord._log.shared.combining.outcomes import Watch
+from fscoord._log.shared.combining.outcomes import TIMES, Watch
 from fscoord._log.shared.combining.request import Answer, Author, Request, decode_request
 from fscoord._log.shared.combining.station import Slot, Station
-from fscoord._log.shared.network import NetworkAccess
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import StoreUnavailableError
@@ -234,7 +232,8 @@ class Batch:
         return [(kind, key, value, session, write.time + first + n) for n, (kind, key, value) in enumerate(found)]
 
     def _settle(self, watch: Watch) -> None:
-        log, outcomes = self._log, self._log.outcomes
+        log, shared = self._log, self._log.shared
+        outcomes = None if shared is None else shared.outcomes
         if outcomes is not None and not outcomes.settle(watch, log.handle.header.generation):
             raise StoreUnavailableError(
                 f"{log.path}: the leader of this host did not answer, and the log was compacted before the record of"
@@ -244,9 +243,11 @@ class Batch:
             )
 
     def _claim(self, draft: Draft[Any], records: list[Record], station: Station, slot: Slot) -> None:
-        access = self._log.access
-        assert isinstance(access, NetworkAccess), "writes are combined on mounts that hosts share"
-        left = min(BATCH_MAX, access.piece) - sum(len(key) + len(value) + _RECORD_SIZE for _, key, value, *_ in records)
+        shared = self._log.shared
+        assert shared is not None, "writes are combined on mounts that hosts share"
+        left = min(BATCH_MAX, shared.access.piece) - sum(
+            len(key) + len(value) + _RECORD_SIZE for _, key, value, *_ in records
+        )
         for path in station.requests():
             if len(self.claims) == SYNCED_MAX and self._log.handle.root.header.durable:
                 return

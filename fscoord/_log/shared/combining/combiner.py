@@ -42,7 +42,6 @@ from fscoord._log.shared.combining.batch import Batch, Decider, Operation, Write
 from fscoord._log.shared.combining.outcomes import Outcomes
 from fscoord._log.shared.combining.request import Answer, Author, decode_request, encode_request
 from fscoord._log.shared.combining.station import Slot, Station
-from fscoord._log.shared.network import NetworkAccess
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._runtime.logging import logger
@@ -134,10 +133,10 @@ class Combiner:
 
     def _station_for(self, operation: Operation, now: float) -> Station | None:
         """Return the station, or None if `operation` must be written alone. `now` is the time, monotonic."""
-        handle, access = self._log.handle, self._log.access
+        handle, shared = self._log.handle, self._log.shared
         if operation.size > requests.REQUEST_MAX or handle.lock.kind != OFD:  # a long operation is its own batch
             return None
-        if not (isinstance(access, NetworkAccess) and access.coherence == "direct") or handle.is_copy:
+        if shared is None or shared.access.coherence != "direct" or handle.is_copy:
             return None
         station = self._stations.get("open")
         if station is not None and station.is_closed:  # after a fork

@@ -1,0 +1,167 @@
+"""`Sharing`, the parts that a log has only on a mount that hosts share, and `ChangedKeys`, the news for its host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from fscoord._log.files.opening import LogOptions
+from fscoord._log.files.spill import SpilledRecord
+from fscoord._log.format import record
+from fscoord._log.handle import HandleState, NeedsLock
+from fscoord._log.liveness.own_session import Liveness
+from fscoord._log.mount import DIRECT, Mount
+from fscoord._log.recovery import POSITION
+from fscoord._log.replay.cursor import Cursor
+from fscoord._log.replay.writer import LogWriter
+from fscoord._log.session_table import SessionTable
+from fscoord._log.shared.extent import Extent
+from fscoord._log.shared.network import NetworkAccess, SymlinkLockAccess
+from fscoord._log.state_machine import StateMachine
+from fscoord._log.wakeup.doorbell import SIZE, bucket
+from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord.errors import FscoordError
+
+if TYPE_CHECKING:
+    from fscoord._log.shared.combining.outcomes import Outcomes, SharedLogWriter
+
+
+class ChangedKeys:
+    """A state machine that passes every call on to `state_machine`, and collects the buckets of all changed keys.
+
+    Attributes:
+        covers_all: whether any key may have changed, so that `take` returns all buckets.
+    """
+
+    def __init__(self, state_machine: StateMachine) -> None:
+        self._state_machine = state_machine
+        self.mark_spilled, self.relocate_spilled = state_machine.mark_spilled, state_machine.relocate_spilled
+        self.snapshot, self.live_size = state_machine.snapshot, state_machine.live_size
+        self._buckets: set[int] = set()
+        self.covers_all = False
+
+    def apply(self, records: Sequence[SpilledRecord]) -> None:
+        """Apply the next records."""
+        self._state_machine.apply(records)
+        for kind, key, value, _, _ in records:
+            if kind == record.MULTI_SET and isinstance(value, bytes):
+                self._buckets.update(bucket(name) for name, _ in record.decode_pairs(value))
+            else:
+                self._buckets.add(bucket(key))
+
+    def reset(self) -> None:
+        """Discard the state. All records are applied again, from the first."""
+        self._state_machine.reset()
+        self.covers_all = True
+
+    def mark_all(self) -> None:
+        """Make the next `take` return all buckets, because a record, such as a death record, concerns every waiter."""
+        self.covers_all = True
+
+    def take(self) -> Collection[int]:
+        """Return the buckets of the keys that have changed since the last call."""
+        buckets: Collection[int] = range(SIZE) if self.covers_all else self._buckets
+        self._buckets, self.covers_all = set(), False
+        return buckets
+
+
+class Sharing:
+    """What one handle does because other hosts write to its log.
+
+    Args:
+        machine: the state machine of the log.
+        options: the options of the log.
+        coherence: how to read the writes of other hosts.
+        table: the session table of the log.
+
+    Attributes:
+        machine: the state machine that the log uses in the place of `machine`.
+        changed_keys: the keys in the records that were read, because no event of this host reports those writes.
+        outcomes: recognises the records of requests; None if other processes of the host append none of the records of
+            this handle.
+        access: reads and writes the bytes; see `new_access`.
+        writer: appends batches; None without `outcomes`.
+        follow: follows a seal; see `GenerationFollower.follow`. The log sets it.
+    """
+
+    access: NetworkAccess
+    follow: Callable[[], object]
+    _handle: HandleState
+    writer: SharedLogWriter | None = None
+
+    def __init__(self, machine: StateMachine, options: LogOptions, coherence: str, table: SessionTable) -> None:
+        self._coherence = coherence
+        self.changed_keys = ChangedKeys(machine)
+        # Other processes of the host may append the records of this handle only where reads are direct.
+        shares = coherence == DIRECT and not (options.is_soft or options.read_only)
+        self.outcomes = self._new_outcomes(table) if shares else None
+        table.keeps_times = self.outcomes is not None
+        self.machine: StateMachine = self.outcomes or self.changed_keys
+
+    def _new_outcomes(self, table: SessionTable) -> Outcomes | None:
+        """Return the `Outcomes`, or None if it can't be imported. Then each write is made alone.
+
+        The module is imported here, because a handle that only reads does not need `fscoord._log.shared.combining`.
+        """
+        try:
+            made: Outcomes = system.import_uninterrupted("fscoord._log.shared.combining.outcomes").Outcomes(
+                self.changed_keys, table
+            )
+        except (OSError, ImportError) as error:
+            raise_if_foreign(error)
+            return None
+        return made
+
+    def new_access(self, handle: HandleState, cursor: Cursor, liveness: Liveness, mount: Mount) -> NetworkAccess:
+        """Make and return the access of the handle."""
+        is_direct = handle.options.is_soft and self._coherence == DIRECT
+        kind = SymlinkLockAccess if is_direct else NetworkAccess
+        self._handle = handle
+        self.access = kind(handle, cursor, liveness, mount, self._coherence)
+        return self.access
+
+    def new_writer(self, handle: HandleState, cursor: Cursor) -> LogWriter:
+        """Make and return the writer of the handle, after its access."""
+        if self.outcomes is None:
+            return LogWriter(handle, cursor, self.access.write)
+        writing = system.import_uninterrupted("fscoord._log.shared.combining.outcomes")
+        writer: SharedLogWriter = writing.SharedLogWriter(handle, cursor, self.access.write)
+        self.writer = writer
+        return writer
+
+    def read_extent(self, extent: Extent) -> bool:
+        """Apply the records in `extent`, which another process of the host has read.
+
+        Errors are dropped, because the next `refresh` raises them again.
+
+        Returns:
+            Whether there were any records. If not, only `refresh` can tell whether the log has new records.
+        """
+        if not system.fork_marker[0]:
+            return False
+        handle = self._handle
+        with handle.mutex:
+            if handle.shared.is_inside or handle.recovery:
+                return False
+            try:
+                handle.shared.is_inside = True
+                handle.recovery = POSITION  # as in `Log.refresh`
+                is_sealed = self.access.read_extent(extent)
+                if is_sealed:
+                    self.follow()
+                handle.recovery = 0
+                return is_sealed is not None
+            except (OSError, FscoordError, NeedsLock) as error:
+                raise_if_foreign(error)
+                return False
+            finally:
+                handle.shared.is_inside = False
+
+    def recent_extent(self) -> Extent | None:
+        """Return the bytes that this handle has read or written last, or None."""
+        return self.access.recent
+
+    def take_changed_keys(self) -> Collection[int]:
+        """Return the buckets (see `doorbell`) of all keys in records that were read or written since the last call."""
+        return self.changed_keys.take()
