@@ -75,14 +75,14 @@ MUTANTS = (
     ),
     Mutant(
         "a waiter believes a torn extent",
-        "shared_extent.read",
+        "extent.read",
         " or crc32(found[4:end]) != checksum",
         "",
         (f"{EXTENT}::test_extent_that_is_torn_is_not_read",),
     ),
     Mutant(
         "a poller that has read less replaces the extent of a leader",
-        "shared_extent.publish",
+        "extent.publish",
         " and start + size >= extent.end",
         " and False",
         (f"{EXTENT}::test_extent_that_goes_further_stays",),
@@ -1247,8 +1247,8 @@ MUTANTS = (
     Mutant(
         "a long value is given out whatever its checksum",
         "spill.read",
-        "return value if crc32(value) == spilled.crc else None",
-        "return value",
+        " if len(value) == spilled.size and crc32(value) == spilled.crc else None",
+        "",
         ("tests/unit/test_spill.py", "tests/faults/test_spill.py"),
     ),
     Mutant(
