@@ -9,6 +9,7 @@ import functools
 import keyword
 import os
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,14 @@ def spans() -> list[str]:
 
 def test_architecture_names_only_paths_and_names_that_are_there() -> None:
     assert [span for span in spans() if not is_there(span)] == [], "neither paths nor names of the package"
+
+
+def test_times_are_those_of_the_code() -> None:
+    page = (DOCS / "architecture" / "times.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` of `([\w/]+)\.py` \| ([\d.]+) \|", page, re.MULTILINE)
+    assert len(rows) > 30
+    named = [(getattr(import_module(f"fscoord.{path.replace('/', '.')}"), name), value) for name, path, value in rows]
+    assert [each for each in named if each[0] != float(each[1])] == []
 
 
 def test_architecture_check_finds_a_name_that_is_not_there() -> None:

@@ -12,7 +12,6 @@ import click
 
 from fscoord import collectives
 from fscoord._arguments import VALUE_MAX, key_text
-from fscoord._runtime import system
 from fscoord._runtime.escaping import printable, shell_word
 from fscoord._runtime.signals import Terminated, raise_on_termination
 from fscoord.cli.completion import complete_name
@@ -26,7 +25,7 @@ from fscoord.cli.options import (
     with_store,
     with_store_to_read,
 )
-from fscoord.cli.output import show, table_lines, tell, telling_if_slow, write, write_error
+from fscoord.cli.output import show, table_lines, tell, telling_if_slow, utc_text, write, write_error
 from fscoord.cli.run_command import VERBATIM, Command, command_options, environment, holders_text
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes import Lock, Membership, Participant, once as once_for_all
@@ -68,14 +67,7 @@ def _row(member: Member) -> tuple[str, ...]:
     rank = "-" if member.rank is None else str(member.rank)
     place = f"{member.host}:{member.pid}"
     state = session_state(member.alive, member.found_dead)
-    return rank, str(member.number), place, state, _utc_text(member.since), member.label
-
-
-def _utc_text(seconds: float) -> str:
-    try:
-        return system.time.strftime("%Y-%m-%dT%H:%M:%SZ", system.time.gmtime(seconds))
-    except (OverflowError, ValueError, OSError):  # its clock may have been set to anything
-        return f"{seconds:g}"
+    return rank, str(member.number), place, state, utc_text(member.since, "%Y-%m-%dT%H:%M:%SZ"), member.label
 
 
 log = logging.getLogger(__name__)

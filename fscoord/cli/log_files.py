@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from fscoord import inspect
-from fscoord._runtime import system
 from fscoord._runtime.escaping import printable, shell_word
 from fscoord.cli.exit_codes import DAMAGED, FALSE
 from fscoord.cli.options import (
@@ -22,7 +21,7 @@ from fscoord.cli.options import (
     time_limit,
     verbose,
 )
-from fscoord.cli.output import Progress, show, write, write_json
+from fscoord.cli.output import Progress, show, utc_text, write, write_json
 from fscoord.cli.records import RecordWords
 from fscoord.stores.file import FileStore
 from fscoord.stores.url import file_path, open_store
@@ -89,16 +88,9 @@ def _entry_line(entry: inspect.Entry, value: bytes, words: str | None) -> str:
     rest = len(entry.value) - len(value)
     more = f" ... and {rest} bytes more" if rest else ""
     key = printable(entry.key).replace(" ", "\\x20") or "-"  # so that the value begins after the same space
-    head = f"{entry.offset:>10} {_utc_text(entry.time)} {entry.writer:>6} {entry.kind:<11}"
+    time = utc_text(entry.time, f"%Y-%m-%dT%H:%M:%S.{int(entry.time % 1 * 1000):03}Z")
+    head = f"{entry.offset:>10} {time:<24} {entry.writer:>6} {entry.kind:<11}"
     return f"{head} {key} {printable(value) + more if words is None else words}".rstrip() + "\n"
-
-
-def _utc_text(seconds: float) -> str:
-    try:
-        text = system.time.strftime("%Y-%m-%dT%H:%M:%S", system.time.gmtime(seconds))
-    except (OverflowError, ValueError, OSError):  # a writer's clock may have been set to anything
-        return f"{seconds:<24g}"
-    return f"{text}.{int(seconds % 1 * 1000):03}Z"
 
 
 def _beginning(value: bytes) -> bytes:

@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import click
@@ -233,89 +234,6 @@ def common(function: Callable[P, R]) -> Callable[P, R]:
     return store_option(timeout_option(OF_THE_STORE)(verbose(function)))
 
 
-def with_store(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
-    """Add the common options. Open the store that they name, and call `function` with it."""
-    return _with_store(function, looks_only=False)
-
-
-def with_existing_store(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
-    """Do as `with_store`, but refuse a file store that does not exist, so that a mistyped path makes no new one.
-
-    This is for verbs that look at a store, and write only the deaths that they find.
-    """
-
-    @common
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        ctx = click.get_current_context()
-        _open(ctx, looks_only=True).close()
-        with _open_to_look(ctx, RECORDS_DEATHS) as store:
-            return function(store, *args, **kwargs)
-
-    return call
-
-
-def with_store_that_appears(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
-    """Do as `with_store`, for a verb that waits for data and writes only the deaths that it finds."""
-
-    @common
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _open_to_look(click.get_current_context(), RECORDS_DEATHS) as store:
-            return function(store, *args, **kwargs)
-
-    return call
-
-
-def with_store_to_get(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
-    """Do as `with_store`, and with the option --read-only as `with_store_to_read`.
-
-    A verb that waits for a value opens the store for writing, because it makes a store that is not there yet, and
-    announces to writers that they must wake it. Its reads need no permission to write. But no verb falls back to
-    reading by itself: a handle for writing refuses the file of another user, which a script must not trust unasked.
-    """
-
-    @click.option(
-        "--read-only",
-        is_flag=True,
-        expose_value=False,
-        callback=_remember(_READ_ONLY),
-        help="Open a file store for reading: needs no permission to write, and makes no store that is missing.",
-    )
-    @common
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        ctx = click.get_current_context()
-        with _open(ctx, looks_only=True) if ctx.meta[_READ_ONLY] else _open_to_look(ctx, HAS_READ_ONLY) as store:
-            return function(store, *args, **kwargs)
-
-    return call
-
-
-def with_store_to_read(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
-    """Do as `with_store`, but open a file store for reading only, so that a mistyped path makes no new one."""
-    return _with_store(function, looks_only=True)
-
-
-def with_store_to_watch(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
-    """Do as `with_store_to_read`, for a verb that waits without limit unless --timeout is given."""
-    return _with_store(function, looks_only=True, default_timeout=WITHOUT_LIMIT)
-
-
-def _with_store(
-    function: Callable[Concatenate[Store, P], R], *, looks_only: bool, default_timeout: str = OF_THE_STORE
-) -> Callable[P, R]:
-    @store_option
-    @timeout_option(default_timeout)
-    @verbose
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _open(click.get_current_context(), looks_only=looks_only) as store:
-            return function(store, *args, **kwargs)
-
-    return call
-
-
 HAS_READ_ONLY: Final = "`{} --read-only` needs no permission to write"
 RECORDS_DEATHS: Final = "`{}` records the deaths that it finds, so it writes; members, holders, ps and dump only read"
 
@@ -341,6 +259,67 @@ def _open(ctx: click.Context, *, looks_only: bool) -> Store:
         if looks_only:
             options["read_only"] = True
     return open_store(url, **options)
+
+
+class _WithStore:
+    """A decorator that adds the common options, opens the store that they name by `opening`, and passes the store."""
+
+    def __init__(
+        self,
+        opening: Callable[[click.Context], Store],
+        timeout: str = OF_THE_STORE,
+        own: Callable[[Any], Any] = lambda call: call,
+    ) -> None:
+        self._opening = opening
+        self._add: tuple[Callable[[Any], Any], ...] = (verbose, timeout_option(timeout), store_option, own)
+
+    def __call__(self, function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self._opening(click.get_current_context()) as store:
+                return function(store, *args, **kwargs)
+
+        for add in self._add:
+            call = add(call)
+        return call
+
+
+def _open_existing(ctx: click.Context) -> Store:
+    _open(ctx, looks_only=True).close()
+    return _open_to_look(ctx, RECORDS_DEATHS)
+
+
+def _open_to_get(ctx: click.Context) -> Store:
+    return _open(ctx, looks_only=True) if ctx.meta[_READ_ONLY] else _open_to_look(ctx, HAS_READ_ONLY)
+
+
+with_store: Final = _WithStore(partial(_open, looks_only=False))
+with_existing_store: Final = _WithStore(_open_existing)
+"""Refuses a file store that does not exist, so that a mistyped path makes no new one. This is for verbs that look at a
+store, and write only the deaths that they find."""
+with_store_that_appears: Final = _WithStore(partial(_open_to_look, advice=RECORDS_DEATHS))
+"""For a verb that waits for data and writes only the deaths that it finds."""
+with_store_to_read: Final = _WithStore(partial(_open, looks_only=True))
+"""Opens a file store for reading only, so that a mistyped path makes no new one."""
+with_store_to_watch: Final = _WithStore(partial(_open, looks_only=True), WITHOUT_LIMIT)
+"""As `with_store_to_read`, for a verb that waits without limit unless --timeout is given."""
+
+
+with_store_to_get: Final = _WithStore(
+    _open_to_get,
+    own=click.option(
+        "--read-only",
+        is_flag=True,
+        expose_value=False,
+        callback=_remember(_READ_ONLY),
+        help="Open a file store for reading: needs no permission to write, and makes no store that is missing.",
+    ),
+)
+"""As `with_store`, and with the option --read-only as `with_store_to_read`.
+
+A verb that waits for a value opens the store for writing, because it makes a store that is not there yet, and announces
+to writers that they must wake it. Its reads need no permission to write. But no verb falls back to reading by itself: a
+handle for writing refuses the file of another user, which a script must not trust unasked."""
 
 
 def content(value: bytes) -> bytes:

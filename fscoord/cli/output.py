@@ -222,6 +222,14 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{ending}"
 
 
+def utc_text(seconds: float, form: str) -> str:
+    """Return the time `seconds` since the epoch in UTC, in the format `form` of strftime(3)."""
+    try:
+        return system.time.strftime(form, system.time.gmtime(seconds))
+    except (OverflowError, ValueError, OSError):  # another process's clock may have been set to anything
+        return f"{seconds:g}"
+
+
 def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()) -> list[str]:
     """Return the lines of a table with headings. The columns whose headings are in `numbers` are flush right.
 
@@ -291,7 +299,7 @@ class Progress:
 
     def __init__(self, doing: str) -> None:
         self._doing = doing
-        self._is_shown = sys.stderr is not None and sys.stderr.isatty()
+        self._is_shown = _is_watched()
         self._begin = system.time.monotonic() + BEGIN_S
         self._bar: Bar | None = None
         self._task: TaskID | None = None

@@ -10,19 +10,11 @@ import click
 
 from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
+from fscoord._waiting.rounds import RoundState
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import (
-    OF_THE_STORE,
-    as_json,
-    given_timeout,
-    store_argument,
-    store_option,
-    store_url,
-    time_span,
-    timeout_option,
-    verbose,
-)
-from fscoord.cli.output import can_redraw, flush, table_lines, write, write_json
+from fscoord.cli.options import as_json, common, given_timeout, store_argument, store_url, time_span
+from fscoord.cli.output import can_redraw, flush, table_lines, utc_text, write, write_json
+from fscoord.recipes.holdings import LineState
 from fscoord.status.findings import (
     SLOW_S,
     StatusFinding,
@@ -81,9 +73,7 @@ class Row(NamedTuple):
 )
 @slow_option
 @as_json
-@store_option
-@timeout_option(OF_THE_STORE)
-@verbose
+@common
 @click.pass_context
 def ps(ctx: click.Context, is_all: bool, watch: bool, interval: float, slow: float, as_json: bool) -> int:
     """Show what every participant of a store does now.
@@ -202,10 +192,7 @@ def since_text(seconds: float) -> str:
     """Return the time `seconds` since the epoch in UTC: its time of day, with its date if it is not of the last day."""
     now = system.time.time()
     form = "%H:%M:%S" if now - DAY_S < seconds <= now else "%Y-%m-%d %H:%M"
-    try:
-        return system.time.strftime(form, system.time.gmtime(seconds))
-    except (OverflowError, ValueError, OSError):  # its clock may have been set to anything
-        return f"{seconds:g}"
+    return utc_text(seconds, form)
 
 
 def _holds(each: SessionStatus) -> str:
@@ -229,36 +216,25 @@ def _document(picture: Picture, findings: Sequence[StatusFinding]) -> dict[str, 
     return {
         "store": picture.place,
         "findings": [
-            {
-                "kind": each.kind,
-                "message": printable(each.message),
-                "sessions": list(each.sessions),
-                "seconds": each.seconds,
-            }
-            for each in findings
+            {**_fields(each, "kind", "sessions", "seconds"), "message": printable(each.message)} for each in findings
         ],
         "participants": [_participant(each) for each in picture.participants],
         "locks": [
             {
-                "kind": line.kind,
-                "name": line.name,
+                **_fields(line, "kind", "name"),
                 "holders": [holder._asdict() for holder in line.holders],
                 "waiters": [waiter._asdict() for waiter in line.waiters],
             }
             for line in picture.lines
         ],
-        "barriers": [
-            {
-                "name": state.name,
-                "world_size": state.world_size,
-                "count": state.come,
-                "missing": None if state.missing is None else list(state.missing),
-            }
-            for state in picture.rounds
-        ],
+        "barriers": [{**_fields(each, "name", "world_size", "missing"), "count": each.come} for each in picture.rounds],
         "log_lock": None if lock is None else lock._asdict(),
         "notes": list(map(printable, picture.notes)),
     }
+
+
+def _fields(each: StatusFinding | LineState | RoundState, *names: str) -> dict[str, Any]:
+    return {name: getattr(each, name) for name in names}
 
 
 def _participant(each: SessionStatus) -> dict[str, Any]:

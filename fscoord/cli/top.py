@@ -11,16 +11,7 @@ import click
 
 from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
-from fscoord.cli.options import (
-    OF_THE_STORE,
-    given_timeout,
-    store_argument,
-    store_option,
-    store_url,
-    time_span,
-    timeout_option,
-    verbose,
-)
+from fscoord.cli.options import common, given_timeout, store_argument, store_url, time_span
 from fscoord.cli.output import can_redraw, flush, write
 from fscoord.cli.ps import chosen, findings_lines, row_of, slow_option
 from fscoord.status.findings import StatusFinding, clock_text, find_all
@@ -104,9 +95,7 @@ class Keys:
 )
 @click.option("--sort", type=click.Choice(ORDERS), default=ORDERS[0], show_default=True, help="The order of the rows.")
 @slow_option
-@store_option
-@timeout_option(OF_THE_STORE)
-@verbose
+@common
 @click.pass_context
 def top(ctx: click.Context, interval: float, count: int | None, sort: str, slow: float) -> None:
     """Show what every participant of a store does, live.

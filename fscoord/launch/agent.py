@@ -450,8 +450,8 @@ class Agent:
         while True:
             end = workers.next_end(self._job.monitor_interval)
             if end is not None and end.status != 0:
-                failure = {**end._asdict(), "host": self._handler.address, "round": self._handler.round}
-                self._view().compare_set(failed, "", json.dumps(failure))
+                failure = end._replace(host=self._handler.address, round=self._handler.round)
+                self._view().compare_set(failed, "", json.dumps(failure._asdict()))
             if not is_done and workers.running == 0 and not self._view().check([failed]):
                 info.store.set(f"done/{info.rank}", b"1")
                 is_done = True

@@ -30,38 +30,18 @@ KILL_S = 30.0
 """How long to wait for the end of processes that were killed, in seconds."""
 
 
-class WorkerExit(NamedTuple):
-    """How a worker ended.
-
-    Attributes:
-        rank: the worker's rank.
-        local_rank: the worker's rank on this node.
-        pid: the worker's process id, or 0 if the worker could not be started.
-        status: the exit code, or the negative number of the signal that killed the worker.
-        message: the last lines of the worker's standard error, or the reason why it could not be started.
-        error_file: the path in ``TORCHELASTIC_ERROR_FILE``, if the worker has written a traceback there, else ``""``.
-    """
-
-    rank: int
-    local_rank: int
-    pid: int
-    status: int
-    message: str
-    error_file: str
-
-
 class Failure(NamedTuple):
-    """The first worker that failed in a round.
+    """How a worker ended, and in a round's record the first worker that failed.
 
     Attributes:
         rank: the worker's rank.
         local_rank: the worker's rank on its node.
-        host: the address of the node.
-        pid: the worker's process id.
+        host: the address of the node; empty until the agent has added it.
+        pid: the worker's process id, or 0 if the worker could not be started.
         status: the exit code, or the negative number of the signal that killed the worker.
-        message: the last lines of the worker's standard error.
-        error_file: the path of the worker's traceback on its host, or ``""``.
-        round: the number of the round.
+        message: the last lines of the worker's standard error, or the reason why it could not be started.
+        error_file: the path in ``TORCHELASTIC_ERROR_FILE``, if the worker has written a traceback there, else ``""``.
+        round: the number of the round; -1 until the agent has added it.
     """
 
     rank: int
@@ -92,7 +72,7 @@ class WorkerGroup:
         self._streams = streams
         self._file_mode = file_mode
         self._workers: list[_Worker] = []
-        self._ends: queue.SimpleQueue[WorkerExit] = queue.SimpleQueue()
+        self._ends: queue.SimpleQueue[Failure] = queue.SimpleQueue()
         self._ended = 0
 
     def __enter__(self) -> WorkerGroup:
@@ -141,7 +121,7 @@ class WorkerGroup:
             raise
         self._workers.append(worker)
 
-    def next_end(self, seconds: float) -> WorkerExit | None:
+    def next_end(self, seconds: float) -> Failure | None:
         """Wait for the end of a worker, and return it; None if none ends within `seconds`."""
         try:
             end = self._ends.get(timeout=seconds) if seconds > 0 else self._ends.get_nowait()
@@ -174,7 +154,7 @@ class WorkerGroup:
 class _Worker:
     """One worker: the process of its warden, and the threads that read the worker's output and the warden's report."""
 
-    def __init__(self, rank: int, local_rank: int, error_file: str, on_end: Callable[[WorkerExit], None]) -> None:
+    def __init__(self, rank: int, local_rank: int, error_file: str, on_end: Callable[[Failure], None]) -> None:
         self._rank = rank
         self._local_rank = local_rank
         self._error_file = error_file
@@ -270,7 +250,7 @@ class _Worker:
         assert isinstance(status, int)
         assert isinstance(pid, int)
         error_file = self._error_file if system.os.path.exists(self._error_file) else ""
-        self._on_end(WorkerExit(self._rank, self._local_rank, pid, status, message, error_file))
+        self._on_end(Failure(self._rank, self._local_rank, "", pid, status, message, error_file, -1))
 
     def _end_span(self, facts: Mapping[str, object]) -> None:
         """End the worker's span, with the exit that the warden has reported."""

@@ -1243,8 +1243,8 @@ MUTANTS = (
     Mutant(
         "a long value is given out whatever its checksum",
         "spill.read",
-        "return value if crc32(value) == spilled.crc else None",
-        "return value",
+        " if len(value) == spilled.size and crc32(value) == spilled.crc else None",
+        "",
         ("tests/unit/test_spill.py", "tests/faults/test_spill.py"),
     ),
     Mutant(

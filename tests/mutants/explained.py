@@ -184,7 +184,7 @@ EXPLAINED: dict[str, str] = {
     "_holds_data: return start < end and *| start < end -> LtE": "of no bytes none is read",
     "examine: end = offset + (*| length > 0 -> GtE": RECORD_MIN,
     "examine: end = offset + (*| 0 -> 1": RECORD_MIN,
-    "read_at: while size > 0: |*": "of no bytes none is read, and that is the end",
+    "read_all: while size > 0: |*": "of no bytes none is read, and that is the end",
     "examine: if torn or *| length > 0 -> GtE": RECORD_MIN,
     "examine: if torn or *| 0 -> 1": RECORD_MIN,
     "examine: if durable and length < 0 and *| length < 0 -> LtE": RECORD_MIN,

@@ -449,6 +449,25 @@ def write_all(fd: int, data: bytes) -> None:
         data = data[system.os.write(fd, data) :]
 
 
+def read_all(fd: int, size: int, offset: int | None = None) -> bytes:
+    """Return `size` bytes of the file, fewer only at its end, in as many calls as the kernel needs.
+
+    Args:
+        fd: the file.
+        size: how many bytes to read.
+        offset: the place of the first byte (pread(2)); None: the position of `fd`, which moves.
+    """
+    parts = []
+    while size > 0:
+        data = system.os.read(fd, size) if offset is None else system.os.pread(fd, size, offset)
+        if not data:
+            break
+        parts.append(data)
+        size -= len(data)
+        offset = None if offset is None else offset + len(data)
+    return b"".join(parts)
+
+
 def sync_directory(path: str, owned_fds: set[int]) -> None:
     """Sync the directory of `path`, so that the name survives a power failure (fsync(2))."""
     fd = open_descriptor(system.os.path.dirname(path), system.os.O_RDONLY, owned_fds=owned_fds)

@@ -14,6 +14,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from fscoord._log.files import safe_files
 from fscoord._log.format import record
 from fscoord._log.format.record import LogPosition, Record
 from fscoord._runtime import system
@@ -123,15 +124,8 @@ def checksum_of_both(first: int, second: int, size: int) -> int:
 
 def read(fd: int, spilled: Spilled) -> bytes | None:
     """Return the bytes of `spilled`, or None if they are missing or their checksum is wrong."""
-    parts, missing = [], spilled.size
-    while missing > 0:
-        data = system.os.pread(fd, missing, spilled.offset + spilled.size - missing)
-        if not data:
-            return None
-        parts.append(data)
-        missing -= len(data)
-    value = parts[0] if len(parts) == 1 else b"".join(parts)
-    return value if crc32(value) == spilled.crc else None
+    value = safe_files.read_all(fd, spilled.size, spilled.offset)
+    return value if len(value) == spilled.size and crc32(value) == spilled.crc else None
 
 
 def find_long(fd: int, start: LogPosition, end: LogPosition, least: int) -> Generator[Spot]:

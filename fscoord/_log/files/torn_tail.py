@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from fscoord._log.files import safe_files
 from fscoord._log.format import record
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
@@ -223,11 +224,4 @@ def read_at(fd: int, offset: int, size: int) -> bytes:
     pread(2) is not used, because under pyfakefs it reads another file.
     """
     system.os.lseek(fd, offset, 0)
-    parts = []
-    while size > 0:
-        data = system.os.read(fd, size)
-        if not data:
-            break
-        parts.append(data)
-        size -= len(data)
-    return b"".join(parts)
+    return safe_files.read_all(fd, size)

@@ -64,10 +64,10 @@ def open_liveness_file(
         fd = safe_files.open_descriptor(name, system.os.O_RDWR, owned_fds=owned_fds)
     try:
         safe_files.check(name, fd, mode, read_only=read_only)
-        data = _read(fd)
+        data = safe_files.read_all(fd, SIZE, 0)
         if create and _is_unfinished(fd, data):
             data = MAGIC + system.random_bytes(16)
-            _write(fd, data)
+            safe_files.write_all(fd, data)  # at the position 0, which pread(2) does not move
     except (OSError, FscoordError) as error:
         raise_if_foreign(error)
         safe_files.close_owned(fd, owned_fds)
@@ -76,20 +76,6 @@ def open_liveness_file(
         safe_files.close_owned(fd, owned_fds)
         raise InsecurePathError(f"{name} is not a liveness file; remove it", path=name)
     return LivenessFile(name, fd, data[len(MAGIC) :], owned_fds)
-
-
-def _read(fd: int) -> bytes:
-    data = more = system.os.pread(fd, SIZE, 0)
-    while more and len(data) < SIZE:
-        more = system.os.pread(fd, SIZE - len(data), len(data))
-        data += more
-    return data
-
-
-def _write(fd: int, data: bytes) -> None:
-    done = 0
-    while done < len(data):
-        done += system.os.pwrite(fd, data[done:], done)
 
 
 def _is_unfinished(fd: int, data: bytes) -> bool:
