@@ -16,7 +16,7 @@ from fscoord.aio._executor import CallExecutor
 from fscoord.store import Capabilities, Member, Store, barrier_steps
 from fscoord.stores.url import open_store as open_sync_store
 
-__all__ = ["AsyncStore", "Opening", "core_repr", "driver_of", "open_store"]
+__all__ = ["AsyncStore", "Opening", "driver_of", "open_store"]
 
 A = TypeVar("A", bound="AsyncStore")
 D = TypeVar("D")
@@ -223,11 +223,6 @@ def driver_of(store: object) -> StoreDriver:
         return store._driver
     instead = "AsyncStore(store)" if isinstance(store, Store) else f"aio.open_store({store!r})"
     raise TypeError(f"a store for tasks is needed, got {type(store).__name__}: {instead}")
-
-
-def core_repr(self: Any) -> str:
-    """Return the repr of an object for tasks: its class, and the repr of the blocking recipe that it drives."""
-    return f"<aio.{type(self).__name__} {repr(self._core).partition(' ')[2]}"
 
 
 class Opening(Coroutine[Any, Any, AsyncStore]):
