@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Set as AbstractSet
+from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from types import GeneratorType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast, overload
@@ -25,7 +25,7 @@ from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.recipes._cleanup import PARTS, await_end, go_on_in_thread
 from fscoord.store import Store, needed_store, wait_on
 
-__all__ = ["SlicedWaits", "StoreDriver", "for_tasks", "one_call", "overriding"]
+__all__ = ["SlicedWaits", "StoreDriver", "all_steps", "bound", "for_tasks", "overriding"]
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -44,8 +44,8 @@ SLICE_S: Final = 0.2
 PAUSE_S: Final = 0.02
 """The pause in seconds when a wait for a value finds a queue under the key, or a wait for an item finds a value."""
 
-CHANGEABLE: Final = (Iterator, AbstractSet, dict, list)
-"""Arguments of these types are copied, because other tasks may change them during the call, which is in a thread."""
+COPIED: Final = frozenset((list, set, dict, GeneratorType, map, filter))
+"""Arguments of these types are copied, because the call is made in a thread, and the task's own code is not."""
 
 WORDS: Final = {KEYS: "key", VALUES: "the value of key", ITEM: "a value in queue"}
 
@@ -219,16 +219,17 @@ def for_tasks(method: Any, wrap: Callable[[Any, Any], Any] | None = None) -> Any
     name = method.__name__
     do, undo, passes = PARTS.get(method, (None, None, ()))
 
-    @wraps(method, updated=())
     async def call(self: Any, /, *arguments: Any, **named: Any) -> Any:
+        return await self._driver.run(bound(getattr(self._core, name), arguments, named))
+
+    async def call_in_steps(self: Any, /, *arguments: Any, **named: Any) -> Any:
         record: list[Any] = []
         over: list[object] = []
         here = None
         try:
             here = asyncio.current_task()
-            hidden = () if undo is None else (record, here)
-            target = getattr(self._core, name) if do is None else partial(do, self._core, *hidden)
-            found = await self._driver.drive(one_call(target, arguments, named))
+            hidden = (self._core,) if undo is None else (self._core, record, here)
+            found = await self._driver.drive(all_steps(bound(do, arguments, named, *hidden)))
             return found if wrap is None else wrap(self, found)
         except passes:
             raise
@@ -244,7 +245,7 @@ def for_tasks(method: Any, wrap: Callable[[Any, Any], Any] | None = None) -> Any
                     raise
             raise
 
-    made: Any = call
+    made: Any = wraps(method, updated=())(call if do is None else call_in_steps)
     made.__name__ = name.replace("__e", "__ae")  # `__aenter__` and `__aexit__`
     made.__code__ = made.__code__.replace(co_name=made.__name__)  # for tracebacks
     return made
@@ -257,16 +258,15 @@ def overriding(
     return lambda _: for_tasks(method)
 
 
-def one_call(do: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> WaitSteps[Any]:
-    """Return steps that call `do`, and then carry out the steps that it may return. `arguments` are copied now."""
-    kept = [_kept(each) for each in arguments]
-    return _call(do, kept, {name: _kept(each) for name, each in named.items()})
+def bound(do: Any, arguments: tuple[Any, ...], named: dict[str, Any], *hidden: Any) -> Callable[[], Any]:
+    """Return the call of `do`, with `hidden` and copies of the arguments that other tasks may change meanwhile."""
+    for name, value in named.items():
+        if type(value) in COPIED:
+            named[name] = list(value)
+    return partial(do, *hidden, *[list(each) if type(each) in COPIED else each for each in arguments], **named)
 
 
-def _kept(argument: Any) -> Any:
-    return list(argument) if isinstance(argument, CHANGEABLE) else argument
-
-
-def _call(do: Callable[..., Any], arguments: list[Any], named: dict[str, Any]) -> WaitSteps[Any]:
-    found = do(*arguments, **named)
+def all_steps(call: Callable[[], Any]) -> WaitSteps[Any]:
+    """Make `call`, and carry out its steps if it returns any. So the driver makes it where it makes the steps."""
+    found = call()
     return (yield from found) if type(found) is GeneratorType else found

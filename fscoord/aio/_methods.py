@@ -8,7 +8,7 @@ from types import FunctionType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from fscoord._arguments import refuse_copies
-from fscoord.aio._driver import StoreDriver, one_call
+from fscoord.aio._driver import StoreDriver, all_steps, bound
 from fscoord.aio.store import AsyncStore, driver_of
 from fscoord.store import Store
 
@@ -81,7 +81,7 @@ def function_for_tasks(
     @wraps(function)
     async def call(store: AsyncStore, *arguments: Any, **named: Any) -> Any:
         driver = driver_of(store)
-        return await driver.drive(one_call(steps or function, (driver.store, *arguments), named))
+        return await driver.drive(all_steps(bound(steps or function, arguments, named, driver.store)))
 
     return cast("FunctionForTasks[P, T]", _with_async_store(call))
 

@@ -1,4 +1,7 @@
-"""The recipes for tasks. Tasks, threads and processes may use the same names, and wait in the same lines."""
+"""The recipes for tasks. Tasks, threads and processes may use the same names, and wait in the same lines.
+
+The class of a recipe has a line for each method of the blocking recipe. `for_tasks` makes the coroutine.
+"""
 
 from __future__ import annotations
 
