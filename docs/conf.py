@@ -85,7 +85,8 @@ nitpick_ignore_regex = [
         "py:class",
         r"fscoord\.(store\.S|barriers\.(base\.)?[BC]|recipes\.(_hold\.(H|Exclusive)|_item\.(Items|Claim)))",
     ),
-    ("py:class", r"fscoord\.(.*\.D|aio\.store\.Opening|rendezvous\.handler\.H|stores\.etcd\.GatewayClient)"),
+    ("py:class", r"fscoord\.(.*\.D|aio\.(store\.Opening|_driver\.StoreDriver))"),
+    ("py:class", r"fscoord\.(rendezvous\.handler\.H|stores\.etcd\.GatewayClient)"),
     ("py:.*", r"(?!fscoord)(?!FileStore|HashStore|PrefixStore|Store|.*Error$).*"),
 ]
 default_role = "py:obj"

@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from soaking.verdict import MANY, SINGLE, Left, judge_journals, judge_keys, judge_observer, key_patterns
+from soaking.verdict import Left, judge_journals, judge_keys, judge_observer, key_patterns
+from soaking.worker import MANY, SINGLE
 from support.places import until
 
 import fscoord

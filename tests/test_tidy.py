@@ -43,8 +43,7 @@ SYSTEM_ALLOWED = {
     "_runtime.file_events": ({"ctypes", "watchdog"}, "the one module that knows watchdog"),
     "aio._executor": ({"asyncio"}, "is about the event loop, as all of these"),
     "aio._asyncio_backend": ({"asyncio"}, "is about nothing else"),
-    "aio.holds": ({"asyncio"}, "asks which task this is"),
-    "aio._driver": ({"asyncio"}, "asks which loop this is, and sleeps in it"),
+    "aio._driver": ({"asyncio"}, "asks which loop and which task this is, and sleeps in the loop"),
     "stores.tcp.server": ({"ctypes"}, "keeps an object of C++ from being destroyed in a forked child"),
     "launch.warden": (
         {"ctypes", "open", "os", "select", "signal", "time"},

@@ -1,9 +1,23 @@
 """The stores and recipes of fscoord for asyncio: classes and functions of the same names, as coroutines."""
 
 from fscoord.aio.collectives import barrier, broadcast, gather, get_all, synchronize
-from fscoord.aio.groups import DoubleBarrier, Fenced, Latch, Membership, once
-from fscoord.aio.holds import Election, Hold, Lock, ReadWriteLock, RLock, Semaphore, force_release
-from fscoord.aio.queue import Item, PriorityQueue, Queue
+from fscoord.aio.recipes import (
+    DoubleBarrier,
+    Election,
+    Fenced,
+    Hold,
+    Item,
+    Latch,
+    Lock,
+    Membership,
+    PriorityQueue,
+    Queue,
+    ReadWriteLock,
+    RLock,
+    Semaphore,
+    force_release,
+    once,
+)
 from fscoord.aio.store import AsyncStore, open_store
 
 __all__ = [

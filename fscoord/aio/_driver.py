@@ -1,4 +1,4 @@
-"""`StoreDriver`: makes the calls and waits of a loop's tasks on one store. All of `fscoord.aio` uses it.
+"""`StoreDriver`: makes the calls and waits of a loop's tasks on one store. `for_tasks`: a method as a coroutine.
 
 The waits of most stores sleep in the loop. Some stores can only wait in a call, which blocks a thread. For these,
 `SlicedWaits` divides each wait into calls of a fraction of a second, in a bounded number of threads. The waits of all
@@ -10,22 +10,27 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Callable, Coroutine
+from functools import partial, wraps
+from types import GeneratorType
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast, overload
 
 from fscoord._arguments import key_names, key_text, keys_bytes, missing_message
 from fscoord._runtime import system
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import ITEM, KEYS, VALUES, ArrivalRequest, Request, WaitRequest, WaitSteps
 from fscoord.aio._asyncio_backend import AsyncioBackend
-from fscoord.aio._executor import CallExecutor
+from fscoord.aio._executor import CALL_WAS_MADE, CallExecutor
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
+from fscoord.recipes._cleanup import PARTS, await_end, go_on_in_thread
 from fscoord.store import Store, needed_store, wait_on
 
-__all__ = ["SlicedWaits", "StoreDriver"]
+__all__ = ["SlicedWaits", "StoreDriver", "all_steps", "bound", "for_tasks", "overriding"]
 
+P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
+V = TypeVar("V")
 
 CALL_THREADS_MAX: Final = 4
 """The most threads that make calls on one store, whatever the number of tasks."""
@@ -38,6 +43,9 @@ SLICE_S: Final = 0.2
 
 PAUSE_S: Final = 0.02
 """The pause in seconds when a wait for a value finds a queue under the key, or a wait for an item finds a value."""
+
+COPIED: Final = frozenset((list, set, dict, GeneratorType, map, filter))
+"""Arguments of these types are copied, because the call is made in a thread, and the task's own code is not."""
 
 WORDS: Final = {KEYS: "key", VALUES: "the value of key", ITEM: "a value in queue"}
 
@@ -61,9 +69,9 @@ class StoreDriver:
         """Call `function` to clean up after `error`; see `CallExecutor.run_cleanup`."""
         await self._executor.run_cleanup(error, function)
 
-    async def drive(self, steps: WaitSteps[T], undo: Callable[[T], object] | None = None) -> T:
+    async def drive(self, steps: WaitSteps[T]) -> T:
         """Run `steps` in the running loop and return their result; see `CallExecutor.drive`."""
-        return await self._executor.drive(steps, self._answer, undo)
+        return await self._executor.drive(steps, self._answer)
 
     async def _answer(self, request: Request) -> Any:
         if isinstance(request, ArrivalRequest):
@@ -189,3 +197,76 @@ class SlicedWaits:
     def close(self) -> None:
         """Let the threads end."""
         self._executor.dismiss()
+
+
+@overload
+def for_tasks(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]: ...
+
+
+@overload
+def for_tasks(
+    method: Callable[Concatenate[Any, P], T], wrap: Callable[[S, T], V]
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, V]]: ...
+
+
+def for_tasks(method: Any, wrap: Callable[[Any, Any], Any] | None = None) -> Any:
+    """Return the method of a subclass of `ForTasks` that awaits what `method` of its `_core` does.
+
+    Steps are carried out in the event loop. Other calls are made in a thread, so a method that waits must be decorated
+    by `undone_by` or `in_steps`. If the task is cancelled, the call or the step that has begun is completed, the steps
+    are ended, and `undone_by`'s undo is called. The result is ``wrap(self, result)``, if `wrap` is given.
+    """
+    name = method.__name__
+    do, undo, passes = PARTS.get(method, (None, None, ()))
+
+    async def call(self: Any, /, *arguments: Any, **named: Any) -> Any:
+        return await self._driver.run(bound(getattr(self._core, name), arguments, named))
+
+    async def call_in_steps(self: Any, /, *arguments: Any, **named: Any) -> Any:
+        record: list[Any] = []
+        over: list[object] = []
+        here = None
+        try:
+            here = asyncio.current_task()
+            hidden = (self._core,) if undo is None else (self._core, record, here)
+            found = await self._driver.drive(all_steps(bound(do, arguments, named, *hidden)))
+            return found if wrap is None else wrap(self, found)
+        except passes:
+            raise
+        except BaseException as error:  # see `fscoord.recipes._cleanup`
+            if undo is not None:
+                try:
+                    await self._driver.run_cleanup(error, partial(undo, self._core, record, here))
+                except CALL_WAS_MADE:
+                    raise
+                except BaseException:
+                    go_on_in_thread((over, undo, self._core, record, here))
+                    await_end(over)
+                    raise
+            raise
+
+    made: Any = wraps(method, updated=())(call if do is None else call_in_steps)
+    made.__name__ = name.replace("__e", "__ae")  # `__aenter__` and `__aexit__`
+    made.__code__ = made.__code__.replace(co_name=made.__name__)  # for tracebacks
+    return made
+
+
+def overriding(
+    method: Callable[Concatenate[Any, P], T],
+) -> Callable[[object], Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]]:
+    """Replace a function by ``for_tasks(method)``. mypy gives an assigned method the type of the method of the base."""
+    return lambda _: for_tasks(method)
+
+
+def bound(do: Any, arguments: tuple[Any, ...], named: dict[str, Any], *hidden: Any) -> Callable[[], Any]:
+    """Return the call of `do`, with `hidden` and copies of the arguments that other tasks may change meanwhile."""
+    for name, value in named.items():
+        if type(value) in COPIED:
+            named[name] = list(value)
+    return partial(do, *hidden, *[list(each) if type(each) in COPIED else each for each in arguments], **named)
+
+
+def all_steps(call: Callable[[], Any]) -> WaitSteps[Any]:
+    """Make `call`, and carry out its steps if it returns any. So the driver makes it where it makes the steps."""
+    found = call()
+    return (yield from found) if type(found) is GeneratorType else found

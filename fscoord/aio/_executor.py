@@ -188,17 +188,11 @@ class CallExecutor:
                 await self.run_cleanup(error, wait.close)
             raise
 
-    async def drive(
-        self,
-        steps: WaitSteps[T],
-        answer: Callable[[Request], Awaitable[Any]],
-        undo: Callable[[T], object] | None = None,
-    ) -> T:
+    async def drive(self, steps: WaitSteps[T], answer: Callable[[Request], Awaitable[Any]]) -> T:
         """Run the generator `steps`, await `answer` for each of its requests, and return its result.
 
         A cancellation is raised inside `steps`, at the point where the generator waits. There the generator undoes its
-        unfinished steps, and raises the cancellation again. If the generator has ended meanwhile, `undo` is called with
-        its result.
+        unfinished steps, and raises the cancellation again.
         """
         value: Any = None
         error: BaseException | None = None
@@ -210,8 +204,6 @@ class CallExecutor:
                     call.result()
                 is_end, found = call.value
                 if is_end:
-                    if call.cancelled is not None and undo is not None:
-                        await self.complete(partial(undo, found))
                     call.result()
                     return cast(T, found)
                 if call.cancelled is not None:

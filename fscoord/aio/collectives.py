@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import overload
 
+from fscoord import collectives
 from fscoord._arguments import Key, Timeout, Value, key_given, timeout_given
+from fscoord.aio._methods import function_for_tasks
 from fscoord.aio.store import AsyncStore, driver_of
 from fscoord.collectives import steps
 from fscoord.collectives.arrivals import Decoder
@@ -116,29 +118,5 @@ async def synchronize(
     return await driver_of(store).drive(steps.synchronize(store.store, data, rank, world_size, prefix, timeout))
 
 
-async def broadcast(
-    store: AsyncStore,
-    data: Value | None,
-    rank: int,
-    world_size: int,
-    key: Key,
-    timeout: Timeout | None = None,
-    *,
-    source: int = 0,
-) -> bytes:
-    """Give the `data` of rank `source` to all ranks, and return the data; see `fscoord.broadcast`."""
-    return await driver_of(store).drive(steps.broadcast(store.store, data, rank, world_size, key, timeout, source))
-
-
-async def gather(
-    store: AsyncStore,
-    data: Value,
-    rank: int,
-    world_size: int,
-    key: Key,
-    timeout: Timeout | None = None,
-    *,
-    target: int = 0,
-) -> list[bytes] | None:
-    """Give the `data` of all ranks to rank `target`; see `fscoord.gather`."""
-    return await driver_of(store).drive(steps.gather(store.store, data, rank, world_size, key, timeout, target))
+broadcast = function_for_tasks(collectives.broadcast, steps.broadcast)
+gather = function_for_tasks(collectives.gather, steps.gather)

@@ -8,15 +8,15 @@ from functools import partial
 from types import EllipsisType
 from typing import Any, TypeVar, cast
 
-from fscoord._arguments import Key, Timeout, Value, check_int64, key_bytes, keys_bytes, to_seconds
+from fscoord._arguments import Key, Timeout, check_int64, key_bytes, keys_bytes, to_seconds
 from fscoord._runtime import system
 from fscoord._waiting.wait import ITEM, KEYS, VALUES, WaitRequest
-from fscoord.aio._driver import StoreDriver
+from fscoord.aio._driver import StoreDriver, for_tasks
 from fscoord.aio._executor import CallExecutor
-from fscoord.store import Capabilities, Member, Store, barrier_steps
+from fscoord.store import Capabilities, Store, barrier_steps
 from fscoord.stores.url import open_store as open_sync_store
 
-__all__ = ["AsyncStore", "Opening", "core_repr", "driver_of", "open_store"]
+__all__ = ["AsyncStore", "Opening", "driver_of", "open_store"]
 
 A = TypeVar("A", bound="AsyncStore")
 D = TypeVar("D")
@@ -44,7 +44,7 @@ class AsyncStore:
 
     def __init__(self, store: Store) -> None:
         self._driver = StoreDriver(store)
-        self._store = store
+        self._store = self._core = store
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store!r})"
@@ -79,77 +79,24 @@ class AsyncStore:
 
     # -- operations that do not wait for other processes -----------------------------------------------------------
 
-    async def set(self, key: Key, value: Value) -> None:
-        """See `~fscoord.Store.set`."""
-        await self._driver.run(partial(self._store.set, key, value))
-
-    async def add(self, key: Key, amount: int) -> int:
-        """See `~fscoord.Store.add`."""
-        return await self._driver.run(partial(self._store.add, key, amount))
-
-    async def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
-        """See `~fscoord.Store.compare_set`."""
-        return await self._driver.run(partial(self._store.compare_set, key, expected, desired))
-
-    async def check(self, keys: Iterable[Key]) -> bool:
-        """See `~fscoord.Store.check`."""
-        return await self._driver.run(partial(self._store.check, keys_bytes(keys)))
-
-    async def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
-        """See `~fscoord.Store.delete_key`."""
-        return await self._driver.run(partial(self._store.delete_key, key, expected=expected))
-
-    async def create(self, key: Key, value: Value) -> bool:
-        """See `~fscoord.Store.create`."""
-        return await self._driver.run(partial(self._store.create, key, value))
-
-    async def pop(self, key: Key) -> bytes | None:
-        """See `~fscoord.Store.pop`."""
-        return await self._driver.run(partial(self._store.pop, key))
-
-    async def num_keys(self) -> int:
-        """See `~fscoord.Store.num_keys`."""
-        return await self._driver.run(self._store.num_keys)
-
-    async def list_keys(self, prefix: Key = "") -> list[str]:
-        """See `~fscoord.Store.list_keys`."""
-        return await self._driver.run(partial(self._store.list_keys, prefix))
-
-    async def append(self, key: Key, value: Value) -> None:
-        """See `~fscoord.Store.append`."""
-        await self._driver.run(partial(self._store.append, key, value))
-
-    async def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
-        """See `~fscoord.Store.multi_set`."""
-        await self._driver.run(partial(self._store.multi_set, list(keys), list(values)))
-
-    async def queue_push(self, key: Key, value: Value) -> None:
-        """See `~fscoord.Store.queue_push`."""
-        await self._driver.run(partial(self._store.queue_push, key, value))
-
-    async def queue_len(self, key: Key) -> int:
-        """See `~fscoord.Store.queue_len`."""
-        return await self._driver.run(partial(self._store.queue_len, key))
-
-    async def register(self) -> int:
-        """See `~fscoord.Store.register`."""
-        return await self._driver.run(self._store.register)
-
-    async def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
-        """See `~fscoord.Store.members`."""
-        return await self._driver.run(partial(self._store.members, None if ranks is None else list(ranks)))
-
-    async def announce_rank(self, rank: int) -> None:
-        """See `~fscoord.Store.announce_rank`."""
-        await self._driver.run(partial(self._store.announce_rank, rank))
-
-    async def dead_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """See `~fscoord.Store.dead_ranks`."""
-        return await self._driver.run(partial(self._store.dead_ranks, list(ranks)))
-
-    async def dead_sessions(self, numbers: Iterable[int]) -> list[int]:
-        """See `~fscoord.Store.dead_sessions`."""
-        return await self._driver.run(partial(self._store.dead_sessions, list(numbers)))
+    set = for_tasks(Store.set)
+    add = for_tasks(Store.add)
+    compare_set = for_tasks(Store.compare_set)
+    check = for_tasks(Store.check)
+    delete_key = for_tasks(Store.delete_key)
+    create = for_tasks(Store.create)
+    pop = for_tasks(Store.pop)
+    num_keys = for_tasks(Store.num_keys)
+    list_keys = for_tasks(Store.list_keys)
+    append = for_tasks(Store.append)
+    multi_set = for_tasks(Store.multi_set)
+    queue_push = for_tasks(Store.queue_push)
+    queue_len = for_tasks(Store.queue_len)
+    register = for_tasks(Store.register)
+    members = for_tasks(Store.members)
+    announce_rank = for_tasks(Store.announce_rank)
+    dead_ranks = for_tasks(Store.dead_ranks)
+    dead_sessions = for_tasks(Store.dead_sessions)
 
     # -- operations that may wait ----------------------------------------------------------------------------------
 
@@ -223,11 +170,6 @@ def driver_of(store: object) -> StoreDriver:
         return store._driver
     instead = "AsyncStore(store)" if isinstance(store, Store) else f"aio.open_store({store!r})"
     raise TypeError(f"a store for tasks is needed, got {type(store).__name__}: {instead}")
-
-
-def core_repr(self: Any) -> str:
-    """Return the repr of an object for tasks: its class, and the repr of the blocking recipe that it drives."""
-    return f"<aio.{type(self).__name__} {repr(self._core).partition(' ')[2]}"
 
 
 class Opening(Coroutine[Any, Any, AsyncStore]):

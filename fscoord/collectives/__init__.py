@@ -265,7 +265,7 @@ def broadcast(
         TypeError: on the source, if `data` is None; and everywhere, if `store` is not a store of fscoord.
     """
     needed_store(store)
-    return run_blocking(store, steps.broadcast(store, data, rank, world_size, key, timeout, source))
+    return run_blocking(store, steps.broadcast(store, data, rank, world_size, key, timeout, source=source))
 
 
 def gather(
@@ -292,4 +292,4 @@ def gather(
         TypeError: `store` is not a store of fscoord.
     """
     needed_store(store)
-    return run_blocking(store, steps.gather(store, data, rank, world_size, key, timeout, target))
+    return run_blocking(store, steps.gather(store, data, rank, world_size, key, timeout, target=target))

@@ -87,19 +87,26 @@ def synchronize(
 
 
 def broadcast(
-    store: Store, data: Value | None, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, source: int
+    store: Store,
+    data: Value | None,
+    rank: int,
+    world_size: int,
+    key: Key,
+    timeout: Timeout | None = None,
+    *,
+    source: int = 0,
 ) -> WaitSteps[bytes]:
     """Execute `fscoord.broadcast`."""
-    steps = _broadcast(store, data, rank, world_size, key_prefix, timeout, source)
-    return steps if tracing.recorder is None else _traced("broadcast", store, key_prefix, rank, world_size, steps)
+    steps = _broadcast(store, data, rank, world_size, key, timeout, source)
+    return steps if tracing.recorder is None else _traced("broadcast", store, key, rank, world_size, steps)
 
 
 def gather(
-    store: Store, data: Value, rank: int, world_size: int, key_prefix: Key, timeout: Timeout | None, target: int
+    store: Store, data: Value, rank: int, world_size: int, key: Key, timeout: Timeout | None = None, *, target: int = 0
 ) -> WaitSteps[list[bytes] | None]:
     """Execute `fscoord.gather`."""
-    steps = _gather(store, data, rank, world_size, key_prefix, timeout, target)
-    return steps if tracing.recorder is None else _traced("gather", store, key_prefix, rank, world_size, steps)
+    steps = _gather(store, data, rank, world_size, key, timeout, target)
+    return steps if tracing.recorder is None else _traced("gather", store, key, rank, world_size, steps)
 
 
 def _traced(operation: str, store: Store, prefix: Key, rank: int, world_size: int, steps: WaitSteps[T]) -> WaitSteps[T]:

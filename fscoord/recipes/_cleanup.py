@@ -1,4 +1,6 @@
-"""Cleanup that completes, however often Ctrl-C interrupts it: `undone_by`.
+"""The decorators of a recipe's methods: `in_steps`, for a method that waits, and `undone_by`, for one that cleans up.
+
+A method is written once, and `fscoord.aio` makes a coroutine of it. The decorated method does its work in this thread.
 
 A signal handler may raise in the main thread at nearly any point. It may also raise in a block that cleans up after an
 earlier signal, for example if a terminal and a launcher both send SIGINT. `undone_by` makes a method that leaves
@@ -16,12 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
-from types import FunctionType
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from types import FunctionType, GeneratorType
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast, overload
 
 from fscoord._runtime import system
+from fscoord._waiting.wait import WaitSteps
+from fscoord.store import run_blocking
 
-__all__ = ["Undoable", "await_end", "go_on_in_thread", "undone_by"]
+__all__ = ["PARTS", "Undoable", "await_end", "go_on_in_thread", "in_steps", "undone_by"]
 
 END: Final = "end"
 
@@ -30,8 +34,9 @@ WAIT_MAX_S: Final = 1.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
-U = TypeVar("U", bound="Undoable")
+U = TypeVar("U")
 Undo = Callable[[Any, list[Any], Any], object]
+Do = Callable[Concatenate[U, list[Any], Any, P], T]
 
 
 def _run(over: list[object], undo: Callable[..., object], *arguments: Any) -> None:
@@ -65,23 +70,36 @@ class Undoable:
     _here: Any = system.threading.local()
 
 
-def undone_by(
-    undo: Undo, *passes: type[BaseException]
-) -> Callable[[Callable[Concatenate[U, list[Any], Any, P], T]], Callable[Concatenate[U, P], T]]:
+class Decorator(Protocol):
+    """The decorator that `undone_by` returns: it hides two arguments, and the generator if there is one."""
+
+    @overload
+    def __call__(self, do: Do[U, P, bool | WaitSteps[bool]], /) -> Callable[Concatenate[U, P], bool]: ...
+
+    @overload
+    def __call__(self, do: Do[U, P, WaitSteps[T]], /) -> Callable[Concatenate[U, P], T]: ...
+
+    @overload
+    def __call__(self, do: Do[U, P, T], /) -> Callable[Concatenate[U, P], T]: ...
+
+
+def undone_by(undo: Undo, *passes: type[BaseException]) -> Decorator:
     """Decorate a method so that ``undo(self, record, here)`` is called if it raises, with an exception not in `passes`.
 
     The method gets two more arguments, which are not in the signature of the result: `record`, a new list, in which it
-    notes what it is about to do, and `here`, an object that identifies the thread. `undo` gets the same two, perhaps in
-    another thread. It may be begun twice, so it must do no harm if there is nothing left to undo.
+    notes what it is about to do, and `here`, an object that identifies the thread or the task. If the method returns a
+    generator of `WaitSteps`, these are carried out, and their result is returned. `undo` gets the same two arguments,
+    perhaps in another thread. It may be begun twice, so it must do no harm if there is nothing left to undo.
     """
 
-    def decorate(do: Callable[Concatenate[U, list[Any], Any, P], T]) -> Callable[Concatenate[U, P], T]:
-        def method(self: U, /, *arguments: P.args, **named: P.kwargs) -> T:
+    def decorate(do: Any) -> Any:
+        def method(self: Any, /, *arguments: Any, **named: Any) -> Any:
             record: list[Any] = []
             over: list[object] = []
             here = self._here.__dict__
             try:
-                return do(self, record, here, *arguments, **named)
+                found = do(self, record, here, *arguments, **named)
+                return run_blocking(self._store, found) if type(found) is GeneratorType else found
             except passes:
                 raise
             except BaseException:
@@ -93,19 +111,39 @@ def undone_by(
                     raise
                 raise
 
-        return _named_as(do, method)
+        PARTS[method] = do, undo, passes
+        return _named_as(do, method, 2)
 
-    return decorate
+    return cast("Decorator", decorate)
 
 
-def _named_as(do: Any, method: T) -> T:
-    """Give `method` the name, the documentation and the signature of `do`, without the two arguments; return it."""
-    code, hidden = do.__code__, do.__code__.co_varnames[1:3]
-    names = (*[name for name in code.co_varnames if name not in hidden], *hidden)
+def in_steps(do: Callable[Concatenate[U, P], WaitSteps[T]]) -> Callable[Concatenate[U, P], T]:
+    """Decorate a method that returns a generator of `WaitSteps`. The result carries the steps out in this thread."""
+
+    def method(self: Any, /, *arguments: P.args, **named: P.kwargs) -> T:
+        return run_blocking(self._store, do(self, *arguments, **named))
+
+    PARTS[method] = do, None, ()
+    return _named_as(do, method, 0)
+
+
+PARTS: Final[dict[Any, tuple[Callable[..., Any], Undo | None, tuple[type[BaseException], ...]]]] = {}
+"""What each decorated method is made of: the given method, its `undo` and its `passes`. `fscoord.aio` uses them."""
+
+
+def _named_as(do: Any, method: T, hidden: int) -> T:
+    """Give `method` the name, the documentation and the signature of `do`, and return it.
+
+    The signature lacks the first `hidden` arguments after `self`, and has the result of the steps.
+    """
+    code, given = do.__code__, do.__code__.co_varnames[1 : 1 + hidden]
+    names = (*[name for name in code.co_varnames if name not in given], *given)
     # Only `inspect.signature` looks at this function. To make a signature here would import `inspect`: 5 ms.
-    shown: Any = FunctionType(code.replace(co_argcount=code.co_argcount - 2, co_varnames=names), do.__globals__)
+    shown: Any = FunctionType(code.replace(co_argcount=code.co_argcount - hidden, co_varnames=names), do.__globals__)
     shown.__defaults__, shown.__kwdefaults__ = do.__defaults__, do.__kwdefaults__
-    shown.__annotations__ = {name: kind for name, kind in do.__annotations__.items() if name not in hidden}
+    shown.__annotations__ = {name: kind for name, kind in do.__annotations__.items() if name not in given}
+    result = do.__annotations__["return"]
+    shown.__annotations__["return"] = result.partition("WaitSteps[")[2][:-1] or result
     public: Any = wraps(do)(method)  # type: ignore[arg-type]
     public.__wrapped__, public.__annotations__ = shown, shown.__annotations__
     public.__code__ = public.__code__.replace(co_name=do.__name__)  # for tracebacks

@@ -19,9 +19,9 @@ from fscoord.recipes._entry import Entry
 from fscoord.recipes._keys import shown
 from fscoord.recipes._lease import LeaseRenewer
 from fscoord.recipes._line import Line, Policy, callers
-from fscoord.store import Store, begin_span, needed_store, run_blocking
+from fscoord.store import Store, begin_span, needed_store
 
-__all__ = ["Contender", "Exclusive", "HeldEntry"]
+__all__ = ["Contender", "Exclusive", "HeldEntry", "acquiring", "releasing"]
 
 HeldEntry = tuple[int, Entry, "LeaseRenewer | None"]
 """One hold: the `system.process_epoch` of the process that acquired it, its entry, and its lease's renewer, if any."""
@@ -31,6 +31,11 @@ RUNS_LATER: Final = 0x20 | 0x80 | 0x200
 
 F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound="Exclusive")
+
+acquiring: Final = undone_by(lambda hold, got, _: hold._undo(got))
+"""Decorates a method that calls `Exclusive._acquire`. If it raises, nothing is acquired."""
+releasing: Final = undone_by(lambda hold, gone, here: hold._finish(gone, here), FscoordError)
+"""Decorates a method that calls `Exclusive._release_one`. If it is interrupted, the release is completed."""
 
 
 class Contender(NamedTuple):
@@ -97,49 +102,37 @@ class Exclusive(Undoable, ContextDecorator):
         """Return the contenders that wait and are not known dead, in the order of their requests."""
         return [_shown(entry) for entry in self._line.living() if not entry.token]
 
-    def _acquire(self, blocking: bool, timeout: Timeout | None, got: list[str]) -> bool:
-        """Acquire in this thread, as `_acquire_steps` does. No generator is made if the line is empty."""
+    def _acquire(self, got: list[str], here: object, blocking: bool, timeout: Timeout | None) -> bool | WaitSteps[bool]:
+        """Acquire for the thread or task `here`. Return steps, which do the rest, unless the line is empty.
+
+        `got` receives the entry's id first, so that `_undo` finds it.
+        """
         limit = self._limit(blocking, timeout)
         line = self._line
         name = line.new_id()
         got.append(name)
-        callers[name] = weakref.ref(system.threading.current_thread())
+        callers[name] = weakref.ref(system.threading.current_thread() if type(here) is dict else here)
         if tracing.recorder is not None:
             self._begin_span(name)
         served = line.take_free(name, self._mode)
         if served is None:
-            served = run_blocking(self._store, self._standing_in_line(name, blocking, limit))
-        return self._keep(served, name)
+            return self._stand_in_line(name, here, blocking, limit)
+        return self._keep(served, name, here)
 
-    def _acquire_steps(
-        self, blocking: bool, timeout: Timeout | None, got: list[str], caller: object
-    ) -> WaitSteps[bool]:
-        """Acquire for the task `caller`. `got` receives the entry's id first, so that `_undo` finds it."""
-        limit = self._limit(blocking, timeout)
-        name = self._line.new_id()
-        got.append(name)
-        callers[name] = weakref.ref(caller)
-        if tracing.recorder is not None:
-            self._begin_span(name)
-        served = self._line.take_free(name, self._mode)
-        if served is None:
-            served = yield from self._standing_in_line(name, blocking, limit)
-        return self._keep(served, name)
-
-    def _standing_in_line(self, name: str, blocking: bool, limit: float) -> WaitSteps[Entry | None]:
-        """Enter the line as `name`. Return the entry when it is served, or None if it was not served in time."""
+    def _stand_in_line(self, name: str, here: object, blocking: bool, limit: float) -> WaitSteps[bool]:
+        """Enter the line as `name`, and wait until the entry is served, or until `limit` is over."""
         end = system.time.monotonic() + limit
         entry = self._line.join(name, self._mode, only_if_served=not blocking, limit=limit)
-        if entry is None or entry.token:
-            return entry
-        if limit > 0:
-            self._check_wait(entry)
-        return (yield from self._line.await_turn(entry, max(0.0, end - system.time.monotonic()), self._kind))
+        if entry is not None and not entry.token:
+            if limit > 0:
+                self._check_wait(entry)
+            entry = yield from self._line.await_turn(entry, max(0.0, end - system.time.monotonic()), self._kind)
+        return self._keep(entry, name, here)
 
     def _check_wait(self, entry: Entry) -> None:
         """Raise an error if the wait of `entry` can't end. The entry then leaves the line."""
 
-    def _keep(self, served: Entry | None, name: str) -> bool:
+    def _keep(self, served: Entry | None, name: str, here: object) -> bool:
         """Record the hold of the entry `served` and return True, or return False if `served` is None.
 
         `name` is the id of the entry.
@@ -153,10 +146,10 @@ class Exclusive(Undoable, ContextDecorator):
         self._held.append((system.process_epoch(), served, renewal))
         if renewal is not None:
             renewal.start()
-        self._begin(served)
+        self._begin(served, here)
         return True
 
-    def _begin(self, served: Entry) -> None:
+    def _begin(self, served: Entry, here: object) -> None:
         """Do the recipe's own part of an acquisition. If it raises, the acquisition is undone."""
 
     def _end(self, served: Entry) -> None:
@@ -216,14 +209,14 @@ class Exclusive(Undoable, ContextDecorator):
         """Return how many seconds a ``with`` waits."""
         return to_seconds(self._store.timeout) if self._timeout is None else self._timeout
 
-    def _enter(self, got: list[str]) -> None:
-        """Acquire within the time of a ``with``, or raise `StoreTimeoutError`."""
-        limit = self._patience()
-        if not self._acquire(True, limit, got):
+    def _entering(self: H, found: bool | WaitSteps[bool], limit: float) -> WaitSteps[H]:
+        """Carry out `found`, which `_acquire` returned. Raise `StoreTimeoutError` if it does not acquire in `limit`."""
+        if not (found if isinstance(found, bool) else (yield from found)):
             raise self._line.timed_out(self._what, limit)
+        return self
 
     def _release(self, gone: list[HeldEntry | str], here: object) -> bool:  # noqa: ARG002 - see `RLock`
-        """Release the latest hold, and put it into `gone` first. `here` identifies the calling thread.
+        """Release the latest hold, and put it into `gone` first. `here` identifies the calling thread or task.
 
         Returns:
             False if this object holds nothing.
@@ -238,7 +231,7 @@ class Exclusive(Undoable, ContextDecorator):
         except IndexError as error:
             raise_unless_absent(error)
             return False
-        held = gone[0]
+        held = gone[-1]
         assert not isinstance(held, str)
         self._end(held[1])
         self._stop(held)
@@ -279,8 +272,10 @@ class Exclusive(Undoable, ContextDecorator):
             self._held.clear()  # this is a forked child: the parent has them
         return self._held[-1][1] if self._held else None
 
-    @undone_by(lambda hold, got, _: hold._undo(got))
-    def acquire(self, _got: list[str], _: object, blocking: bool = True, timeout: Timeout | None = -1) -> bool:
+    @acquiring
+    def acquire(
+        self, _got: list[str], _here: object, blocking: bool = True, timeout: Timeout | None = -1
+    ) -> bool | WaitSteps[bool]:
         """Acquire, as `threading.Lock.acquire` does, and return whether this succeeded.
 
         Without a timeout the call waits without limit, as in `threading`. All other waits of this package have a limit
@@ -294,9 +289,9 @@ class Exclusive(Undoable, ContextDecorator):
         Raises:
             LockLostError: another process removed this contender from the line.
         """
-        return self._acquire(blocking, timeout, _got)
+        return self._acquire(_got, _here, blocking, timeout)
 
-    @undone_by(lambda hold, gone, here: hold._finish(gone, here), FscoordError)
+    @releasing
     def release(self, gone: list[HeldEntry | str], here: object) -> None:
         """Release this object's latest acquisition.
 
@@ -348,12 +343,14 @@ class Exclusive(Undoable, ContextDecorator):
             )
         return super().__call__(function)
 
-    @undone_by(lambda hold, got, _: hold._undo(got))
-    def __enter__(self: H, got: list[str], _: object) -> H:  # noqa: PLE0302 - they are not given
-        self._enter(got)
-        return self
+    @acquiring
+    def __enter__(self: H, got: list[str], here: object) -> H:  # noqa: PLE0302 - they are not given
+        limit = self._patience()
+        found = self._acquire(got, here, True, limit)
+        steps: Any = None if found is True else self._entering(found, limit)
+        return self if steps is None else steps
 
-    @undone_by(lambda hold, gone, here: hold._finish(gone, here), FscoordError)
+    @releasing
     def __exit__(self, gone: list[HeldEntry | str], here: object, *_: object) -> None:  # noqa: PYI036 - as above
         self._release_one(gone, here)
 

@@ -13,11 +13,12 @@ from fscoord._waiting.awaited import ELECTION, LEADER, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
+from fscoord.recipes._cleanup import in_steps
 from fscoord.recipes._entry import Entry
-from fscoord.recipes._hold import Exclusive
+from fscoord.recipes._hold import Exclusive, HeldEntry, acquiring, releasing
 from fscoord.recipes._keys import get_or_none
 from fscoord.recipes._line import one
-from fscoord.store import Store, begin_span, run_blocking
+from fscoord.store import Store, begin_span
 
 __all__ = ["Election", "Leader"]
 
@@ -65,7 +66,8 @@ class Election(Exclusive):
         self._terms = key_bytes(name) + b"/term/"
         super().__init__(store, name, one, timeout, ttl)
 
-    def campaign(self, timeout: Timeout | None = math.inf) -> bool:
+    @acquiring
+    def campaign(self, _got: list[str], _here: object, timeout: Timeout | None = math.inf) -> bool | WaitSteps[bool]:
         """Wait in line until this candidate leads, and return whether it does.
 
         Args:
@@ -75,16 +77,17 @@ class Election(Exclusive):
         Raises:
             LockLostError: another process removed this candidate from the line.
         """
-        return self.acquire(timeout=None if timeout is None else to_seconds(timeout))
+        return self._acquire(_got, _here, True, None if timeout is None else to_seconds(timeout))
 
-    def resign(self) -> None:
+    @releasing
+    def resign(self, gone: list[HeldEntry | str], here: object) -> None:
         """Stop leading. The next candidate in line leads.
 
         Raises:
             RuntimeError: this candidate does not lead.
             LockLostError: this candidate was taken for dead meanwhile, and another candidate leads.
         """
-        self.release()
+        self._release_one(gone, here)
 
     @property
     def term(self) -> int:
@@ -101,7 +104,8 @@ class Election(Exclusive):
         data = first and get_or_none(self._store, self._term_key(first.token), system.random_bytes(16))
         return Leader(first.token, first.owner, data) if first and data is not None else None
 
-    def observe(self, after: int = 0, timeout: Timeout | None = None) -> Leader:
+    @in_steps
+    def observe(self, after: int = 0, timeout: Timeout | None = None) -> WaitSteps[Leader]:
         """Wait for a leader of a later term than `after`, and return the leader.
 
         Args:
@@ -111,7 +115,11 @@ class Election(Exclusive):
         Raises:
             StoreTimeoutError: no candidate led in a later term within the timeout.
         """
-        return run_blocking(self._store, self._observing(after, timeout))
+        steps = self._observe(after, timeout)
+        if tracing.recorder is None:
+            return steps
+        span = begin_span("observe", self._store, key_bytes(self.name), None, "after", after)
+        return tracing.record_steps(span, steps, lambda leader: ("token", leader.term, "by", leader.owner))
 
     def watch(self, timeout: Timeout | None = math.inf) -> Generator[Leader, None, None]:
         """Yield each leader, without end.
@@ -128,13 +136,6 @@ class Election(Exclusive):
             leader = self.observe(term, timeout)
             term = leader.term
             yield leader
-
-    def _observing(self, after: int, timeout: Timeout | None) -> WaitSteps[Leader]:
-        steps = self._observe(after, timeout)
-        if tracing.recorder is None:
-            return steps
-        span = begin_span("observe", self._store, key_bytes(self.name), None, "after", after)
-        return tracing.record_steps(span, steps, lambda leader: ("token", leader.term, "by", leader.owner))
 
     def _observe(self, after: int, timeout: Timeout | None) -> WaitSteps[Leader]:
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
@@ -167,7 +168,7 @@ class Election(Exclusive):
             with suppress(StoreTimeoutError):
                 yield WaitRequest(KEYS, [self._term_key(coming)], min(LOOK_S, left), slow_logger=slow_logger)
 
-    def _begin(self, served: Entry) -> None:
+    def _begin(self, served: Entry, here: object) -> None:  # noqa: ARG002 - see `RLock`
         own = self._term_key(served.token)
         self._store.set(own, self._data)
         # Of all earlier terms, not only the last: its leader may have died, or been taken for dead, before this step.

@@ -12,8 +12,9 @@ from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.collectives.steps import barrier
 from fscoord.errors import StoreTimeoutError
+from fscoord.recipes._cleanup import in_steps
 from fscoord.recipes._keys import add_checked, parse_count, shown
-from fscoord.store import Store, needed_store, run_blocking
+from fscoord.store import Store, needed_store
 
 __all__ = ["DoubleBarrier", "Latch"]
 
@@ -62,7 +63,8 @@ class Latch:
         text = self._store.get(self._counted, default=b"0")
         return max(0, self._count - parse_count(self._counted, text))
 
-    def wait(self, timeout: Timeout | None = None) -> None:
+    @in_steps
+    def wait(self, timeout: Timeout | None = None) -> WaitSteps[None]:
         """Wait until the latch is open.
 
         Args:
@@ -71,9 +73,6 @@ class Latch:
         Raises:
             StoreTimeoutError: the latch did not open. The message says how many calls are missing.
         """
-        run_blocking(self._store, self._waiting(timeout))
-
-    def _waiting(self, timeout: Timeout | None) -> WaitSteps[None]:
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
         awaited = Awaited(LATCH, key_text(self._name), self._count)
         slow_logger = SlowWaitLogger(__name__, self._progress, awaited=awaited)
@@ -141,7 +140,8 @@ class DoubleBarrier:
     def __repr__(self) -> str:
         return shown(self, self._store, self._name, f"rank {self._rank} of {self._world_size}")
 
-    def enter(self, timeout: Timeout | None = None) -> None:
+    @in_steps
+    def enter(self, timeout: Timeout | None = None) -> WaitSteps[None]:
         """Wait until all ranks have called this method. A rank that calls it again after a timeout counts once.
 
         Args:
@@ -154,19 +154,22 @@ class DoubleBarrier:
             UsedBeforeError: the name was used before.
             BarrierError: `rank` is not below `world_size`.
         """
-        run_blocking(self._store, self._meeting(b"/enter", timeout))
+        return self._meeting(b"/enter", timeout)
 
-    def leave(self, timeout: Timeout | None = None) -> None:
+    @in_steps
+    def leave(self, timeout: Timeout | None = None) -> WaitSteps[None]:
         """Wait until all ranks have called this method; for `timeout` and the errors see `enter`."""
-        run_blocking(self._store, self._meeting(b"/leave", timeout))
+        return self._meeting(b"/leave", timeout)
 
-    def __enter__(self: D) -> D:
-        self.enter()
+    @in_steps
+    def __enter__(self: D) -> WaitSteps[D]:
+        yield from self._meeting(b"/enter", None)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    @in_steps
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> WaitSteps[None]:
         if kind is None:
-            self.leave()
+            yield from self._meeting(b"/leave", None)
 
     def _meeting(self, end: bytes, timeout: Timeout | None) -> WaitSteps[None]:
         limit = self._timeout if timeout is None else timeout

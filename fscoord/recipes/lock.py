@@ -17,14 +17,17 @@ from fscoord._arguments import (
     key_text,
     parse_uint63,
     refuse_copies,
+    to_seconds,
     value_bytes,
 )
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.awaited import SEMAPHORE
+from fscoord._waiting.wait import VALUES, WaitRequest, WaitSteps
 from fscoord.errors import StaleTokenError
+from fscoord.recipes._cleanup import in_steps
 from fscoord.recipes._entry import Entry
-from fscoord.recipes._hold import Contender, Exclusive, HeldEntry
+from fscoord.recipes._hold import Contender, Exclusive, HeldEntry, releasing
 from fscoord.recipes._keys import Refusals, foreign_value_error, shown
 from fscoord.recipes._line import caller_of, callers, one, readers_or_writer
 from fscoord.store import Store, needed_store
@@ -82,16 +85,16 @@ class RLock(Lock):
     A `threading.Condition` may use the lock. Its ``notify`` wakes only threads of this process.
     """
 
-    _whose = "thread"
+    _whose = "thread or task"
 
     def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
         super().__init__(store, name, timeout, ttl)
         self._levels: list[str] = []  # the entry that holds the lock, and one id for each further acquisition
         self._owner: tuple[int, object] | None = None
 
-    def _acquire(self, blocking: bool, timeout: Timeout | None, got: list[str]) -> bool:
-        if not self._is_owned_by(self._here.__dict__):
-            return super()._acquire(blocking, timeout, got)
+    def _acquire(self, got: list[str], here: object, blocking: bool, timeout: Timeout | None) -> bool | WaitSteps[bool]:
+        if not self._is_owned_by(here):
+            return super()._acquire(got, here, blocking, timeout)
         name = self._line.new_id()
         got.append(name)
         self._levels.append(name)
@@ -113,12 +116,12 @@ class RLock(Lock):
             self.acquire()
 
     def _is_owned_by(self, here: object) -> bool:
-        owner = self._owner
-        return owner is not None and owner[1] is here and owner[0] == system.process_epoch()
+        owner = self._owner  # `here` is None if the release was interrupted before its task was known
+        return owner is not None and (here is None or owner[1] is here) and owner[0] == system.process_epoch()
 
-    def _begin(self, served: Entry) -> None:
+    def _begin(self, served: Entry, here: object) -> None:
         self._levels = [served.id]
-        self._owner = system.process_epoch(), self._here.__dict__
+        self._owner = system.process_epoch(), here
 
     def _end(self, served: Entry) -> None:
         if self._levels[:1] == [served.id]:
@@ -175,22 +178,23 @@ class Semaphore(Exclusive):
         self._mode = str(self._value)
         super().__init__(store, name, self._admits, timeout, ttl)
 
-    def release(self, n: int = 1) -> None:
+    @releasing
+    def release(self, gone: list[HeldEntry | str], here: object, n: int = 1) -> None:
         """Release the latest `n` acquisitions of this object, as `threading.BoundedSemaphore.release` does.
 
         Raises:
             ValueError: `n` is below 1, or this object has fewer acquisitions. Nothing was released.
             LockLostError: an acquisition was lost before.
         """
-        if n != 1:  # nothing is called for the usual release, so that Ctrl-C can't come before it: see `_cleanup`
+        if n != 1:
+            gone.append("")  # an interruption of these checks is not followed by a release
             check_positive("n", n)
             self._current()
             if len(self._held) < n:
                 raise ValueError(f"{self._what} {self.name!r} is not held {n} times by this object; none was released")
-        while n > 1:
-            Exclusive.release(self)
-            n -= 1
-        Exclusive.release(self)
+            gone.clear()
+        for _ in range(n):
+            self._release_one(gone, here)
 
     def _not_held(self) -> Exception:
         return _NotHeldError(str(super()._not_held()))
@@ -337,14 +341,18 @@ class Fenced:
             refusals.add()
             text = found if found != text else b""  # the expected text, but nothing was set: the key was deleted
 
-    def get(self) -> bytes:
+    @in_steps
+    def get(self) -> WaitSteps[bytes]:
         """Return the value. If there is no value yet, wait for the first value.
 
         Raises:
             StoreTimeoutError: there was no value within the store's timeout.
             FscoordError: the key holds a value that another program wrote.
         """
-        return self._split(self._store.get(self._key))[1]
+        text = self._store.get(self._key, default=None)
+        if text is None:
+            (text,) = yield WaitRequest(VALUES, [self._key], to_seconds(self._store.timeout))
+        return self._split(text)[1]
 
     def token(self) -> int:
         """Return the highest token with which the value was written; 0 before the first value.

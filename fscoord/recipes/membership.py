@@ -28,9 +28,9 @@ from fscoord._waiting.awaited import MEMBERS, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
-from fscoord.recipes._cleanup import Undoable, undone_by
+from fscoord.recipes._cleanup import Undoable, in_steps, undone_by
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, parse_count, shown
-from fscoord.store import Store, needed_store, run_blocking
+from fscoord.store import Store, needed_store
 
 __all__ = ["Membership", "Participant"]
 
@@ -149,7 +149,10 @@ class Membership(Undoable):
                 self._tell()
         return [each for each in present if each.session not in dead]
 
-    def observe(self, known: Sequence[Participant] = (), timeout: Timeout | None = None) -> list[Participant]:
+    @in_steps
+    def observe(
+        self, known: Sequence[Participant] = (), timeout: Timeout | None = None
+    ) -> WaitSteps[list[Participant]]:
         """Wait until the participants or their data differ from `known`, and return the participants.
 
         Args:
@@ -159,9 +162,6 @@ class Membership(Undoable):
         Raises:
             StoreTimeoutError: nothing changed within the timeout.
         """
-        return run_blocking(self._store, self._observing(known, timeout))
-
-    def _observing(self, known: Sequence[Participant], timeout: Timeout | None) -> WaitSteps[list[Participant]]:
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
         awaited = Awaited(MEMBERS, self.name)
         slow_logger = SlowWaitLogger(__name__, lambda: str(awaited), awaited=awaited)

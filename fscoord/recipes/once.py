@@ -10,6 +10,7 @@ from typing import overload
 from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, value_bytes
 from fscoord._runtime import system
 from fscoord._waiting.awaited import WORK
+from fscoord._waiting.wait import WaitSteps
 from fscoord.errors import LockLostError, WorkFailedError
 from fscoord.recipes._cleanup import undone_by
 from fscoord.recipes._hold import HeldEntry
@@ -97,12 +98,15 @@ def _once(store: Store, name: Key, work: Work, timeout: Timeout | None) -> bytes
 
 
 @undone_by(lambda lock, got, _: lock._undo(got))
-def _do_under_lock(lock: OnceLock, got: list[str], _: object, store: Store, key: bytes, work: Work) -> None:
+def _do_under_lock(
+    lock: OnceLock, got: list[str], here: object, store: Store, key: bytes, work: Work
+) -> WaitSteps[None]:
     """Do the work under `lock`, unless the work is done by then.
 
     No other code has `lock`, so this function releases it.
     """
-    lock._enter(got)
+    limit = lock._patience()
+    yield from lock._entering(lock._acquire(got, here, True, limit), limit)
     if not store.check([key]):
         _do(store, key, work)
     lock.release()

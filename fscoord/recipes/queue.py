@@ -40,7 +40,7 @@ from fscoord.recipes._cleanup import Undoable, undone_by
 from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import NEVER_TAKEN, Claim, Item, Items, Taken, new_claim
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, shown
-from fscoord.store import Store, begin_span, needed_store, run_blocking
+from fscoord.store import Store, begin_span, needed_store
 
 __all__ = ["Item", "PriorityQueue", "Queue"]
 
@@ -132,7 +132,7 @@ class Queue(Undoable):
         self._put(list(values), 0)
 
     @undone_by(lambda queue, got, _: queue._items.put_back(got))
-    def take(self, _got: list[Taken], _: object, block: bool = True, timeout: Timeout | None = None) -> Item:
+    def take(self, _got: list[Taken], _: object, block: bool = True, timeout: Timeout | None = None) -> WaitSteps[Item]:
         """Take the first item that no consumer has. Wait if there is none.
 
         Args:
@@ -143,15 +143,11 @@ class Queue(Undoable):
             QueueEmptyError: with ``block=False``, there is no such item.
             StoreTimeoutError: there was no such item until the timeout.
         """
-        return run_blocking(self._store, self._taking(block, timeout, _got))
-
-    def _taking(self, block: bool, timeout: Timeout | None, got: list[Taken]) -> WaitSteps[Item]:
-        """Take an item, as `_take_steps` does, and record the call in a trace."""
-        steps = self._take_steps(block, timeout, got)
+        steps = self._take_steps(block, timeout, _got)
         if tracing.recorder is None:
             return steps
         span = begin_span("take", self._store, self._items.name)
-        return tracing.record_steps(span, steps, lambda _: ("item", key_text(got[0][0])))
+        return tracing.record_steps(span, steps, lambda _: ("item", key_text(_got[0][0])))
 
     def _take_steps(self, block: bool, timeout: Timeout | None, got: list[Taken]) -> WaitSteps[Item]:
         """Take an item. `got` receives the claims that the caller must pass to `Items.put_back` if this fails."""

@@ -243,3 +243,21 @@ def test_cancellation_is_raised_although_the_call_failed(every_call_is_an_await:
             assert found is (asyncio.CancelledError if work.reached else ValueError)
 
     assert asyncio.run(at_each_await(act)) == 1
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_values_that_another_task_changes_during_the_call_are_written_as_given(
+    named: bool, every_call_is_an_await: Make
+) -> None:
+    async def run() -> None:
+        store = every_call_is_an_await(HashStore())
+        values = ["a"]
+        call = store.multi_set(keys=iter(["k"]), values=values) if named else store.multi_set(iter(["k"]), values)
+        writing = asyncio.ensure_future(call)
+        await asyncio.sleep(0)  # until the call is one of another thread
+        values.append("b")
+        await writing
+        assert await store.get("k") == b"a"
+        store.store.close()
+
+    asyncio.run(run())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.internals import log_of
 from support.places import ETCD, HANG_S, Place
+from support.recipes import RECIPES, use
 
 from fscoord import FileStore, aio
 from fscoord._log.shared.node_poller import node_bell_path
@@ -17,10 +18,7 @@ from fscoord._runtime import system
 from fscoord._runtime.escaping import escape_word
 from fscoord.errors import WorkFailedError
 from fscoord.recipes import (
-    DoubleBarrier,
     Election,
-    Fenced,
-    Latch,
     Lock,
     Membership,
     PriorityQueue,
@@ -110,7 +108,7 @@ def test_groups_take_hosts_of_any_name(owner: str, store: Store, place: Place) -
         assert other.observe()[1].data == b"d"
 
 
-def test_once_election_latch_and_double_barrier_take_hosts_of_any_name(owner: str, store: Store, place: Place) -> None:
+def test_recipes_take_hosts_of_any_name(owner: str, store: Store, place: Place) -> None:
     assert once(store, "o", lambda: b"done") == b"done" == once(place.open(), "o", lambda: b"again")
     with pytest.raises(ZeroDivisionError):
         once(store, "f", lambda: b"%d" % (1 // 0))
@@ -119,13 +117,10 @@ def test_once_election_latch_and_double_barrier_take_hosts_of_any_name(owner: st
     assert owner in str(caught.value)
     assert Election(store, "e", "x").campaign()
     assert Election(place.open(), "e").observe().owner == owner
-    Latch(store, "latch", 1).count_down()
-    Latch(place.open(), "latch", 1).wait()
-    barrier = DoubleBarrier(store, "b", 1, 0)
-    with barrier:
-        pass
-    with Lock(store, "l") as lock:
-        Fenced(store, "v").set("value", lock.token)
+    for name in RECIPES:
+        use(name, store, name)
+        if name != "DoubleBarrier":  # which a name can be used for once
+            use(name, place.open(), name)
 
 
 def test_rank_0_publishes_a_host_of_any_name(owner: str, store: Store, place: Place) -> None:

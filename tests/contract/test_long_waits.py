@@ -6,16 +6,18 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.places import Place, start_thread, until
+from support.recipes import RECIPES, WAITED_FOR, new
 
 from fscoord import aio
 from fscoord._waiting import timing
 from fscoord.aio._driver import SlicedWaits
-from fscoord.recipes import Election, Latch, Lock, Queue, ReadWriteLock, Semaphore, _line, election, latch, once, queue
+from fscoord.recipes import Election, Lock, ReadWriteLock, Semaphore, _line, election, latch, membership, once, queue
 from fscoord.store import Store
 
 LIMIT = 60
@@ -33,7 +35,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 def _waits_are_soon_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "FIRST_S", 0.02)
     monkeypatch.setattr(_line, "SLOW_LOOK_S", 0.01)
-    for module in (queue, latch, election):
+    for module in (queue, latch, election, membership):
         monkeypatch.setattr(module, "LOOK_S", 0.01)
 
 
@@ -73,30 +75,21 @@ WAITS: dict[str, tuple[Callable[[Store], Any], Callable[[Store, Any], object], C
         lambda store: Election(store, "c").campaign(LIMIT),
         f"a turn at 'c' {HELD}",
     ),
-    "observe": (
-        lambda store: Election(store, "e"),
-        lambda store, office: office.campaign(),
-        lambda store: Election(store, "e").observe(timeout=LIMIT),
-        "a leader of 'e' in a later term than 0",
-    ),
     "once": (
         lambda store: Lock(store, "o").__enter__(),
         lambda store, held: held.release(),
         lambda store: once(store, "o", lambda: b"done"),
         f"a turn at 'o' {HELD}",
     ),
-    "Queue": (
-        lambda store: Queue(store, "q"),
-        lambda store, queue: queue.put("item"),
-        lambda store: Queue(store, "q").take(timeout=LIMIT).ack(),
-        "an item of the queue 'q'",
-    ),
-    "Latch": (
-        lambda store: Latch(store, "d", 2),
-        lambda store, latch: [latch.count_down(), latch.count_down()],
-        lambda store: Latch(store, "d", 2).wait(LIMIT),
-        r"the latch 'd' \([12] of 2 calls missing\)",
-    ),
+    **{
+        name: (
+            partial(new, name, name="NAME"),
+            lambda _, made, name=name: RECIPES[name].end(made),  # type: ignore[misc]
+            lambda store, name=name: RECIPES[name].wait(new(name, store, "NAME"), timeout=LIMIT),  # type: ignore[misc]
+            recipe.warning,
+        )
+        for name, recipe in WAITED_FOR.items()
+    },
     "get": (
         lambda store: store,
         lambda _, store: store.set("k", "v"),
@@ -125,9 +118,13 @@ def test_long_wait_is_logged(name: str, store: Store, place: Place, spoken: Any)
 
 TASKS: dict[str, tuple[str, Callable[[aio.AsyncStore], Coroutine[Any, Any, object]]]] = {
     "Lock": ("Lock", lambda store: aio.Lock(store, "l").acquire(timeout=LIMIT)),
-    "observe": ("observe", lambda store: aio.Election(store, "e").observe(timeout=LIMIT)),
-    "Queue": ("Queue", lambda store: aio.Queue(store, "q").take(timeout=LIMIT)),
-    "Latch": ("Latch", lambda store: aio.Latch(store, "d", 2).wait(LIMIT)),
+    **{
+        name: (
+            name,
+            lambda store, name=name: RECIPES[name].wait(new(name, store, "NAME", aio), timeout=LIMIT),  # type: ignore[misc]
+        )
+        for name in WAITED_FOR
+    },
     "get": ("get", lambda store: store.get("k")),
     "wait": ("get", lambda store: store.wait(["k"])),
     "queue_pop": ("queue_pop", lambda store: store.queue_pop("k")),

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from support.places import HANG_S
+from support.recipes import RECIPES, use
 
 from fscoord import HashStore, PrefixStore, Store, StoreTimeoutError, barrier
 from fscoord._arguments import Key, keys_bytes
 from fscoord.aio import AsyncStore, once as once_in_a_task
 from fscoord.barriers import StoreBarrier
-from fscoord.recipes import Fenced, Latch, once
+from fscoord.recipes import Fenced, once
 from fscoord.rendezvous import C10dRendezvousBackend, RendezvousStateError
 
 
@@ -42,10 +43,11 @@ def a_barrier_in_vain(store: Store) -> None:
         barrier(store, 2, "b", 0.01)
 
 
+# Not an election, which takes the loss of its key for the loss of its term.
 LOOKS: dict[str, Callable[[Store], object]] = {
     "Fenced.set": lambda store: Fenced(store, "k").set("v", 4),
     "Fenced.token": lambda store: Fenced(store, "k").token(),
-    "Latch.missing": lambda store: (Latch(store, "k", 2).count_down(), Latch(store, "k", 2).missing()),
+    **{name: lambda store, name=name: use(name, store, "a") for name in sorted(set(RECIPES) - {"Election"})},  # type: ignore[misc]
     "sequence": lambda store: (store.set("k/sequence/0", "1"), sequence_of(store)),
     "once": lambda store: [once(store, "work", lambda: b"done") for _ in range(2)],
     "once in a task": lambda store: [asyncio.run(once_in_a_task(AsyncStore(store), "work", work)) for _ in range(2)],

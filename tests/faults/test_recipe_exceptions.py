@@ -12,21 +12,10 @@ from typing import Any
 
 import pytest
 from support.interrupts import At
+from support.recipes import RECIPES, use
 
 from fscoord import HashStore, barrier, synchronize
-from fscoord.recipes import (
-    Election,
-    Fenced,
-    Latch,
-    Lock,
-    Membership,
-    PriorityQueue,
-    Queue,
-    ReadWriteLock,
-    RLock,
-    Semaphore,
-    once,
-)
+from fscoord.recipes import Lock, once
 from fscoord.store import Store
 
 pytestmark = pytest.mark.exhaustive
@@ -34,41 +23,13 @@ pytestmark = pytest.mark.exhaustive
 EXCEPTIONS = [ValueError, IndexError, TimeoutError, OverflowError, KeyError]
 
 
-def use(hold: Any) -> None:
+def enter(hold: Any) -> None:
     try:
         with hold:
             hold.check()
     finally:
         if hold._held:  # `__exit__` was interrupted before its first line, where nothing can catch that
             hold.release()
-
-
-def work(queue: Queue) -> None:
-    queue.put("a")
-    queue.take().ack()
-
-
-def pass_on(queue: Queue) -> None:
-    queue.put("a")
-    queue.take(block=False).release()
-    len(queue)
-    queue.take().ack()
-
-
-def take_part(group: Membership) -> None:
-    with group:
-        group.update("new")
-        group.members()
-
-
-def lead(office: Election) -> None:
-    with office:
-        office.leader()
-
-
-def write(value: Fenced) -> None:
-    value.set("value", value.token() or 1)
-    value.get()
 
 
 def wake(store: Store) -> None:
@@ -82,19 +43,10 @@ def wake(store: Store) -> None:
 
 
 ACTS: dict[str, Callable[[Store, int], object]] = {
-    "Lock": lambda store, _: use(Lock(store, "l")),
+    **{name: lambda store, count, name=name: use(name, store, f"{name}{count}") for name in RECIPES},  # type: ignore[misc]
+    "with": lambda store, _: enter(Lock(store, "l")),
     "line": lambda store, _: wake(store),
-    "RLock": lambda store, _: use(RLock(store, "r")),
-    "lease": lambda store, _: use(Lock(store, "t", ttl=9e9)),
-    "Semaphore": lambda store, _: use(Semaphore(store, "s", 2)),
-    "writer": lambda store, _: use(ReadWriteLock(store, "w").writer),
-    "Election": lambda store, _: lead(Election(store, "e", "data")),
-    "Queue": lambda store, _: work(Queue(store, "q")),
-    "queue": lambda store, _: pass_on(Queue(store, "q")),
-    "PriorityQueue": lambda store, _: work(PriorityQueue(store, "p")),
-    "Membership": lambda store, _: take_part(Membership(store, "g", "data")),
-    "Fenced": lambda store, _: write(Fenced(store, "f")),
-    "Latch": lambda store, count: Latch(store, f"d{count}", 1).count_down(),
+    "lease": lambda store, _: enter(Lock(store, "t", ttl=9e9)),
     "once": lambda store, count: once(store, f"o{count}", lambda: b"done"),
     "barrier": lambda store, count: barrier(store, 1, f"b{count}", 0),
     "synchronize": lambda store, count: synchronize(store, b"data", 0, 1, f"a{count}"),

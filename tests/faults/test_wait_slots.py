@@ -21,6 +21,7 @@ from support.disks import fill
 from support.faulty import faulty_os
 from support.internals import log_of
 from support.places import start_thread, until, wait_in_vain
+from support.recipes import RECIPES, WAITED_FOR, new
 
 from fscoord import FileStore, HashStore, PrefixStore, aio, barrier, synchronize
 from fscoord._log.format.wait_slot import EMPTY, FILE_HEADER, SLOT_SIZE, WaitSlot
@@ -28,10 +29,7 @@ from fscoord._waiting import timing
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes import (
     Election,
-    Latch,
     Lock,
-    Membership,
-    Queue,
     ReadWriteLock,
     Semaphore,
     _line,
@@ -191,26 +189,14 @@ WAITS: dict[str, tuple[Callable[[Store], object], Callable[[Store, Any], object]
         lambda _, holder: holder.release(),
         "work 'dataset'",
     ),
-    "observe": (
-        lambda store: Election(store, "front").observe(timeout=END_S),
-        lambda store, _: Election(store, "front").campaign(END_S),
-        "a leader of 'front'",
-    ),
-    "Queue": (
-        lambda store: Queue(store, "jobs").take(timeout=END_S).ack(),
-        lambda store, _: Queue(store, "jobs").put("x"),
-        "queue 'jobs'",
-    ),
-    "Latch": (
-        lambda store: Latch(store, "gate", 1).wait(END_S),
-        lambda store, _: Latch(store, "gate", 1).count_down(),
-        "latch 'gate'",
-    ),
-    "Membership": (
-        lambda store: Membership(store, "crew").observe(timeout=END_S),
-        lambda store, _: Membership(store, "crew").join(),
-        "a change of the group 'crew'",
-    ),
+    **{
+        name: (
+            lambda store, name=name: RECIPES[name].wait(new(name, store, "front"), timeout=END_S),  # type: ignore[misc]
+            lambda store, _, name=name: RECIPES[name].end(new(name, store, "front")),  # type: ignore[misc]
+            f"{recipe.waits_for} 'front'",
+        )
+        for name, recipe in WAITED_FOR.items()
+    },
 }
 HOLDERS: dict[str, Callable[[Store, str], Any]] = {
     "Semaphore": Semaphore,

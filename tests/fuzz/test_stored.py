@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from support.recipes import RECIPES, new
 
 from fscoord import (
     BarrierError,
@@ -25,20 +26,7 @@ from fscoord import (
 from fscoord._arguments import check_int64, key_bytes
 from fscoord.barriers import StoreBarrier
 from fscoord.launch.agent import Agent, Job
-from fscoord.recipes import (
-    DoubleBarrier,
-    Election,
-    Fenced,
-    Latch,
-    Lock,
-    Membership,
-    PriorityQueue,
-    Queue,
-    ReadWriteLock,
-    Semaphore,
-    force_release,
-    once,
-)
+from fscoord.recipes import DoubleBarrier, Lock, Queue, ReadWriteLock, Semaphore, force_release, once
 from fscoord.store import Store
 
 
@@ -78,48 +66,13 @@ def locks(store: Store) -> Calls:
     ]
 
 
-def election(store: Store) -> Calls:
-    office = Election(store, "r", b"here")
-    return [lambda: office.campaign(0), office.leader, lambda: office.observe(0, timeout=0), office.resign]
+def alone(kind: str) -> Callable[[Store], Calls]:
+    def calls(store: Store) -> Calls:
+        recipe, made = RECIPES[kind], new(kind, store, "r")
+        wait = recipe.wait
+        return [*([lambda: wait(made, timeout=0)] if wait else []), *recipe.calls(made)]
 
-
-def fenced(store: Store) -> Calls:
-    value = Fenced(store, "r")
-    return [lambda: value.set(b"data", 3), value.get, value.token]
-
-
-def latch(store: Store) -> Calls:
-    door = Latch(store, "r", 2)
-    return [door.count_down, door.missing, lambda: door.wait(0), door.count_down, lambda: door.wait(0)]
-
-
-def membership(store: Store) -> Calls:
-    group = Membership(store, "r", b"data")
-    return [
-        group.join,
-        group.members,
-        lambda: group.update(b"more"),
-        lambda: group.observe(timeout=0),
-        lambda: group.observe(group.members(), timeout=0),
-        group.leave,
-    ]
-
-
-def queue_of(kind: type[Queue]) -> Callable[[Store], Calls]:
-    def queue(store: Store) -> Calls:
-        work = kind(store, "r")
-        taken: list[Any] = []
-        return [
-            lambda: work.put_all([b"1", b"2"]),
-            lambda: taken.append(work.take(block=False)),
-            work.taken,
-            work.size,
-            lambda: taken[0].release(),
-            lambda: work.take(timeout=0).ack(),
-            lambda: work.take(timeout=0).ack(),
-        ]
-
-    return queue
+    return calls
 
 
 def the_work(store: Store) -> Calls:
@@ -145,12 +98,7 @@ def meetings(store: Store) -> Calls:
 
 KINDS = {
     "locks": locks,
-    "election": election,
-    "fenced": fenced,
-    "latch": latch,
-    "membership": membership,
-    "queue": queue_of(Queue),
-    "priority queue": queue_of(PriorityQueue),
+    **{name: alone(name) for name in RECIPES},
     "once": the_work,
     "meetings": meetings,
 }

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from support.played_server import PlayedServer
+from support.recipes import RECIPES, use as use_alone
 
 from fscoord import HashStore, Store, TCPStore, aio, barrier, broadcast, gather, open_store, recipes, synchronize
 
@@ -55,25 +56,9 @@ def use(store: Store) -> None:
         assert store.get("count") == b"15"
     with recipes.Lock(store, "leased", ttl=30) as lock:
         assert lock is not None
-    election = recipes.Election(store, "election")
-    with election:
-        assert election.leader() is not None
-    queue = recipes.Queue(store, "queue")
-    queue.put(b"item")
-    with queue.take() as item:
-        assert item.data == b"item"
-    urgent = recipes.PriorityQueue(store, "urgent")
-    urgent.put(b"later", priority=2)
-    urgent.put(b"first", priority=1)
-    with urgent.take() as item:
-        assert item.data == b"first"
-    latch = recipes.Latch(store, "latch", 1)
-    latch.count_down()
-    latch.wait()
+    for name in RECIPES:
+        use_alone(name, store, f"{name} alone")
     assert recipes.once(store, "once", lambda: b"made") == b"made"
-    group = recipes.Membership(store, "group", b"here")
-    with group:
-        assert len(group.members()) == 1
 
     def enter(store: Store, rank: int) -> None:
         with recipes.DoubleBarrier(store, "double", RANKS, rank):

@@ -14,22 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from soaking.worker import LATCHED, LOCK, OFFICE, PLACES
+from soaking.worker import LATCHED, LOCK, MANY, OFFICE, PLACES, SINGLE
 
 from fscoord import FileStore
 from fscoord.errors import QueueEmptyError
 from fscoord.recipes import Election, Lock, Membership, PriorityQueue, Queue, ReadWriteLock, Semaphore
 
 RECIPES_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "recipes.md"
-SINGLE = {
-    "lock": "Lock", "places": "Semaphore", "both": "ReadWriteLock", "office": "Election", "jobs": "Queue",
-    "tasks": "PriorityQueue", "group": "Membership",
-}  # fmt: skip
-"""The recipes of which there is one, by its name."""
-
-MANY = {r"once/\d+": "once", r"latch/\d+": "Latch", r"double/\d+/\d+": "DoubleBarrier"}
-"""Those of which there are more, by a pattern of their names."""
-
 OWN = r"own/\d+|trail/\d+|sum|pair/\d/[ab]|scratch/\d+|long/\d"
 """The keys that the workers set without a recipe."""
 

@@ -39,6 +39,15 @@ from fscoord.recipes import (
     once,
 )
 
+SINGLE = {
+    "lock": "Lock", "places": "Semaphore", "both": "ReadWriteLock", "office": "Election", "jobs": "Queue",
+    "tasks": "PriorityQueue", "group": "Membership",
+}  # fmt: skip
+"""The recipes of which there is one, by its name."""
+
+MANY = {r"once/\d+": "once", r"latch/\d+": "Latch", r"double/\d+/\d+": "DoubleBarrier"}
+"""Those of which there are more, by a pattern of their names."""
+
 TIMEOUT_S = 60
 """How long an operation may take: far longer than anybody is stopped."""
 

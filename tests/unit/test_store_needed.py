@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.recipes import RECIPES, new
 
 import fscoord
 from fscoord import HashStore, PrefixStore, aio, recipes
 from fscoord.aio import AsyncStore
 from fscoord.rendezvous import C10dRendezvousBackend
 
+
+def named(kind: str, module: Any, store: Any) -> Any:
+    return new(kind, store, "x", module)
+
+
 TAKERS: dict[str, Callable[[Any], Any]] = {
-    "Lock": lambda store: recipes.Lock(store, "x"),
-    "RLock": lambda store: recipes.RLock(store, "x"),
-    "Semaphore": lambda store: recipes.Semaphore(store, "x"),
-    "ReadWriteLock": lambda store: recipes.ReadWriteLock(store, "x"),
-    "Election": lambda store: recipes.Election(store, "x"),
-    "Queue": lambda store: recipes.Queue(store, "x"),
-    "PriorityQueue": lambda store: recipes.PriorityQueue(store, "x"),
-    "Latch": lambda store: recipes.Latch(store, "x", 1),
-    "DoubleBarrier": lambda store: recipes.DoubleBarrier(store, "x", 1, 0),
-    "Membership": lambda store: recipes.Membership(store, "x"),
-    "Fenced": lambda store: recipes.Fenced(store, "x"),
+    **{name: partial(named, name, recipes) for name in RECIPES},
     "once": lambda store: recipes.once(store, "x", lambda: b""),
     "@once": lambda store: recipes.once(store, "x")(lambda: b""),
     "force_release": lambda store: recipes.force_release(store, "x", 1),
@@ -40,16 +37,7 @@ TAKERS: dict[str, Callable[[Any], Any]] = {
     "AsyncStore": AsyncStore,
 }
 TAKERS_OF_ASYNC: dict[str, Callable[[Any], Any]] = {
-    "Lock": lambda store: aio.Lock(store, "x"),
-    "RLock": lambda store: aio.RLock(store, "x"),
-    "Semaphore": lambda store: aio.Semaphore(store, "x"),
-    "ReadWriteLock": lambda store: aio.ReadWriteLock(store, "x"),
-    "Election": lambda store: aio.Election(store, "x"),
-    "Queue": lambda store: aio.Queue(store, "x"),
-    "Latch": lambda store: aio.Latch(store, "x", 1),
-    "DoubleBarrier": lambda store: aio.DoubleBarrier(store, "x", 1, 0),
-    "Membership": lambda store: aio.Membership(store, "x"),
-    "Fenced": lambda store: aio.Fenced(store, "x"),
+    **{name: partial(named, name, aio) for name in RECIPES},
     "once": lambda store: asyncio.run(aio.once(store, "x", lambda: asyncio.sleep(0, b""))),
     "force_release": lambda store: asyncio.run(aio.force_release(store, "x", 1)),
     "barrier": lambda store: asyncio.run(aio.barrier(store, 1, "x")),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.recipes import RECIPES, WAITED_FOR, new
 
 import fscoord
 from fscoord import (
@@ -37,7 +38,6 @@ from fscoord.inspect import copy, repair, verify
 from fscoord.recipes import (
     DoubleBarrier,
     Election,
-    Latch,
     Lock,
     Membership,
     Queue,
@@ -165,7 +165,13 @@ def test_timeout_is_the_name_of_every_public_limit() -> None:
 
 Waits = Callable[[Store, dict[str, Any]], object]
 
+
+def waits_for(kind: str) -> Waits:
+    return lambda store, given: RECIPES[kind].wait(new(kind, store, "x"), **given)  # type: ignore[misc]
+
+
 WAITS: dict[str, Waits] = {
+    **{f"wait for {name}": waits_for(name) for name in WAITED_FOR},
     "wait": lambda store, given: store.wait(["k"], **given),
     "wait_alive": lambda store, given: store.wait_alive(["k"], [0], **given),
     "wait_sessions": lambda store, given: store.wait_sessions(["k"], [1], **given),
@@ -178,13 +184,9 @@ WAITS: dict[str, Waits] = {
     "DoubleBarrier": lambda store, given: DoubleBarrier(store, "d", 2, 0, **given).enter(),
     "enter": lambda store, given: DoubleBarrier(store, "d", 2, 0).enter(**given),
     "leave": lambda store, given: DoubleBarrier(store, "d", 2, 0).leave(**given),
-    "Latch.wait": lambda store, given: Latch(store, "l", 1).wait(**given),
-    "take": lambda store, given: Queue(store, "q").take(**given),
     "Queue": lambda store, given: Queue(store, "q", **given).take(),
     "Lock": lambda store, given: Lock(store, "taken", **given).__enter__(),
     "once": lambda store, given: once(store, "work", lambda: "v", **given),
-    "Election.observe": lambda store, given: Election(store, "e").observe(**given),
-    "Membership.observe": lambda store, given: Membership(store, "m").observe(**given),
     "Membership.watch": lambda store, given: next(Membership(store, "m").watch(**given)),
     "StoreBarrier": lambda store, given: StoreBarrier(store, rank=0, world_size=2, **given).execute_barrier(),
     "execute_barrier": lambda store, given: StoreBarrier(store, rank=0, world_size=2).execute_barrier(**given),

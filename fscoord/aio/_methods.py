@@ -1,0 +1,95 @@
+"""`ForTasks`, the base of the classes for tasks; `made_of` and `function_for_tasks`, for constructors and functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from types import FunctionType
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+
+from fscoord._arguments import refuse_copies
+from fscoord.aio._driver import StoreDriver, all_steps, bound
+from fscoord.aio.store import AsyncStore, driver_of
+from fscoord.store import Store
+
+__all__ = ["ForTasks", "function_for_tasks", "itself", "made_of"]
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ForTasks:
+    """The base of the classes for tasks: the methods of the blocking object `core`, as coroutines.
+
+    Args:
+        driver: makes the calls and waits of `core` for the tasks.
+        core: the blocking object.
+    """
+
+    __reduce__ = refuse_copies
+
+    def __init__(self, driver: StoreDriver, core: Any) -> None:
+        self._driver = driver
+        self._core = core
+
+    def __repr__(self) -> str:
+        return f"<aio.{type(self).__name__} {repr(self._core).partition(' ')[2]}"
+
+
+def itself(for_tasks: S, _: object) -> S:
+    """Return the object for tasks, as the result of a method that returns its blocking object."""
+    return for_tasks
+
+
+def made_of(
+    kind: Callable[Concatenate[Store, P], object],
+) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, AsyncStore, P], None]]:
+    """Decorate the ``__init__`` of a subclass of `ForTasks`, which gets the arguments of the class `kind`.
+
+    The decorated function is called when the object of `kind` is made.
+    """
+
+    def decorate(do: Callable[[Any], None]) -> Any:
+        @wraps(kind.__init__, updated=())
+        def make(self: Any, store: AsyncStore, *arguments: Any, **named: Any) -> None:
+            driver = driver_of(store)
+            ForTasks.__init__(self, driver, kind(driver.store, *arguments, **named))
+            do(self)
+
+        return _with_async_store(make)
+
+    return decorate
+
+
+class FunctionForTasks(Protocol[P, T_co]):
+    """A coroutine function whose first argument is a store for tasks."""
+
+    def __call__(self, store: AsyncStore, *arguments: P.args, **named: P.kwargs) -> Coroutine[Any, Any, T_co]: ...
+
+
+def function_for_tasks(
+    function: Callable[Concatenate[Store, P], T], steps: Callable[..., Any] | None = None
+) -> FunctionForTasks[P, T]:
+    """Return the coroutine function that awaits what `function` does.
+
+    The function is called in a thread. If it waits, `steps` must be a function with the same arguments that returns its
+    steps.
+    """
+
+    @wraps(function)
+    async def call(store: AsyncStore, *arguments: Any, **named: Any) -> Any:
+        driver = driver_of(store)
+        return await driver.drive(all_steps(bound(steps or function, arguments, named, driver.store)))
+
+    return cast("FunctionForTasks[P, T]", _with_async_store(call))
+
+
+def _with_async_store(made: Any) -> Any:
+    """Let `made` show the signature of the function that it wraps, with an `AsyncStore` as the argument `store`."""
+    of = made.__wrapped__
+    shown = made.__wrapped__ = FunctionType(of.__code__, of.__globals__, None, of.__defaults__, of.__closure__)
+    shown.__kwdefaults__ = of.__kwdefaults__
+    shown.__annotations__ = made.__annotations__ = {**of.__annotations__, "store": AsyncStore}
+    return made

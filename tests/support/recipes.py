@@ -1,0 +1,119 @@
+"""The registry of the recipes: how each is made, used and waited for. Tests that are about all recipes use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fscoord import recipes
+
+__all__ = ["RECIPES", "WAITED_FOR", "Recipe", "new", "use"]
+
+
+class Recipe(NamedTuple):
+    """How tests use a recipe.
+
+    Attributes:
+        calls: returns, for an object, the calls that a process makes in this order while nobody else uses its name.
+        arguments: what its constructor takes after the store and the name.
+        wait: waits with an object for what another process does. It takes a ``timeout``, and may return a coroutine.
+        end: does with another object what the wait is for.
+        waits_for: what a slot shows of the wait, after which the name follows.
+        warning: what a warning calls the wait: a pattern, in which ``NAME`` is the name.
+    """
+
+    calls: Callable[[Any], list[Callable[[], Any]]]
+    arguments: tuple[Any, ...] = ()
+    wait: Callable[..., Any] | None = None
+    end: Callable[[Any], object] | None = None
+    waits_for: str = ""
+    warning: str = ""
+
+
+def of_a_hold(hold: Any) -> list[Callable[[], Any]]:
+    return [hold.holders, hold.waiters, lambda: hold.acquire(timeout=0), hold.check, hold.release]
+
+
+def of_a_queue(queue: Any) -> list[Callable[[], Any]]:
+    taken: list[Any] = []
+    return [
+        lambda: queue.put_all([b"1", b"2"]),
+        lambda: taken.append(queue.take(block=False)),
+        queue.taken,
+        queue.size,
+        lambda: taken[0].release(),
+        lambda: queue.take(timeout=0).ack(),
+        lambda: queue.take(timeout=0).ack(),
+    ]
+
+
+def of_a_group(group: Any) -> list[Callable[[], Any]]:
+    return [group.join, group.members, lambda: group.update(b"more"), lambda: group.observe(timeout=0), group.leave]
+
+
+RECIPES: dict[str, Recipe] = {
+    "Lock": Recipe(of_a_hold),
+    "RLock": Recipe(of_a_hold),
+    "Semaphore": Recipe(of_a_hold, (2,)),
+    "ReadWriteLock": Recipe(
+        lambda both: [
+            *of_a_hold(both.reader)[:3],
+            both.held_side,
+            both.reader.release,
+            *of_a_hold(both.writer),
+        ]
+    ),
+    "Election": Recipe(
+        lambda office: [
+            lambda: office.campaign(0),
+            office.leader,
+            lambda: office.observe(0, timeout=0),
+            office.resign,
+        ],
+        (b"here",),
+        lambda office, **limit: office.observe(**limit),
+        lambda office: office.campaign(0),
+        "a leader of",
+        "a leader of 'NAME' in a later term than 0",
+    ),
+    "Queue": Recipe(
+        of_a_queue,
+        (),
+        lambda queue, **limit: queue.take(**limit),
+        lambda queue: queue.put(b"item"),
+        "queue",
+        "an item of the queue 'NAME'",
+    ),
+    "PriorityQueue": Recipe(of_a_queue),
+    "Latch": Recipe(
+        lambda latch: [latch.missing, latch.count_down, lambda: latch.wait(0)],
+        (1,),
+        lambda latch, **limit: latch.wait(**limit),
+        lambda latch: latch.count_down(),
+        "latch",
+        r"the latch 'NAME' \([01] of 1 calls missing\)",
+    ),
+    "DoubleBarrier": Recipe(lambda both: [both.enter, both.leave], (1, 0)),
+    "Membership": Recipe(
+        of_a_group,
+        (b"data",),
+        lambda group, **limit: group.observe(**limit),
+        lambda group: group.join(),
+        "a change of the group",
+        "a change of the group 'NAME'",
+    ),
+    "Fenced": Recipe(lambda value: [lambda: value.set(b"data", value.token() or 3), value.get, value.token]),
+}
+
+WAITED_FOR = {name: recipe for name, recipe in RECIPES.items() if recipe.wait is not None}
+
+
+def new(kind: str, store: Any, name: str, module: Any = recipes) -> Any:
+    """Return a new object of the recipe: of `fscoord.recipes`, or of `fscoord.aio` for an `AsyncStore`."""
+    return getattr(module, kind)(store, name, *RECIPES[kind].arguments)
+
+
+def use(kind: str, store: Any, name: str) -> None:
+    """Use a new object of the recipe alone, to its end."""
+    for call in RECIPES[kind].calls(new(kind, store, name)):
+        call()
