@@ -536,6 +536,7 @@ MUTANTS = (
         "a bell is marked after the look at the log",
         "FileWait.look",
         """\
+            if state == UNARMED and left > 0:
                 self._arm()
             elif state == RUNG and left > 0 and notifier.passes_on_changes:
                 reads = not notifier.read_shared_extent(self._waiter)
@@ -543,7 +544,7 @@ MUTANTS = (
 """,
         """\
             found = condition.look(left if left > 0 else 0.0, reads=reads)
-            if state == UNARMED and left > 0 and condition.missing:
+            if state == UNARMED and left > 0:
                 self._arm()
 """,
         ("tests/faults/test_bell_traps.py::test_key_that_comes_just_before_the_mark_is_seen_by_the_look_behind_it",),
