@@ -536,6 +536,7 @@ MUTANTS = (
         "a bell is marked after the look at the log",
         "FileWait.look",
         """\
+            if state == UNARMED and left > 0:
                 self._arm()
             elif state == RUNG and left > 0 and notifier.passes_on_changes:
                 reads = not notifier.read_shared_extent(self._waiter)
