@@ -12,9 +12,8 @@ import re
 from pathlib import Path
 
 import pytest
+from support.internals import record
 from support.sources import MODULES, PACKAGE, tree
-
-from fscoord._log.format import record
 
 pytestmark = pytest.mark.once
 

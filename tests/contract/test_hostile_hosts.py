@@ -8,13 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.internals import log_of
+from support.internals import escape_word, log_of, node_bell_path, system
 from support.places import ETCD, HANG_S, Place
 
 from fscoord import FileStore, aio
-from fscoord._log.shared.node_poller import node_bell_path
-from fscoord._runtime import system
-from fscoord._runtime.escaping import escape_word
 from fscoord.errors import WorkFailedError
 from fscoord.recipes import (
     DoubleBarrier,

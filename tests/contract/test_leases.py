@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 from contract.worker import Workers, start
+from support.internals import NO_LEASE, Entry, LeaseMonitor, hold_module as _hold, lease_module as _lease
 from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.third_party import place_of
 
 from fscoord.errors import FscoordError, LimitExceededError, LockLostError, StaleTokenError, StoreTimeoutError
-from fscoord.recipes import Election, Fenced, Lock, RLock, Semaphore, _hold, _lease
-from fscoord.recipes._entry import NO_LEASE, Entry
-from fscoord.recipes._lease import LeaseMonitor
+from fscoord.recipes import Election, Fenced, Lock, RLock, Semaphore
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 

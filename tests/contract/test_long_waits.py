@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import line_module as _line, timing
 from support.places import Place, start_thread, until
 
 from fscoord import aio
-from fscoord._waiting import timing
 from fscoord.aio._driver import SlicedWaits
-from fscoord.recipes import Election, Latch, Lock, Queue, ReadWriteLock, Semaphore, _line, election, latch, once, queue
+from fscoord.recipes import Election, Latch, Lock, Queue, ReadWriteLock, Semaphore, election, latch, once, queue
 from fscoord.store import Store
 
 LIMIT = 60

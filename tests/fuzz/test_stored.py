@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from support.internals import check_int64, key_bytes
 
 from fscoord import (
     BarrierError,
@@ -22,7 +23,6 @@ from fscoord import (
     get_all,
     synchronize,
 )
-from fscoord._arguments import check_int64, key_bytes
 from fscoord.barriers import StoreBarrier
 from fscoord.launch.agent import Agent, Job
 from fscoord.recipes import (

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
+from support.internals import MalformedText, check_interval
 
 from fscoord import FscoordError, HashStore, RendezvousError, RendezvousStateError, environment
-from fscoord._arguments import MalformedText
 from fscoord.barriers import BarrierConfig
 from fscoord.recipes import Lock
-from fscoord.recipes._lease import check_interval
 from fscoord.rendezvous import (
     C10dRendezvousBackend,
     NodeState,

@@ -75,14 +75,14 @@ MUTANTS = (
     ),
     Mutant(
         "a waiter believes a torn extent",
-        "shared_extent.read",
+        "extent.read",
         " or crc32(found[4:end]) != checksum",
         "",
         (f"{EXTENT}::test_extent_that_is_torn_is_not_read",),
     ),
     Mutant(
         "a poller that has read less replaces the extent of a leader",
-        "shared_extent.publish",
+        "extent.publish",
         " and start + size >= extent.end",
         " and False",
         (f"{EXTENT}::test_extent_that_goes_further_stays",),

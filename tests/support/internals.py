@@ -1,14 +1,60 @@
-"""The inside of a `FileStore` for tests. Only this module names the private attributes."""
+"""The inside of the package for tests outside `unit` and `faults`, which import no private module.
+
+Only this module names the private attributes of a `FileStore`.
+"""
 
 from __future__ import annotations
 
 from fscoord import FileStore
+from fscoord._arguments import (
+    INT64_MAX,
+    INT64_MIN,
+    KEY_MAX,
+    VALUE_MAX,
+    Key,
+    MalformedText,
+    Timeout,
+    check_int64,
+    key_bytes,
+    keys_bytes,
+    missing_message,
+)
+from fscoord._log import log as log_module, mount as mount_module, opened
+from fscoord._log.files.opening import COMPACT_BYTES, SPILL_BYTES, LogOptions
+from fscoord._log.format import record
+from fscoord._log.format.control_records import Session, decode_death, encode_death
+from fscoord._log.format.generation_ref import GenerationRef, generation_name, parse_generation_name
+from fscoord._log.format.header import MAGIC, Header
+from fscoord._log.format.record import MalformedRecord, Record
+from fscoord._log.liveness.liveness_file import LivenessFile
+from fscoord._log.liveness.own_session import Liveness
+from fscoord._log.locking import kernel_wait, process_mutex
+from fscoord._log.locking.log_lock import OFD, _range as lock_range
 from fscoord._log.log import Log
+from fscoord._log.mount import Mount
+from fscoord._log.replay.writer import SharedLogWriter
+from fscoord._log.shared import hang_watchdog, node_poller
+from fscoord._log.shared.combining import combiner, station
+from fscoord._log.shared.combining.batch import Batch
+from fscoord._log.shared.combining.station import Station
+from fscoord._log.shared.network import NetworkAccess
+from fscoord._log.shared.node_poller import node_bell_path
+from fscoord._log.wakeup import waiter as waiter_module, watcher
+from fscoord._log.wakeup.doorbell import bucket
+from fscoord._log.wakeup.waiter import Waiter
 from fscoord._log.wakeup.watcher import ChangeWatcher
+from fscoord._runtime import escaping, file_events, network, system, tracing
+from fscoord._runtime.escaping import escape_word, printable
+from fscoord._runtime.logging import logger
+from fscoord._runtime.signals import Terminated, resend_lost_signals
+from fscoord._waiting import timing
+from fscoord._waiting.timing import SHOW_S, SlowWaitLogger
+from fscoord.recipes import _hold as hold_module, _lease as lease_module, _line as line_module
+from fscoord.recipes._entry import NO_LEASE, Entry, parse_line
+from fscoord.recipes._hold import Exclusive
+from fscoord.recipes._lease import LeaseMonitor, check_interval
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState
-
-__all__ = ["log_of", "notifier_of", "state_of", "watcher_of"]
 
 
 def log_of(store: FileStore) -> Log:
