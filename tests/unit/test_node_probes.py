@@ -15,14 +15,14 @@ import pytest
 from support.internals import log_of, notifier_of, watcher_of
 from support.places import start_thread
 
-from fscoord import BrokenBarrierError, FileStore, StoreTimeoutError, barrier
+from fscoord import BrokenBarrierError, FileStore, barrier
 from fscoord._log import mount, opened
 from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity
 from fscoord._log.log import Log
 from fscoord._log.shared import network, node_poller
 from fscoord._log.shared.node_poller import PROBES_PER_S, RESULT_TABLE, SEEMS_DEAD, WANTED, WANTED_TABLE, NodeProbes
 from fscoord._log.wakeup import waiter as waiter_module
-from fscoord._log.wakeup.doorbell import CELLS_END, SIZE, Doorbell
+from fscoord._log.wakeup.doorbell import SIZE, Doorbell
 from fscoord._runtime import system
 from fscoord.inspect import dump
 from fscoord.stores.file import death_watch
@@ -218,42 +218,6 @@ def test_wrong_result_of_death_is_refuted_without_the_lock(
         assert recorded == []
 
 
-@pytest.mark.parametrize("harm", ["truncate", "ones", "remove"])
-def test_damaged_tables_only_delay_the_detection(
-    harm: str, tmp_path: Path, requests: Requests, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(death_watch, "STALE_S", 0.1)
-    path = str(tmp_path / "log")
-    with FileStore(path) as one, FileStore(path) as two, FileStore(path) as other:
-        number = other.register()
-        with (
-            start_thread(one.wait_sessions, ["never"], [number], LIMIT_S) as first,
-            start_thread(two.wait_sessions, ["never"], [number], LIMIT_S) as second,
-        ):
-            until(lambda: election_of(one) is not None and result_of(one, number))
-            bell = node_poller.node_bell_path(log_of(one).handle.root.key)
-            if harm == "truncate":
-                os.truncate(bell, CELLS_END)
-            elif harm == "remove":
-                os.unlink(bell)
-            else:
-                with open(bell, "r+b") as file:
-                    file.seek(WANTED_TABLE)
-                    file.write(b"\xff" * 2 * SIZE)
-            other.close()
-        assert first.result == second.result == [number]
-
-
-def test_deadline_finds_a_death_that_no_poller_has_found(tmp_path: Path, requests: Requests) -> None:
-    path = str(tmp_path / "log")
-    with FileStore(path) as store, FileStore(path) as other, FileStore(path) as alive:
-        number, living = other.register(), alive.register()
-        other.close()
-        assert store.wait_sessions(["never"], [number], 0.02) == [number]
-        with pytest.raises(StoreTimeoutError):
-            store.wait_sessions(["never"], [living], 0.02)
-
-
 # The tables
 
 
@@ -314,26 +278,3 @@ def test_slots_are_probed_in_turn_at_a_bounded_rate(bell: Doorbell, clock: Clock
     assert turn_s == count / PROBES_PER_S
     assert len(probed) == 4 * PROBES_PER_S
     assert set(probed[:count]) == set(range(count)), "none is probed twice before all were"
-
-
-@pytest.mark.parametrize(
-    ("undead", "alive", "seems_dead"),
-    [
-        ([7], {7: True}, False),
-        ([7], {7: None}, False),
-        ([7], {7: False}, True),
-        ([], {}, True),
-        ([7, 7 + SIZE], {7: True, 7 + SIZE: False}, True),
-        ([8], {8: False}, True),
-    ],
-    ids=["alive", "unknown", "dead", "recorded as dead", "another of the slot dead", "another slot"],
-)
-def test_result_on_a_slot(
-    undead: list[int], alive: dict[int, bool | None], seems_dead: bool, bell: Doorbell, clock: Clock
-) -> None:
-    waiter, poller = NodeProbes(bell), NodeProbes(bell)
-    waiter.ask([7])
-    assert poller.probe_due(lambda: undead, alive.__getitem__) is seems_dead
-    assert bool(waiter.ask([7])[0][7] & SEEMS_DEAD) is seems_dead
-    clock.now += 1
-    assert not poller.probe_due(lambda: undead, alive.__getitem__), "it rings once"
