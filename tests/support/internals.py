@@ -39,10 +39,11 @@ from fscoord._log.liveness import liveness_file, own_session
 from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity
 from fscoord._log.liveness.own_session import Liveness
 from fscoord._log.locking import kernel_wait, process_mutex
-from fscoord._log.locking.log_lock import FLOCK, OFD, _range as lock_range
+from fscoord._log.locking.log_lock import FLOCK, OFD, _nothing as unlock_of_a_closed_lock, _range as lock_range
 from fscoord._log.locking.process_mutex import process_mutex_for
 from fscoord._log.log import Log
 from fscoord._log.mount import COHERENCES, Mount, find_mount
+from fscoord._log.recovery import DESCRIPTORS, GENERATION
 from fscoord._log.replay.cursor import CHUNK
 from fscoord._log.replay.writer import SharedLogWriter
 from fscoord._log.shared import hang_watchdog, network as shared_network, node_poller, symlink_lock

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,9 +29,10 @@ from support.internals import log_of
 from support.places import start_thread
 from support.plain_reader import read_newest
 
-from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError
+from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError, barrier
 from fscoord._log import mount
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Failure, Session
 from fscoord._log.log import LOCK_GRACE_S
 from fscoord._log.recovery import GENERATION
 from fscoord._log.replay.writer import SharedLogWriter
@@ -709,6 +711,26 @@ def test_claims_of_an_attempt_that_is_repeated_are_not_repeated(path: str) -> No
             assert thread.join() == 1
 
 
+def test_second_record_of_an_arrival_lost_in_a_torn_batch_is_appended_by_its_author(path: str) -> None:
+    with ExitStack() as stack:
+        leader, author = opened(path, stack, 2)
+        author.announce_rank(0)
+        with Seat(leader) as seat:
+            thread = start_thread(lambda: barrier(author, 1, "b", LIMIT_S, 0))
+            request = seat.claim()
+            writer = log_of(leader).writer
+            assert isinstance(writer, SharedLogWriter)
+            leader.num_keys()
+            operation = Operation.decode(request.operation)
+            found = (operation.kind, operation.key, operation.value, request.session, request.time)
+            with log_of(leader).handle.mutex:
+                writer.append_batch([found])
+            seat.leave()
+            thread.join()
+        assert leader.get("b/complete") == b"1"
+        assert leader.get("b/arrivals") == b"0/1 "
+
+
 def test_request_that_is_withdrawn_while_the_leader_reads_it_is_not_appended(
     path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1047,6 +1069,21 @@ def test_leader_whose_files_of_the_host_fail_after_the_write_has_written_once(pa
         assert store.add("n", 1) == 1
         assert set(failed) == {"listdir", "read"}
         assert store.add("n", 0) == 1
+
+
+def test_leader_removes_the_address_of_a_dead_process_although_it_has_one_thread(path: str) -> None:
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        station = station_of(store)
+        addresses = Path(station.directory, "a")
+        (own,) = os.listdir(addresses)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gone:
+            gone.bind(f"{station._way}gone")
+        store.set("k", "1")
+        assert sorted(os.listdir(addresses)) == [own, "gone"], "it is not time yet"
+        station._swept_at -= SWEEP_S
+        store.set("k", "2")
+        assert os.listdir(addresses) == [own]
 
 
 @pytest.mark.parametrize("event", ["close", "fork"])
@@ -1411,9 +1448,20 @@ def test_times_of_a_session_differ_if_the_clock_steps_back_and_threads_race(
     assert len(used) > 40
 
 
+PARTICIPANT = Session("host", 1, rank=7, world_size=3)
+
+
 def test_last_time_of_a_snapshot_does_not_replace_a_later_one() -> None:
     table = SessionTable()
     table.times[3] = 200
     table.set_last_time(3, 100)
     table.set_last_time(4, 100)
     assert table.times == {3: 200, 4: 100}
+
+
+def test_failure_says_which_participant_and_when() -> None:
+    at = (3 * 3600 + 4 * 60 + 5) * 10**9
+    assert str(Failure(PARTICIPANT, "KeyError", time_ns=at)) == "rank 7 (host:1) left by KeyError at 03:04:05 UTC"
+    assert str(Failure(Session("h", 2), time_ns=at)) == "h:2 was found dead at 03:04:05 UTC"
+    found = Failure.decode(Failure(PARTICIPANT, "KeyError", is_previous=True).encode(), 9)
+    assert found == Failure(PARTICIPANT, "KeyError", is_previous=True, time_ns=9)

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from support.faulty import faulty_os, faulty_system
 from support.interrupts import At
+from support.logs import is_open
 from support.places import start_thread
 
-from fscoord._log.wakeup.doorbell import FIFO_BYTE, Doorbell
+from fscoord._log.wakeup.doorbell import CELLS_END, FIFO_BYTE, Doorbell
 from fscoord._runtime import system
 from fscoord._runtime.file_events import FifoSource
 from fscoord.errors import InsecurePathError
@@ -33,6 +34,14 @@ def bell(path: str) -> Iterator[Doorbell]:
     bell = Doorbell(path, 0o600)
     yield bell
     bell.close()
+
+
+def test_bell_that_is_refused_leaves_no_file_open(path: str) -> None:
+    Path(path).write_bytes(bytes(CELLS_END))
+    os.chmod(path, 0o622)
+    with pytest.raises(InsecurePathError, match="others can write it") as caught:
+        Doorbell(path, 0o600)
+    assert not is_open(path), caught.value  # which keeps the frame, and so what was to be a bell
 
 
 def test_bell_is_lost_without_a_name_when_closed_and_when_it_cannot_be_checked(bell: Doorbell, path: str) -> None:
@@ -180,9 +189,6 @@ def test_ring_that_can_not_open_or_close_the_fifo_goes_on(
     assert ringer.is_rung(7, mark)
     ring(ringer)
     assert source.wait(0)
-
-
-# Without root, no directory can be used that a umask has made unreadable for its own user.
 
 
 def test_fifo_is_made_once_by_many(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 from support.faulty import FaultyOs, faulty_os
 from support.internals import (
+    DESCRIPTORS,
+    GENERATION,
     GenerationRef,
     Header,
     MalformedRecord,
@@ -24,6 +27,9 @@ from support.internals import (
     notifier_of,
     open_root,
     parse_generation_name,
+    state_of,
+    system,
+    unlock_of_a_closed_lock as _nothing,
     watcher_of,
 )
 from support.places import start_thread, wait_in_vain
@@ -31,6 +37,7 @@ from support.plain_reader import read_log, read_newest
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StaleRunError, StoreError, StoreGoneError
 from fscoord.inspect import repair, verify
+from fscoord.stores.file import lifecycle
 
 LIMIT_S = 60
 
@@ -249,6 +256,20 @@ def test_read_only_handle_cannot_compact(path: Path) -> None:
         reader.compact()
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+def test_generation_that_was_deleted_is_reported_as_gone(read_only: bool, path: Path) -> None:
+    with FileStore(path) as store, FileStore(path, read_only=read_only) as other:
+        store.set("k", "v")
+        store.compact()
+        assert other.get("k") == b"v"
+        path.with_name(names(path)[0]).unlink()
+        log_of(other).handle.path_checked_at = 0.0
+        with pytest.raises(StoreGoneError, match="generation 1"):
+            other.get("k")
+    with pytest.raises(StoreGoneError, match="generation 1"):
+        FileStore(path, read_only=read_only)
+
+
 @pytest.mark.parametrize("replaced", [True, False])
 def test_log_that_was_removed_is_gone_in_a_later_generation_too(replaced: bool, path: Path) -> None:
     """Its inode number may be given to the next file at once."""
@@ -317,6 +338,27 @@ def test_generation_names_and_references_are_parsed_and_others_rejected() -> Non
     for cut in range(len(successor.forward())):
         with pytest.raises(MalformedRecord, match=r"cut short|not a name"):
             GenerationRef.from_forward(successor.forward()[:cut])
+
+
+def test_watch_on_a_generation_just_removed_is_replaced(path: Path) -> None:
+    with FileStore(path) as store, FileStore(path, read_only=True, watch="inotify", timeout=LIMIT_S) as reader:
+        store.set("k", "v")
+        store.compact()
+        assert reader.get("k") == b"v"
+        make = notifier_of(reader)._make_watcher
+        stale = [2]
+
+        def make_late() -> object:
+            if stale[0]:
+                stale[0] -= 1
+                store.compact()
+            return make()
+
+        notifier_of(reader)._make_watcher = make_late
+        with start_thread(reader.get, "awaited") as waiter:
+            until(lambda: stale[0] == 0 and generation(reader) == 3)
+            store.set("awaited", "1")
+        assert waiter.result == b"1"
 
 
 LONG_HISTORY = """
@@ -423,6 +465,20 @@ def kernel() -> Iterator[FaultyOs]:
         yield faulty
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_generation_has_the_mode_of_the_one_before_and_is_changed_only_if_not(
+    mode: int, path: Path, kernel: FaultyOs
+) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+        path.chmod(mode)
+        kernel.calls.clear()
+        store.compact()
+        (name,) = names(path)
+        assert stat.S_IMODE(path.with_name(name).stat().st_mode) == mode
+        assert ("fchmod" in [call for call, _ in kernel.calls]) is (mode != 0o600)
+
+
 def test_name_that_a_forked_child_has_taken_for_the_next_generation_is_replaced(path: Path, kernel: FaultyOs) -> None:
     """A signal handler forks before open(2), and the child is the first to create the file of that name."""
     taken: list[Path] = []
@@ -457,6 +513,59 @@ def generation_file(log_path: str, number: int) -> Path:
 def held(store: FileStore) -> list[str]:
     """The files to which the descriptors of its log lead, by name."""
     return sorted(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")) for fd in log_of(store).handle.owned_fds)
+
+
+def resets(store: FileStore) -> list[bool]:
+    """A list that grows whenever the handle begins to read all anew."""
+    seen: list[bool] = []
+    reset = state_of(store).reset
+    state_of(store).reset = lambda: (seen.append(True), reset())[1]  # type: ignore[method-assign]
+    return seen
+
+
+# -- what a forked child does first
+
+
+def be_forked(log: Any) -> None:
+    """Do to `log` what a forked child does, in the order in which it does so."""
+    system.close_all(os.close, log.handle.owned_fds)
+    log.handle.shared.renew()
+    log.after_fork()
+
+
+@pytest.mark.parametrize("compactions", [0, 1, 2])
+def test_forked_child_opens_its_own_descriptors_and_is_a_new_session(compactions: int, log_path: str) -> None:
+    with FileStore(log_path) as store:
+        store.set("k", "1")
+        for _ in range(compactions):
+            store.compact()
+        store.set("k", "2")
+        log: Any = log_of(store)
+        before, session, seen, old = held(store), log.session, resets(store), log.handle.lock
+        be_forked(log)
+        assert log.handle.mutex is log.handle.shared.mutex
+        assert log.handle.recovery & DESCRIPTORS
+        assert (held(store), log.liveness.file, log.liveness._fds, log.session) == ([], None, set(), 0)
+        assert store.get("k") == b"2"
+        assert (held(store), seen) == (before, []), "the same files, and nothing is read twice"
+        assert (log.handle.root_fd >= 0) is (compactions > 0)
+        assert old.is_closed
+        assert old.unlock is _nothing, "the number of its descriptor is another's by now"
+        store.set("k", "3")
+        assert log.session > session
+        with FileStore(log_path) as other:
+            assert other.get("k") == b"3"
+
+
+def test_handle_that_lost_its_generation_begins_again_at_generation_0(log_path: str) -> None:
+    """As who was interrupted on the way into one whose maker has died."""
+    with FileStore(log_path) as store:
+        store.set("k", "1")
+        log: Any = log_of(store)
+        log.handle.file, log.handle.file_identity = f"{log_path}.nothing", (0, 0)
+        log.handle.recovery |= GENERATION
+        assert store.get("k") == b"1"
+        assert log.handle.file == log_path
 
 
 # -- opening
@@ -520,6 +629,23 @@ def test_generation_with_a_bad_header_is_damaged_at_offset_0(log_path: str) -> N
 
 
 # -- runs
+
+
+def test_session_keeps_its_number_through_compactions_of_its_run(
+    log_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "ATTEMPTS", 1)  # who begins a run goes on in it
+    with FileStore(log_path, run_id=("first", 0)) as first:
+        first.set("k", "1")
+    with FileStore(log_path, run_id=("second", 0)) as store:
+        store.set("k", "2")
+        assert len(log_of(store).handle.header.run_ids) == 2
+        session = log_of(store).session
+        assert session in log_of(store).sessions
+        for _ in range(2):
+            store.compact()
+            store.set("k", "3")
+            assert log_of(store).session == session, "the header names two runs, and the first one counts"
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,16 @@ def test_lock_from_the_kernel_is_granted_with_its_own_descriptor(make: Make, str
     assert not strange_closes
 
 
+def test_lock_that_is_granted_and_not_taken_is_released(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_wait, "HANDOVER_S", 0.01)
+    lock = make()
+    with start_thread(wait_for_lock, lock, LIMIT_S, lock.reopen):
+        lock.comes.release()
+    assert lock.unlocked.wait(LIMIT_S)
+    until(is_over)
+    assert lock.handover is None
+
+
 @pytest.fixture
 def ends_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let every wait end as soon as the kernel was asked: the time is out, or there was an interruption."""
@@ -163,6 +173,20 @@ def test_waiter_that_is_interrupted_gets_no_lock(make: Make, ends_with: Callable
     lock.comes.release()
     until(is_over)
     assert lock.handover is None
+
+
+def test_waiter_whose_path_leads_to_another_file_stops_asking_the_kernel(
+    make: Make, tmp_path: Path, strange_closes: list[int]
+) -> None:
+    lock = make()
+    (tmp_path / "other").touch()
+    lock.path = str(tmp_path / "other")
+    wait_for_lock(lock, LIMIT_S, lock.reopen)
+    until(is_over)
+    assert not lock.can_block
+    assert not lock.blocks.is_set()
+    assert not os.path.lexists(f"/proc/self/fd/{lock.reopened[0]}")
+    assert not strange_closes
 
 
 # The thread and the descriptor that are kept for the next wait

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.faulty import faulty_os
 
 from fscoord import InsecurePathError
 from fscoord._log.format.control_records import Session
@@ -115,3 +116,18 @@ def test_process_is_another_only_if_its_known_start_time_differs(
     for unknown in (THERE._replace(start_time=0), THERE._replace(time_space=8)):
         assert not HERE.is_other_process(unknown)
         assert not HERE.is_same_process(unknown)
+
+
+@pytest.mark.parametrize("most", [1, 10, 23])
+@pytest.mark.parametrize("behind", [b"", b"of a later version"])
+def test_short_reads_and_writes_of_a_liveness_file_are_continued(
+    most: int, behind: bytes, open_one: Open, path: str
+) -> None:
+    with faulty_os() as faulty:
+        pread, pwrite = faulty.pread, faulty.pwrite
+        faulty.pread = lambda fd, size, offset: pread(fd, min(size, most), offset)
+        faulty.pwrite = lambda fd, data, offset: pwrite(fd, data[:most], offset)
+        one = open_one()
+        assert Path(path + ".alive").read_bytes() == MAGIC + one.id
+        put(path, MAGIC + b"0123456789abcdef" + behind)
+        assert open_one().id == b"0123456789abcdef"

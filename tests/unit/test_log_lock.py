@@ -90,6 +90,26 @@ def test_lock_that_is_adopted_is_held_in_the_name_of_its_session(
 
 
 @every_kernel_kind
+def test_lock_handed_over_and_not_taken_is_released_at_close(kind: int, path: str, make: Make) -> None:
+    one, two = make(kind), make(kind)
+    fd, handover = os.open(path, os.O_RDWR | os.O_CLOEXEC), threading.Lock()
+    handover.acquire()
+    one.block(fd, 0)
+    one.adopt(fd, 0, handover, left := set())
+    os.close(left.pop())
+    one.close()
+    assert (one.handover, handover.locked(), one.is_closed) == (None, False, True)
+    two.try_lock()
+    two.unlock()
+    another = LogLock(path, one.fd, kind, threading.RLock(), set())
+    another.try_lock()
+    one.unlock()  # now it does nothing, for its descriptor may be another's
+    with pytest.raises(BlockingIOError):
+        two.try_lock()
+    another.unlock()
+
+
+@every_kernel_kind
 def test_fork_does_not_release_the_lock_of_the_parent(kind: int, make: Make) -> None:
     one, two = make(kind), make(kind)
     one.try_lock()
@@ -105,6 +125,28 @@ def test_fork_does_not_release_the_lock_of_the_parent(kind: int, make: Make) -> 
         two.try_lock()
     unlock()
     one.fd = fd
+
+
+@every_kernel_kind
+def test_unwanted_grant_is_released_though_a_child_inherited_its_descriptor(kind: int, path: str, make: Make) -> None:
+    one, two = make(kind), make(kind)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    inherited = os.dup(fd)  # as a child has it that was forked in C
+    try:
+        one.block(fd, 4)
+        one.unblock(fd, 4)
+        os.close(fd)
+        two.try_lock()
+        two.unlock()
+    finally:
+        os.close(inherited)
+
+
+def test_lock_held_by_another_is_distinguished_from_other_lock_errors(make: Make) -> None:
+    blocking, refused = BlockingIOError(errno.EAGAIN, ""), PermissionError(errno.EACCES, "")
+    ofd, flock = make(OFD), make(FLOCK)
+    assert [one.is_taken(error) for one in (ofd, flock) for error in (blocking, refused)] == [True, True, True, False]
+    assert not ofd.is_taken(OSError(errno.EIO, ""))
 
 
 @pytest.mark.parametrize("patient", [False, True])
@@ -173,6 +215,17 @@ def test_lock_wait_no_longer_blocks_once_no_thread_can_start(
     one = make(OFD)
     one.wait(1, 0.0, 9.0, lambda: -1, patient=False)
     assert not one.can_block
+
+
+@every_kernel_kind
+def test_leaving_a_file_succeeds_though_its_kernel_lock_cannot_be_released(kind: int, make: Make) -> None:
+    def failing() -> None:
+        raise OSError(errno.ENOLCK, "the server does not know this file")
+
+    one = make(kind)
+    one.unlock = failing
+    one.leave()
+    assert one.is_closed
 
 
 def test_leaving_a_file_whose_marker_cannot_be_removed_is_an_error(make: Make) -> None:

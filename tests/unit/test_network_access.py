@@ -84,6 +84,26 @@ def is_of_host(first: object) -> bool:
 # What is asked of the server
 
 
+@pytest.mark.parametrize("call", ["open", "read"])
+def test_reads_take_a_lock_where_direct_reads_are_refused(
+    call: str, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    with FileStore(path) as early, FileStore(path) as writer:
+        early.set("k", "1")
+        kernel.refuses_direct = call
+        with FileStore(path) as late:
+            assert late.get("k") == b"1"
+            assert log_of(late).access.coherence == "locked"
+            late.set("k", "2")
+            if call == "read":
+                assert early.get("k") == b"2"
+                assert log_of(early).access.coherence == "locked"
+                writer.set("k", "3")
+                assert log_of(writer).access.coherence == "locked"
+                assert writer.get("k") == b"3"
+                assert early.get("k") == late.get("k") == b"3"
+
+
 @pytest.mark.parametrize("lock", ["ofd", "flock", "soft"])
 @pytest.mark.parametrize("how", ["direct", "locked"])
 @pytest.mark.parametrize("durable", [False, True])
@@ -158,6 +178,19 @@ def test_soft_lock_on_nfs_refuses_to_write_if_the_end_has_moved(
             store.set("k", "2")
         assert not caught.value.maybe_applied
         assert Path(path).read_bytes() == before
+
+
+@pytest.mark.parametrize("call", ["open", "read"])
+def test_soft_lock_on_nfs_is_refused_where_direct_reads_are_refused(
+    call: str, path: str, mounted: object, kernel: SharedOs
+) -> None:
+    with FileStore(path, lock="soft") as store:
+        store.set("k", "1")
+        kernel.refuses_direct = call
+        with pytest.raises(StoreUnavailableError, match="no direct reads"):
+            FileStore(path, lock="soft")
+        kernel.refuses_direct = ""
+        assert store.get("k") == b"1"
 
 
 def with_a_byte_changed(path: str, offset: int) -> None:
@@ -267,6 +300,30 @@ def test_record_that_stays_torn_is_voided_under_every_coherence(
             assert other.multi_get(["k", "n"]) == [b"1", b"2"]
     log = read_log(Path(path).read_bytes())
     assert (log.ends, log.values) == ("whole", {b"k": b"1", b"n": b"2"})
+
+
+@pytest.mark.parametrize("lock", ["ofd", "soft"])
+@pytest.mark.parametrize("reads", [1, 2, 3])
+def test_zeros_from_a_cache_are_read_again_by_a_reader(reads: int, lock: str, path: str, kernel: SharedOs) -> None:
+    with (
+        FileStore(path, lock=lock, coherence="locked") as store,
+        FileStore(path, lock=lock, coherence="locked") as other,
+    ):
+        store.set("k", "1")
+        assert other.get("k") == b"1"
+        store.set("k", "2")
+        kernel.zeros = reads
+        assert other.get("k") == b"2"
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_old_size_from_a_cache_is_not_a_truncated_log(times: int, path: str, kernel: SharedOs) -> None:
+    with FileStore(path, coherence="locked") as store:
+        store.set("k", b"x" * 100)
+        kernel.hidden, kernel.hides = 50, times
+        store.set("k", "2")
+        kernel.hides = 0
+        assert store.get("k") == b"2"
 
 
 def test_cache_that_stays_stale_is_an_error_that_says_so(
@@ -419,6 +476,20 @@ def test_unlock_that_fails_keeps_the_write_marked_as_maybe_applied(
             assert int(store.get("n")) >= 1
 
 
+def test_deleted_log_is_distinguished_from_a_stale_descriptor(
+    path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path) as store, FileStore(path) as reader:
+        store.set("k", "1")
+        assert reader.get("k") == b"1"
+        os.unlink(path)
+        with pytest.raises(StoreGoneError, match="deleted"):
+            store.set("k", "2")
+        monkeypatch.setattr(network, "PATH_CHECK_S", 0.0)
+        with pytest.raises(StoreGoneError, match="deleted"):
+            reader.get("k")
+
+
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_log_that_replaced_ours_in_the_same_inode_is_detected(
     size: int, path: str, tmp_path: Path, mounted: object
@@ -516,6 +587,24 @@ def look_soon(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     log_of(store).handle.path_checked_at = -math.inf
 
 
+@pytest.mark.parametrize("how", ["direct", "locked"])
+def test_look_opens_the_name_once_a_second_and_reads_between_do_not(
+    how: str, path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(path, coherence=how) as store:
+        store.set("k", "1")
+        look_soon(store, monkeypatch)
+        assert calls(kernel, store.get, "k") == ["open", "fstat", "fstat", "read"]
+        assert calls(kernel, store.get, "k") == ["read"]
+        store.compact()
+        assert store.get("k") == b"1"
+        look_soon(store, monkeypatch)
+        assert calls(kernel, store.get, "k") == ["open", "fstat", "fstat", "open", "fstat", "read"]
+        assert [os.path.basename(name) for what, name in kernel.calls if what == "open"][1] == "log"
+        assert calls(kernel, store.get, "k") == ["read"]
+        assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
+
+
 def test_write_after_a_pause_checks_one_half_of_liveness_before_the_lock(
     path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -582,6 +671,21 @@ def test_file_deleted_during_a_look_is_gone_or_leads_to_a_later_generation(
         kernel.fstat = known
         assert looked[0] >= 2
         assert other.get("k") == b"1"
+
+
+def test_soft_lock_look_drops_the_cached_pages_of_the_log(path: str, kernel: SharedOs) -> None:
+    dropped: list[tuple[int, ...]] = []
+    kernel.posix_fadvise = lambda *arguments: dropped.append(arguments)
+    with FileStore(path, lock="soft", coherence="locked") as store:
+        store.set("k", "1")
+        dropped.clear()
+        assert calls(kernel, store.get, "k") == ["open", "fstat", "read"]
+        assert dropped == [(log_of(store).handle.reader_fd, 0, 0, os.POSIX_FADV_DONTNEED)]
+    dropped.clear()
+    with FileStore(path, lock="soft", coherence="direct") as store:
+        assert calls(kernel, store.get, "k") == ["read"]
+        log_of(store).access._bypass_cache()
+    assert not dropped
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])

@@ -278,3 +278,26 @@ def test_slots_are_probed_in_turn_at_a_bounded_rate(bell: Doorbell, clock: Clock
     assert turn_s == count / PROBES_PER_S
     assert len(probed) == 4 * PROBES_PER_S
     assert set(probed[:count]) == set(range(count)), "none is probed twice before all were"
+
+
+@pytest.mark.parametrize(
+    ("undead", "alive", "seems_dead"),
+    [
+        ([7], {7: True}, False),
+        ([7], {7: None}, False),
+        ([7], {7: False}, True),
+        ([], {}, True),
+        ([7, 7 + SIZE], {7: True, 7 + SIZE: False}, True),
+        ([8], {8: False}, True),
+    ],
+    ids=["alive", "unknown", "dead", "recorded as dead", "another of the slot dead", "another slot"],
+)
+def test_result_on_a_slot(
+    undead: list[int], alive: dict[int, bool | None], seems_dead: bool, bell: Doorbell, clock: Clock
+) -> None:
+    waiter, poller = NodeProbes(bell), NodeProbes(bell)
+    waiter.ask([7])
+    assert poller.probe_due(lambda: undead, alive.__getitem__) is seems_dead
+    assert bool(waiter.ask([7])[0][7] & SEEMS_DEAD) is seems_dead
+    clock.now += 1
+    assert not poller.probe_due(lambda: undead, alive.__getitem__), "it rings once"

@@ -137,6 +137,20 @@ def test_value_in_the_file_is_left_to_the_author(kind: int) -> None:
     assert draft.add(Operation(kind, b"k", b"1", b"1"), is_own=True)[0]
 
 
+def test_long_value_is_left_to_the_author_even_if_the_batch_made_it_long() -> None:
+    state = KeyValueState()
+    applied(state, [(record.SET, b"long", bytes(RESULT_MAX + 1)), (record.PUSH, b"q", bytes(RESULT_MAX + 1))])
+    draft = draft_of(state)
+    for operation in (Operation(record.COMPARE_SET, b"long", b"1", b"2"), Operation(record.POP, b"q")):
+        with pytest.raises(MustWriteAlone):
+            draft.add(operation, is_own=False)
+    draft.add(Operation(record.APPEND, b"grown", bytes(RESULT_MAX)), is_own=False)
+    draft.add(Operation(record.APPEND, b"grown", b"1"), is_own=False)
+    with pytest.raises(MustWriteAlone):
+        draft.add(Operation(record.COMPARE_SET, b"grown", b"1", b"2"), is_own=False)
+    assert len(draft.add(Operation(record.POP, b"q"), is_own=True)[1]) == RESULT_MAX + 1
+
+
 # Arrivals
 
 
@@ -176,6 +190,28 @@ def test_long_result_that_can_not_be_read_any_more_is_an_error_that_says_so() ->
 
 
 # Encoding
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        None,
+        True,
+        False,
+        0,
+        -5,
+        2**63 - 1,
+        b"",
+        b"\0x",
+        Arrived(NOT_YET, False),
+        Arrived(None, True),
+        Arrived(b"t", False),
+    ],
+)
+def test_result_is_the_same_when_it_is_decoded(result: Any) -> None:
+    decoded = KeyValueDecider.decode_result(KeyValueDecider.encode_result(result))
+    assert decoded == result
+    assert type(decoded) is type(result)
 
 
 def test_long_result_is_not_sent() -> None:

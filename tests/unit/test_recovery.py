@@ -68,6 +68,17 @@ def test_record_after_a_seal_is_ignored_by_all_handles(
         assert (fresh.get("k"), log_of(fresh).table.left, log_of(fresh).handle.header.generation) == (b"v", set(), 1)
 
 
+def test_durable_log_is_synced_before_a_reader_follows_to_the_next_generation(path: str) -> None:
+    with FileStore(path, durable=True) as store, FileStore(path) as reader:
+        assert not reader.check(["k"])
+        store.set("k", "1")
+        store.compact()
+        with faulty_os() as faulty:
+            assert reader.get("k") == b"1"
+        names = [name for name, _ in faulty.calls]
+        assert names.index("fdatasync") < names.index("open")
+
+
 # -- mending -----------------------------------------------------------------------------------------------------------
 
 

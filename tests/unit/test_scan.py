@@ -15,9 +15,10 @@ import pytest
 from support.faulty import FaultyOs, faulty_os
 
 from fscoord import StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError
+from fscoord._log.format import record
 from fscoord._log.format.record import LogPosition
 from fscoord._log.inspect import scan
-from fscoord._log.inspect.scan import CHUNK, Scan, Torn, WriterLockout
+from fscoord._log.inspect.scan import CHUNK, Scan, Sound, Torn, WriterLockout
 from fscoord._log.locking.log_lock import FLOCK, OFD, SOFT, LogLock
 from fscoord._runtime import system
 
@@ -75,6 +76,19 @@ def test_scan_allocates_no_memory_for_a_length_beyond_the_file(there: int, file:
         segments = list(Scan(file.lockout(), LogPosition(0, CHAIN), durable=False).segments())
     assert segments == [Torn(0, len(data))]
     assert max(asked) <= CHUNK
+
+
+def test_scan_reads_a_file_to_its_end_in_pieces_of_any_size(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, chain = b"", CHAIN
+    for value in (b"a", b"bb", b"c", b""):
+        more, chain = record.encode(record.SET, b"k", value, 1, 2, chain)
+        data += more
+    os.write(file.fd, data)
+    for size in range(1, len(data) + 2):
+        monkeypatch.setattr(scan, "CHUNK", size)
+        scanned = Scan(file.lockout(), LogPosition(0, CHAIN), durable=False)
+        found = [entry[2] for segment in scanned.segments() if isinstance(segment, Sound) for entry in segment.records]
+        assert (found, scanned.place) == ([b"a", b"bb", b"c", b""], LogPosition(len(data), chain))
 
 
 # -- keeping writers away

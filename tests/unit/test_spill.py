@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.faulty import faulty_os
-from support.internals import LogPosition, log_of, record, spill_module as spill
+from support.internals import LogPosition, log_of, record, spill_module as spill, state_of
 
 from fscoord import (
     CorruptLogError,
@@ -31,6 +31,11 @@ LONG = 1 << 18
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "store"
+
+
+def is_left(store: FileStore, key: str) -> bool:
+    """Whether the store remembers only where the value of `key` is."""
+    return isinstance(state_of(store).values[key.encode()], spill.Spilled)
 
 
 def long_value(number: int, size: int = LONG) -> bytes:
@@ -142,6 +147,20 @@ def test_superseded_generation_is_not_held_open_for_long_values(path: Path) -> N
         assert all(os.fstat(fd).st_nlink for fd in log_of(other).handle.owned_fds)
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_value_that_grew_long_is_left_in_the_file_after_a_compaction(read_only: bool, path: Path) -> None:
+    with FileStore(path, spill_bytes=LEAST) as store, FileStore(path, spill_bytes=LEAST, read_only=read_only) as other:
+        for number in range(LEAST):
+            store.append("k", bytes([number]))
+        for handle in (store, other):
+            assert handle.get("k") == bytes(range(LEAST))
+            assert not is_left(handle, "k")
+        store.compact()
+        for handle in (store, other):
+            assert handle.get("k") == bytes(range(LEAST))
+            assert is_left(handle, "k")
+
+
 @pytest.mark.parametrize("lacking", ["values", "queues", "sizes of values", "sizes of queues"])
 def test_handle_that_misses_a_long_value_in_the_new_file_reads_all_of_it(
     lacking: str, path: Path, monkeypatch: pytest.MonkeyPatch
@@ -199,6 +218,20 @@ def test_long_value_that_was_damaged_is_never_returned(compactions: int, read_on
         assert other.get("later") == b"1"
         store.set("bad", "good")
         assert other.get("bad") == b"good"
+
+
+def test_log_with_a_damaged_long_value_grows_and_logs_the_reason(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    value = random.Random(1).randbytes(LEAST)
+    with FileStore(path, spill_bytes=LEAST, compact_bytes=1000) as store:
+        store.set("bad", value)
+        store.compact()
+        damage(path, value)
+        for number in range(200):
+            store.set("k", f"{number} {'x' * 50}")
+        assert log_of(store).handle.header.generation == 1
+        assert store.get("k").startswith(b"199 ")
+    assert "could not be compacted" in caplog.text
+    assert "a long value have changed" in caplog.text
 
 
 def test_long_value_whose_file_was_truncated_means_the_store_is_gone(path: Path) -> None:

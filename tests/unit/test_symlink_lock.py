@@ -16,7 +16,7 @@ import pytest
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._log.shared import symlink_lock as log_marker
-from fscoord._log.shared.symlink_lock import SymlinkLock
+from fscoord._log.shared.symlink_lock import SymlinkLock, holder
 from fscoord._runtime import system
 
 
@@ -90,6 +90,22 @@ def left_by_another(path: str) -> None:
     assert os.path.lexists(path)
 
 
+def test_holder_is_named_by_the_marker_and_by_no_other_file(path: str) -> None:
+    assert holder(path) is None
+    marker = SymlinkLock(path)
+    marker.acquire()
+    assert holder(path) == f"{system.hostname()}:{os.getpid()}"
+    marker.release()
+    Path(path).write_text("1\nsomebody\n")
+    assert holder(path) is None
+    os.unlink(path)
+    os.symlink("nobody:of:this:kind:x:y:z:0.1", path)
+    assert holder(path) is None
+    os.unlink(path)
+    os.symlink(f"fe80::1:17:1:{'ab' * 16}:1:1:1:x.1", path)
+    assert holder(path) == "fe80::1:17", "a host's name may hold colons"
+
+
 @pytest.mark.usefixtures("looks_each_time")
 @pytest.mark.parametrize("text", ["", "nobody", "a:1:2:not hexadecimal:4:5:6:7.8"])
 def test_file_that_is_no_marker_is_left_unchanged(path: str, text: str) -> None:
@@ -107,6 +123,23 @@ def test_marker_reported_as_existing_by_a_retried_call_is_held_by_its_maker(path
     """An NFS client that gets no answer asks again, and is told that the name is there already."""
     lossy.next["symlink"] = [exists()]
     one, other = SymlinkLock(path), SymlinkLock(path)
+    one.acquire()
+    assert is_taken(other)
+    one.release()
+    assert not os.path.lexists(path)
+
+
+def test_marker_of_an_earlier_attempt_is_found_by_its_maker(path: str, lossy: Lossy) -> None:
+    """A waiter that tries often looks rarely, so the last try has not made the marker."""
+    one, other = SymlinkLock(path), SymlinkLock(path)
+    other.acquire()
+    assert is_taken(one)
+    other.release()
+    lossy.next["symlink"] = [exists()]
+    one._checked_at = float("inf")
+    assert is_taken(one)
+    assert is_taken(one)
+    one._checked_at = -float("inf")
     one.acquire()
     assert is_taken(other)
     one.release()

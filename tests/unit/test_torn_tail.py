@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.faulty import faulty_system
@@ -15,7 +16,7 @@ from support.internals import log_of
 
 from fscoord import FileStore, StoreTimeoutError
 from fscoord._log.files import torn_tail
-from fscoord._log.files.torn_tail import Damage, DeadlineReached, Torn, Verdict, Zeros
+from fscoord._log.files.torn_tail import Damage, DeadlineReached, Skip, Torn, Verdict, Zeros
 from fscoord._log.format import record
 from fscoord._log.replay import cursor
 from fscoord.inspect import verify
@@ -45,6 +46,18 @@ def descriptor(path: str) -> Iterator[int]:
 def write(fd: int, *pieces: tuple[int, bytes]) -> None:
     for offset, data in pieces:
         os.pwrite(fd, data, offset)
+
+
+def test_void_counts_only_for_the_record_that_it_names(descriptor: int) -> None:
+    torn, _ = record.encode(record.SET, b"k", b"v", 1, 2, CHAIN)
+    for named, chain, verdict in (
+        (100, CHAIN, Skip),
+        (99, CHAIN, Damage),
+        (100, CHAIN + 1, Damage),
+    ):
+        os.ftruncate(descriptor, 0)
+        write(descriptor, (100, torn[:20]), (1024, record.encode_void(named, 1, 2, chain)[0]))
+        assert isinstance(examine(descriptor, 100, CHAIN, durable=False), verdict)
 
 
 def test_data_longer_than_a_record_after_a_lost_prefix_is_damage(descriptor: int) -> None:
@@ -103,6 +116,31 @@ def test_zeros_are_read_once_for_repeated_queries(descriptor: int, reads: list[t
     zeros.forget()
     assert zeros.first_data(descriptor, 2900, 2950) is None
     assert reads == [(2900, 50)]
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_holes_are_skipped_unread_where_the_file_system_reports_them(
+    is_sparse: bool, descriptor: int, reads: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torn_tail, "_CHUNK", 1 << 16)
+    asked: list[int] = []
+
+    class Os:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+        def lseek(self, fd: int, offset: int, whence: int) -> int:
+            asked.append(whence)
+            return os.lseek(fd, offset, whence)
+
+    monkeypatch.setattr(torn_tail.system, "os", Os())
+    size = 64 << 20
+    os.ftruncate(descriptor, size)
+    assert Zeros(is_sparse=is_sparse).first_data(descriptor, 100, size) is None
+    write(descriptor, (size - 5, b"x"))
+    assert Zeros(is_sparse=is_sparse).first_data(descriptor, 100, size) == size - 5
+    assert (os.SEEK_DATA in asked) == is_sparse
+    assert len(reads) < 10 if is_sparse else len(reads) == 2048
 
 
 def test_hole_query_that_fails_is_an_error(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.faulty import faulty_os
+from support.faulty import faulty_os, faulty_system
 from support.internals import (
     OFD,
     Generation,
@@ -17,6 +17,7 @@ from support.internals import (
     LogPosition,
     Report,
     generation_name,
+    log_of,
     record,
     repair,
     scan,
@@ -132,6 +133,17 @@ def hinted(path: str, number: int) -> bytes:
     return last[: -len(b"more") - record.TAIL_SIZE]
 
 
+def test_forward_record_in_the_torn_tail_of_generation_0_is_damage(path: str) -> None:
+    """Openers read the end of that file first, and would go by it."""
+    data = make(path, lambda handle: handle.write(b"k", b"v"))
+    tail = hinted(path, 4)
+    put(path, data + tail)
+    report = verify(path)
+    assert (path, len(data), len(tail)) in told(report)
+    assert "names generation 4" in next(finding.message for finding in report.findings if finding.is_damage)
+    assert report.generations[0].ends == "damaged"
+
+
 @pytest.mark.parametrize(("number", "verdict"), [(1, "sound"), (2, "damaged")])
 def test_forward_record_in_the_tail_that_names_no_later_generation_is_ignored(
     number: int, verdict: str, path: str
@@ -215,6 +227,13 @@ def test_record_is_found_at_any_place_of_the_search_window(path: str, monkeypatc
         assert found_behind(path, b"?" * size, data) == LogPosition(1 + size, 5)
 
 
+def test_length_beyond_the_end_of_the_file_costs_no_search(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "_WORK_MIN", 0)
+    data, _ = record.encode(record.SET, b"", b"", 1, 2, 5)
+    junk = b"\1\1\1\0\1\1A\1\1\1\1\0\1\1\1\1" * 500  # each the beginning of a record of 65 kB
+    assert found_behind(path, junk, data) == LogPosition(1 + len(junk), 5)
+
+
 # A copy in the making
 
 
@@ -279,9 +298,45 @@ def test_dump_of_a_file_that_is_no_log_is_an_error(log_path: str, tmp_path: Path
         list(dump(log_path))
 
 
+def compact_once(log_path: str) -> str:
+    """Make a log that has a second generation; return the path of that."""
+    with FileStore(log_path) as store:
+        store.set("k", "1")
+        store.compact()
+        assert store.get("k") == b"1"
+        return log_of(store).handle.file
+
+
 def next_record(data: bytes, kind: int, value: bytes) -> bytes:
     """A record that follows the last of the whole log `data`."""
     return record.encode(kind, b"", value, 9, 1, record.chain_at_end(data))[0]
+
+
+@pytest.mark.parametrize("how", ["header", "another"])
+def test_generation_that_is_not_the_expected_one_is_damage_at_its_beginning(how: str, log_path: str) -> None:
+    file = compact_once(log_path)
+    make(log_path + "2", write_every_kind)
+    Path(file).write_bytes(b"no log" * 100 if how == "header" else Path(log_path + "2").read_bytes())
+    opened: list[str] = []
+    closed: list[str] = []
+
+    def note(name: str, _: object, arguments: tuple[Any, ...]) -> None:
+        if name == "open":
+            opened.append(arguments[0])
+        elif name == "close":
+            link = f"/proc/self/fd/{arguments[0]}"
+            closed.append(os.readlink(link) if os.path.lexists(link) else "what may be another's by now")
+
+    with (
+        faulty_system() as faulty,
+        faulty.instead(note),
+        pytest.raises(
+            CorruptLogError, match="not a log of fscoord" if how == "header" else "not the next generation"
+        ) as caught,
+    ):
+        list(dump(log_path))
+    assert (caught.value.offset, caught.value.path) == (0, log_path)
+    assert opened == closed == [log_path, file]
 
 
 def test_prefix_that_is_bad_at_the_very_end_is_damage_and_not_torn(log_path: str) -> None:

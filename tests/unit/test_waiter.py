@@ -179,6 +179,26 @@ def new_waiter(node: Any) -> Waiter:
     return waiting
 
 
+def test_poller_slows_down_until_there_is_news_or_a_hurry_request() -> None:
+    election = Election()
+    node: Any = Node(election)
+    waiting = new_waiter(node)
+    paces = from_news_on(waiter.POLL_FIRST_S, node)
+    for pace in paces:
+        assert 0.75 * pace <= sleep(node, waiting) <= 1.25 * pace
+    assert election.paces == [*paces[1:], node.poll_last]
+    waiting.notify_node([7])
+    assert election.notified == [[7]]
+    assert sleep(node, waiting) <= 1.25 * waiter.POLL_FIRST_S
+    sleep(node, waiting)
+    assert waiting.max_sleep(FAR) > 0
+    election.hurried = True
+    assert waiting.max_sleep(FAR) == 0
+    assert not waiting.was_rung, "another waiter wants it to poll"
+    assert not election.hurried
+    assert sleep(node, waiting) <= 1.25 * waiter.POLL_FIRST_S
+
+
 def from_news_on(first: float, node: Any) -> list[float]:
     """The pauses between polls after news, until they are as long as they get."""
     quick = doubled(first, waiter.NEWS_POLL_S, waiter.NEWS_POLLS + 1)
@@ -288,6 +308,25 @@ class BrokenBell:
         raise OSError(errno.EIO, "Input/output error")
 
 
+def test_waiter_beside_a_poller_looks_itself_at_intervals(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    election = Election(elects=False)
+    beats = iter(range(100))
+    monkeypatch.setattr(election, "heartbeat_count", lambda: next(beats))
+    node: Any = Node(election)
+    waiting = new_waiter(node)
+    clock.now += first_sleep(waiting)
+    assert waiting.max_sleep(FAR) == pytest.approx(waiter.SLOW_LAST_S)
+    clock.now = waiter.OWN_POLL_S + 1
+    assert waiting.max_sleep(FAR) == 0
+    assert not waiting.was_rung, "its last poll is too old"
+    assert waiting.max_sleep(FAR) == waiter.SLOW_LAST_S
+    clock.now += waiter.SLOW_LAST_S
+    assert waiting.max_sleep(FAR) == waiter.SLOW_LAST_S, "it sleeps on until it is rung"
+    node.event_count += 1
+    assert waiting.max_sleep(FAR) == 0
+    assert waiting.was_rung
+
+
 def test_waiter_queues_for_the_role_of_the_poller_after_a_while(clock: Clock) -> None:
     """Most waits are shorter, and a thread for each would cost more than the wait."""
     election = Election(elects=False)
@@ -301,6 +340,17 @@ def test_waiter_queues_for_the_role_of_the_poller_after_a_while(clock: Clock) ->
     clock.now += seconds
     assert waiting.max_sleep(FAR) == pytest.approx(waiter.SLOW_LAST_S)
     assert election.asked == [False, True]
+
+
+def test_waiter_that_ends_before_it_queues_looks_at_its_deadline(clock: Clock) -> None:
+    """And it starts no thread any more."""
+    election = Election(elects=False)
+    node: Any = Node(election)
+    waiting = new_waiter(node)
+    assert waiting.max_sleep(0.01) == 0.01
+    clock.now = 0.01
+    assert waiting.max_sleep(0.01) == 0
+    assert election.asked == []
 
 
 def test_waiter_that_does_not_queue_yet_asks_when_the_poller_leaves(clock: Clock) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from fscoord._log.wakeup import watcher as log_watch
 from fscoord._log.wakeup.doorbell import Doorbell
 from fscoord._log.wakeup.waiter import Waiter
 from fscoord._log.wakeup.watcher import ChangeWatcher
-from fscoord._waiting.wait import WaitBackend
+from fscoord._waiting.wait import THREAD_BACKEND, WaitBackend
 
 LIMIT_S = 60
 
@@ -53,6 +54,27 @@ class Loop(WaitBackend):
         super().release(events)
 
 
+def test_watch_in_an_event_loop_reads_events_without_waiting(
+    make: Callable[..., ChangeWatcher], tmp_path: Path
+) -> None:
+    loop = Loop()
+    watch = make("auto", is_local=True, backend=loop)
+    (heard,) = loop.heard
+    waits: list[float] = []
+    wait = watch._events.wait
+    watch._events.wait = lambda limit: (waits.append(limit), wait(limit))[1]
+    heard()
+    assert watch.event_count == 0, "there was nothing to read"
+    waiting = Waiter(watch)
+    assert waiting.max_sleep(time.monotonic() + LIMIT_S) > 0
+    (tmp_path / "log").write_text("news")
+    heard()
+    assert watch.event_count == 1
+    assert waits == [0, 0]
+    assert waiting.max_sleep(time.monotonic() + LIMIT_S) == 0
+    assert waiting.was_rung
+
+
 def test_thread_that_begins_to_read_events_finds_that_one_was_read_for_it(
     make: Callable[..., ChangeWatcher], tmp_path: Path
 ) -> None:
@@ -69,6 +91,16 @@ def test_thread_that_begins_to_read_events_finds_that_one_was_read_for_it(
     watch.block(waiting, LIMIT_S)
     assert time.monotonic() - started < LIMIT_S / 2
     waiting.close()
+
+
+def test_watch_in_an_event_loop_listens_again_after_its_first_process(make: Callable[..., ChangeWatcher]) -> None:
+    for listens in (True, False):
+        loop = Loop(listens=listens)
+        watch = make("auto", is_local=True, backend=loop)
+        assert not watch.watch_process(2**22 + 1), "there is no such process"
+        assert len(loop.heard) == 1
+        assert watch.watch_process(os.getpid())
+        assert len(loop.heard) == 1 + listens
 
 
 @pytest.mark.parametrize("how", ["closed", "forgotten"])
@@ -94,6 +126,17 @@ def _watch(tmp_path: Path, loop: Loop) -> Any:
     return ChangeWatcher(str(tmp_path / "log"), None, "auto", is_local=True, backend=loop)
 
 
+def test_watch_that_is_closed_holds_no_election_and_no_bell(tmp_path: Path) -> None:
+    bell = Doorbell(str(tmp_path / "bell"), 0o600)
+    watch = ChangeWatcher(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
+    post, ticket = watch.election, Waiter(watch)
+    assert post is not None
+    assert post.try_elect(ticket)
+    watch.close()
+    assert not post._held
+    assert bell.is_lost
+
+
 def test_watch_that_loses_the_node_bell_leaves_the_election_and_polls(tmp_path: Path) -> None:
     bell = Doorbell(str(tmp_path / "bell"), 0o600)
     watch = ChangeWatcher(str(tmp_path / "log"), bell, "auto", is_local=False, is_node=True)
@@ -109,6 +152,21 @@ def test_watch_that_loses_the_node_bell_leaves_the_election_and_polls(tmp_path: 
     finally:
         watch.close()
         bell.close()
+
+
+def test_watches_made_at_once_leave_one_shared_and_close_the_other(make: Callable[..., ChangeWatcher]) -> None:
+    log_id = os.urandom(16)
+    inner: list[ChangeWatcher] = []
+    outer = make("auto", is_local=True)
+
+    def make_slowly() -> ChangeWatcher:
+        inner.append(log_watch.shared_watcher(log_id, "auto", THREAD_BACKEND, lambda: make("auto", is_local=True)))
+        return outer
+
+    watch = log_watch.shared_watcher(log_id, "auto", THREAD_BACKEND, make_slowly)
+    assert inner == [watch]
+    assert (watch.is_closed, outer.is_closed) == (False, True)
+    assert log_watch.shared_watcher(log_id, "auto", THREAD_BACKEND, make_slowly) is watch
 
 
 def test_watch_during_whose_making_a_signal_handler_forks_is_stale_in_the_child(
