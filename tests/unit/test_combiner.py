@@ -26,7 +26,7 @@ from support.combining import (
 )
 from support.faulty import faulty_os, faulty_system
 from support.internals import log_of
-from support.places import start_thread
+from support.places import start_thread, wait_in_vain
 from support.plain_reader import read_newest
 
 from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError, barrier
@@ -801,6 +801,18 @@ def test_request_of_another_run_or_session_is_left_to_its_author(change: Callabl
         assert store.check(["foreign"])
 
 
+def test_request_of_a_session_with_a_death_record_is_left_to_its_author(path: str) -> None:
+    with ExitStack() as stack:
+        (store,) = opened(path, stack, 1)
+        with FileStore(path, timeout=LIMIT_S) as other:
+            number = other.register()
+        assert store.dead_sessions([number]) == [number]
+        told = foreign_request(path, store, lambda author: author._replace(session=number))
+        assert told is not None
+        assert told[8] == ALONE
+        assert not store.check(["foreign"])
+
+
 OBSTACLES: dict[str, tuple[Callable[[str], None], bool]] = {
     "directory": (os.mkdir, False),
     "FIFO": (os.mkfifo, True),
@@ -1349,6 +1361,17 @@ def test_author_does_not_return_what_it_read_in_a_durable_log_and_could_not_sync
             with pytest.raises(StoreUnavailableError) as caught:
                 thread.join()
             assert caught.value.maybe_applied
+
+
+def test_arrival_in_a_durable_log_is_written_and_synced_record_by_record(path: str) -> None:
+    """Of a batch that lost a sector in its middle, a sound record would follow, which is damage."""
+    made: list[str] = []
+    with FileStore(path, rank=0, durable=True, timeout=LIMIT_S) as store:
+        store.set("registered", "1")
+        wait_in_vain(store)
+        with faulty_os() as faulty, faulty.instead(calls_on(path, made)):
+            barrier(store, 1, "b", LIMIT_S, 0)
+    assert made == ["write", "fdatasync"] * 2
 
 
 def fail_to_remove_requests(called: str, _: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

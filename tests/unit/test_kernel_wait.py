@@ -123,6 +123,10 @@ def is_over() -> bool:
     return not requests() and not threads()
 
 
+def in_line() -> int:
+    return sum(len(request.waiters) for request in requests())
+
+
 def test_lock_from_the_kernel_is_granted_with_its_own_descriptor(make: Make, strange_closes: list[int]) -> None:
     lock = make()
     with start_thread(wait_for_lock, lock, LIMIT_S, lock.reopen):
@@ -187,6 +191,21 @@ def test_waiter_whose_path_leads_to_another_file_stops_asking_the_kernel(
     assert not lock.blocks.is_set()
     assert not os.path.lexists(f"/proc/self/fd/{lock.reopened[0]}")
     assert not strange_closes
+
+
+def test_waiter_that_is_cancelled_leaves_the_others_queued(make: Make) -> None:
+    first, second = make(), make()
+    with start_thread(wait_for_lock, first, LIMIT_S, first.reopen) as stays:
+        assert first.blocks.wait(LIMIT_S)
+        with start_thread(wait_for_lock, second, LIMIT_S, second.reopen):
+            until(lambda: in_line() == 2)
+            cancel_wait(second)
+        assert stays.is_alive()
+        assert in_line() == 1
+        first.comes.release()
+    first.handover.release()
+    until(is_over)
+    assert second.handover is None
 
 
 # The thread and the descriptor that are kept for the next wait

@@ -43,6 +43,17 @@ def put(path: str, data: bytes) -> None:
     os.chmod(path + ".alive", 0o600)
 
 
+def test_byte_is_released_when_its_liveness_file_is_closed(open_one: Open) -> None:
+    keep: set[int] = set()
+    other, one = open_one(), open_one()
+    one._owned_fds = keep
+    keep.add(one._fd)
+    assert one.hold(3)
+    one.close()
+    assert not keep
+    assert not other.is_held(3)
+
+
 def test_liveness_file_is_lost_once_its_name_leads_elsewhere_or_nowhere(open_one: Open, path: str) -> None:
     name = path + ".alive"
     one = open_one()

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from faults.test_fork import Child, fork_in_c
-from support.logs import LIMIT_S, Collector, Handle, opened
+from support.internals import log_of
+from support.logs import LIMIT_S, Collector, Handle, is_open, opened
 
-from fscoord import StoreError, StoreUnavailableError
+from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError
 from fscoord._log.files.opening import LogOptions
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
@@ -37,6 +38,20 @@ def log(path: str) -> Iterator[Log]:
     log = make(path)
     yield log
     log.close()
+
+
+def test_log_that_failed_to_open_leaves_no_descriptor_while_the_error_lives(path: str) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+        for _ in range(2):  # the second is one that generation 0 names
+            store.compact()
+            assert store.get("k") == b"1"
+        file = log_of(store).handle.file
+    Path(file).write_bytes(b"no log" * 100)
+    with pytest.raises(CorruptLogError) as caught:
+        make(path)
+    assert not is_open(path), caught.value
+    assert not is_open(file)
 
 
 @pytest.mark.parametrize("inner", ["refresh", "update", "close"])

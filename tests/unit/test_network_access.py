@@ -126,6 +126,14 @@ def test_lock_kinds_work_with_every_coherence(lock: str, how: str, durable: bool
 # Marker files, of which no kernel knows
 
 
+def test_soft_lock_learns_the_size_by_opening_the_log_again(path: str, kernel: SharedOs) -> None:
+    with FileStore(path, lock="soft", coherence="locked") as store:
+        store.set("k", "1")
+        kernel.opened.clear()
+        store.set("k", "2")
+        assert [flag & os.O_ACCMODE for name, flag in kernel.opened if name == path] == [os.O_RDWR]
+
+
 def test_soft_lock_on_nfs_bypasses_the_cache_for_all_reads_and_writes(
     path: str, mounted: object, kernel: SharedOs
 ) -> None:
@@ -282,6 +290,19 @@ def cut(store: FileStore) -> int:
     store.set("k", "2")
     os.truncate(path, size)
     return size
+
+
+@pytest.mark.parametrize("how", ["locked", "direct"])
+def test_log_that_has_shrunk_is_gone_for_writes_and_later_reads(
+    how: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "SETTLE_S", 0.01)
+    with FileStore(path, coherence=how) as store:
+        size = cut(store)
+        with pytest.raises(StoreGoneError, match=f"was truncated to {size} bytes"):
+            store.set("k", "3")
+        with pytest.raises(StoreGoneError, match="was truncated"):
+            store.get("k")
 
 
 @pytest.mark.parametrize("how", ["locked", "direct"])

@@ -14,6 +14,7 @@ from fscoord._log.files.spill import Spilled
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
 from fscoord._waiting.wait import NOT_YET
+from fscoord.stores.file import operations
 from fscoord.stores.file.operations import (
     ABSENT,
     EQUALS,
@@ -125,6 +126,15 @@ def test_batch_decides_what_the_memory_store_does_one_by_one() -> None:
             assert {key: len(queue) for key, queue in state.queues.items()} == {
                 key: length for key in (b"a", b"b", b"c") if (length := model.queue_len(key))
             }
+
+
+def test_append_beyond_the_limit_counts_the_pieces_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "VALUE_MAX", 10)
+    draft = draft_of(KeyValueState())
+    draft.add(Operation(record.APPEND, b"k", b"123456"), is_own=False)
+    with pytest.raises(LimitExceededError):
+        draft.add(Operation(record.APPEND, b"k", b"78901"), is_own=False)
+    assert draft.add(Operation(record.APPEND, b"k", b"7890"), is_own=False)[0] == [(record.APPEND, b"k", b"7890")]
 
 
 @pytest.mark.parametrize("kind", [record.ADD, record.COMPARE_SET])

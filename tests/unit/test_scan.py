@@ -173,3 +173,21 @@ def test_marker_is_waited_for_a_second_at_most(
     assert lockout.is_held
     assert naps == [0.05] * (20 if gone_after is None else gone_after)
     lockout.release()
+
+
+def test_tail_that_may_be_unfinished_is_judged_under_the_lock(file: File) -> None:
+    whole, chain = record.encode(record.SET, b"k", b"v", 1, 2, CHAIN)
+    os.write(file.fd, whole + whole[:10])
+    lockout = file.lockout()
+    scanned = Scan(lockout, LogPosition(0, CHAIN), durable=False)
+    segments = scanned.segments()
+    found = next(segments)
+    assert (found.offset, found.end, scanned.place) == (0, len(whole), LogPosition(len(whole), chain))
+    assert not lockout.is_held
+    with closing(Holder(file.path, OFD)), pytest.raises(StoreTimeoutError):
+        next(segments)
+    os.ftruncate(file.fd, len(whole))
+    scanned = Scan(lockout, scanned.place, durable=False)
+    with closing(Holder(file.path, OFD)):
+        assert list(scanned.segments()) == [], "there is nothing to judge"
+    assert not lockout.is_held
