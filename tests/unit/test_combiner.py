@@ -144,34 +144,6 @@ def append_for(leader: FileStore, request: Any) -> None:
 # One batch for all
 
 
-def test_operations_of_every_kind_share_one_write_and_get_their_own_results(path: str, batches: list[int]) -> None:
-    calls: list[tuple[Callable[[FileStore], Any], Any]] = [
-        (lambda store: store.set("a", "1"), None),
-        (lambda store: store.add("n", 5), 5),
-        (lambda store: store.append("text", "x"), None),
-        (lambda store: store.compare_set("c", "", "new"), b"new"),
-        (lambda store: store.compare_set("c2", "old", "new"), b"old"),
-        (lambda store: store.delete_key("old"), True),
-        (lambda store: store.delete_key("missing"), False),
-        (lambda store: store.multi_set(["m1", "m2"], ["1", "2"]), None),
-        (lambda store: store.queue_push("q", "pushed"), None),
-        (lambda store: store.queue_pop("full", block=False), b"item"),
-    ]
-    with ExitStack() as stack:
-        stores = opened(path, stack, len(calls))
-        stores[0].set("old", "1")
-        stores[0].queue_push("full", "item")
-        stores[-1].num_keys()
-        with HeldLock(path) as held:
-            threads = [start_thread(call, store) for (call, _), store in zip(calls, stores, strict=True)]
-            until(lambda: len(station_of(stores[0]).requests()) == len(calls) - 1)
-            batches.clear()
-            held.release()
-            assert [thread.join() for thread in threads] == [result for _, result in calls]
-        assert batches == [8], "two operations need no record"
-        assert stores[3].multi_get(["a", "n", "text", "c", "m2"]) == [b"1", b"5", b"x", b"new", b"2"]
-
-
 def test_batch_is_not_longer_than_one_request_to_the_server(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader's flush, or a lost connection, could leave a hole in a batch of two requests."""
     written: list[int] = []
@@ -655,6 +627,13 @@ def test_snapshot_tells_when_each_session_has_written_last(path: str) -> None:
         assert store.add("n", 1) == 1
 
 
+@pytest.mark.parametrize("writes", [False, True])
+def test_author_that_compactions_have_left_behind_learns_from_the_snapshot(writes: bool, path: str) -> None:
+    assert left_behind_by_compactions(path, lambda store: store.append("k", "x"), writes=writes) is None
+    with FileStore(path, timeout=LIMIT_S) as store:
+        assert store.get("k") == b"x"
+
+
 def test_sum_that_a_snapshot_does_not_tell_is_an_error_that_says_that_it_was_added(path: str) -> None:
     assert left_behind_by_compactions(path, lambda store: store.add("n", 1), writes=False) == 1
     with pytest.raises(StoreUnavailableError, match="took effect, and its result can't be read") as caught:
@@ -1037,6 +1016,27 @@ def test_directory_of_addresses_that_has_grown_does_not_hide_requests(
         assert station.requests() == [str(late)]
 
 
+@pytest.mark.parametrize("obstacle", ["foreign", "file", "link", "absent"])
+def test_writers_write_alone_where_the_directory_of_the_host_can_not_be_used(
+    obstacle: str, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = tmp_path / "node"
+    place = node / f"fscoord-{os.geteuid()}"
+    if obstacle == "foreign":
+        place.mkdir(0o777)
+        place.chmod(0o777)
+    elif obstacle == "file":
+        place.write_text("")
+    elif obstacle == "link":
+        (tmp_path / "elsewhere").mkdir()
+        place.symlink_to(tmp_path / "elsewhere")
+    else:
+        node.rmdir()
+    with FileStore(path, timeout=LIMIT_S) as store:
+        assert [store.add("n", 1) for _ in range(3)] == [1, 2, 3]
+        assert not combiner_of(store)._stations
+
+
 @pytest.mark.parametrize("name", ["outcomes", "combiner"])
 def test_writers_write_alone_if_the_code_of_combined_writes_can_not_be_imported(
     name: str, path: str, monkeypatch: pytest.MonkeyPatch
@@ -1251,31 +1251,6 @@ def test_batch_that_meets_a_full_disk_at_any_byte_counts_as_far_as_it_is_whole(
         assert room > 90
     written = [(writer, time) for *_, writer, time in read_newest(Path(path)).records]
     assert len(set(written)) == len(written), "no two records of a session have the same time"
-
-
-def test_refusal_of_one_author_fails_nobody_else(path: str) -> None:
-    with ExitStack() as stack:
-        stores = opened(path, stack, 4)
-        stores[0].set("text", "x")
-        with HeldLock(path) as held:
-            threads = [
-                start_thread(stores[0].add, "text", 1),
-                start_thread(stores[1].add, "text", 1),
-                start_thread(stores[2].add, "n", 1),
-                start_thread(stores[3].add, "n", 2**63 - 1),
-            ]
-            until(lambda: len(station_of(stores[0]).requests()) == 3)
-            held.release()
-            for thread in threads[:2]:
-                with pytest.raises(ValueError, match="'text' holds b'x', which is not an integer"):
-                    thread.join()
-            results = []
-            for thread in threads[2:]:
-                try:
-                    results.append(thread.join())
-                except OverflowError as error:
-                    assert "does not fit in 64 bits" in str(error)
-            assert results in ([1], [2**63 - 1])
 
 
 def test_close_of_a_handle_ends_the_write_that_waits_for_an_answer(path: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -317,3 +318,29 @@ def test_orphan_is_removed_unless_locked_if_no_generation_came_before(path: Path
 def remove(log: Log, cleared: Callable[[str], object] = lambda _: None) -> None:
     forwarding.remove_log(log.handle, log.owner, cleared)
     assert not log.keep
+
+
+# The search for generation 0
+
+
+def test_search_for_the_root_has_the_directory_open_between_no_two_calls(path: Path) -> None:
+    """Another thread may fork there, and nothing in the child would close the directory."""
+    log = Log(path)
+    opened: list[str] = []
+
+    def look(_: object, event: str, __: object) -> None:
+        sys.setprofile(None)
+        found = [
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if os.path.lexists(f"/proc/self/fd/{fd}")
+        ]
+        opened.extend(event for place in found if place == str(path.parent))
+        sys.setprofile(look)
+
+    sys.setprofile(look)
+    try:
+        found = forwarding.find_root(str(path), log.header, LINEAGE)
+    finally:
+        sys.setprofile(None)
+    assert (found, opened) == (str(path), [])

@@ -436,6 +436,22 @@ def test_stale_descriptor_is_reopened_and_no_write_counts_twice(
     assert read_log(Path(path).read_bytes()).ends == "whole"
 
 
+@pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])
+def test_lock_refused_after_a_write_does_not_make_that_write_doubtful(error: int, path: str, mounted: object) -> None:
+    """NFS 3: the lock manager forgets a removed file when it likes, and then a lock on it is ESTALE."""
+
+    def refuse() -> None:
+        raise OSError(error, os.strerror(error))
+
+    with FileStore(path) as store, FileStore(path) as other:
+        store.add("n", 1)
+        log_of(store).handle.lock.try_lock = refuse
+        assert store.add("n", 1) == 2
+        other.compact()
+        log_of(store).handle.lock.try_lock = refuse
+        assert store.add("n", 1) == 3
+
+
 @pytest.mark.parametrize("number", [0, 1])  # later calls are those of the recovery itself
 def test_generation_removed_by_another_host_may_be_stale_and_is_skipped(
     number: int, path: str, mounted: object, kernel: SharedOs

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from zlib import crc32
 
 import pytest
 from hypothesis import given, strategies as st
 
-from fscoord import LimitExceededError
+from fscoord import CorruptLogError, FileStore, LimitExceededError
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session, decode_control, encode_death
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import HEADER_MAX, HEADER_SIZE, MAGIC, Header, LogIdentity, Provenance, provenance_of
 from fscoord._log.format.record import MalformedRecord, decode, encode
+from fscoord.inspect import verify
 
 KINDS = sorted(record.NAMES.keys() - {record.VOID})
 CHAIN = 0x1234_5678
@@ -481,6 +483,41 @@ def test_malformed_record_is_refused_with_words(name: str) -> None:
     with pytest.raises(MalformedRecord) as caught:
         meaning(*MALFORMED[name])
     assert str(caught.value)
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+@pytest.mark.parametrize("later", [False, True])
+def test_malformed_record_is_damage_to_openers_and_to_verify(name: str, later: bool, tmp_path: Path) -> None:
+    kind, value, writer = MALFORMED[name]
+    path = tmp_path / "log"
+    data, chain = begin()
+    if later:
+        path.write_bytes(data)
+        path.chmod(0o600)
+        early = FileStore(path, read_only=True)
+        assert early.get("k") == b"v"
+    one, _ = record.encode(ord(kind), b"", value, writer, 9, chain)
+    path.write_bytes(data + one)
+    path.chmod(0o600)
+    assert verify(path).verdict == "damaged"
+    calls = [lambda: FileStore(path, read_only=True), lambda: FileStore(path)]
+    if later:
+        calls.append(lambda: early.get("k"))
+    for call in calls:
+        with pytest.raises(CorruptLogError):
+            call()
+    if later:
+        early.close()
+
+
+def begin(generation: int = 0) -> tuple[bytes, int]:
+    """A log with a session and a key: its bytes, and the chain after them."""
+    data = Header(bytes([65 + generation]) * 16, 1, generation=generation).encode()
+    chain = Header.decode(data)[1].chain
+    for kind, key, value in (("s", b"", SESSION.encode()), ("S", b"k", b"v")):
+        one, chain = record.encode(ord(kind), key, value, 1, 5, chain)
+        data += one
+    return data, chain
 
 
 def test_forward_in_a_later_generation_is_malformed() -> None:

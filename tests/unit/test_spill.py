@@ -293,3 +293,25 @@ def test_long_values_of_a_snapshot_are_found_with_their_offsets(path: Path, rng:
                 )
             )
         assert len(found) < 10
+
+
+def test_interrupted_search_for_long_values_is_closed_at_once(path: Path) -> None:
+    """The collector would lose a Ctrl-C that comes while it does that."""
+    with FileStore(path, spill_bytes=LEAST) as store, FileStore(path, spill_bytes=LEAST) as other:
+        other.set("k", bytes(LEAST))
+        assert len(store.get("k")) == LEAST
+        looks: list[Any] = []
+
+        def relocate_spilled(spots: Any) -> bool:
+            looks.append(spots)
+            assert next(spots).key == b"k"
+            raise KeyboardInterrupt
+
+        log: Any = log_of(store)
+        log.machine.relocate_spilled, known = relocate_spilled, log.machine.relocate_spilled
+        other.compact()
+        with pytest.raises(KeyboardInterrupt):
+            store.get("k")
+        assert looks[0].gi_frame is None
+        log.machine.relocate_spilled = known
+        assert len(store.get("k")) == LEAST
