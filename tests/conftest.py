@@ -31,9 +31,7 @@ from typing import Any
 
 import hypothesis
 import pytest
-
-from fscoord._log import log as log_file, mount, opened
-from fscoord._runtime.signals import resend_lost_signals
+from support.internals import log_module as log_file, mount_module as mount, opened, resend_lost_signals
 
 SEED = int(os.environ.get("FSCOORD_SEED", random.SystemRandom().randrange(2**32)))
 SCALE = float(os.environ.get("FSCOORD_SCALE", "1"))

@@ -13,9 +13,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from support.internals import record
 from support.sources import MODULES, PACKAGE, tree
-
-from fscoord._log.format import record
 
 pytestmark = pytest.mark.once
 

@@ -132,14 +132,32 @@ def test_methods_are_not_declared_for_the_type_checker_only() -> None:
 # Private names
 
 
+def nodes_of_tests() -> Iterator[tuple[str, ast.AST]]:
+    """Yield each node of each file of the tests with the path of the file below `TESTS`."""
+    for path in TESTS.rglob("*.py"):
+        name = path.relative_to(TESTS).as_posix()
+        yield from ((name, node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def test_log_is_imported_by_tests_of_its_parts_and_by_support_only() -> None:
+    """The other tests use `FileStore`, and `support.internals` for what no store shows."""
+    allowed = ("unit/", "faults/", "support/")
+    wrong = {
+        f"{name}: {dotted}"
+        for name, node in nodes_of_tests()
+        if not name.startswith(allowed) and isinstance(node, ast.Import | ast.ImportFrom)
+        for dotted in imported(node)
+        if dotted.startswith("fscoord._log")
+    }
+    compare(wrong, set(), "import it from `support.internals`")
+
+
 def test_tests_get_the_inside_of_a_store_from_one_module() -> None:
     """`support.internals` names the attributes. Programs in strings, which run without the tests' modules, may, too."""
     wrong = set()
-    for path in TESTS.rglob("*.py"):
-        name = path.relative_to(TESTS).as_posix()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and node.attr in {"_log", "_notifier"}:
-                wrong.add(f"{name}: {ast.unparse(node)}")
+    for name, node in nodes_of_tests():
+        if isinstance(node, ast.Attribute) and node.attr in {"_log", "_notifier"}:
+            wrong.add(f"{name}: {ast.unparse(node)}")
     wrong = {
         each for each in wrong if not each.endswith((": fscoord._log", "._driver._notifier")) and ": self._" not in each
     }

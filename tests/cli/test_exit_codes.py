@@ -13,6 +13,7 @@ import time
 
 import click
 import pytest
+from support.internals import VALUE_MAX, SlowWaitLogger, logger
 
 from fscoord import (
     BarrierError,
@@ -43,9 +44,6 @@ from fscoord import (
     WorkFailedError,
     errors,
 )
-from fscoord._arguments import VALUE_MAX
-from fscoord._runtime.logging import logger
-from fscoord._waiting.timing import SlowWaitLogger
 from fscoord.cli import exit_codes, options, output
 from fscoord.cli.ps import since_text
 from fscoord.recipes import Lock

@@ -8,11 +8,10 @@ import os
 import subprocess
 
 import pytest
+from support.internals import escaping, timing
 from support.places import start_thread, until
 
 from fscoord import FileStore, barrier
-from fscoord._runtime import escaping
-from fscoord._waiting import timing
 from fscoord.recipes import Lock
 
 NAME = b"n\xff"

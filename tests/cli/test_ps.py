@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.internals import log_of
+from support.internals import log_of, timing
 from support.places import until
 
 from fscoord import FileStore, HashStore, barrier
-from fscoord._waiting import timing
 from fscoord.errors import StoreUnavailableError
 from fscoord.recipes import Lock, Queue, Semaphore
 from fscoord.status import reading, status

@@ -10,10 +10,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from support.internals import missing_message, system
 
 from fscoord import FileStore
-from fscoord._arguments import missing_message
-from fscoord._runtime import system
 from fscoord.cli import options
 
 HANG_S = 60

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fscoord._arguments import Timeout
-from fscoord._log.files.opening import COMPACT_BYTES, SPILL_BYTES
+from support.internals import COMPACT_BYTES, SPILL_BYTES, Timeout
+
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
 from fscoord.stores.prefix import PrefixStore

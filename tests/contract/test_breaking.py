@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.internals import Exclusive
 from support.places import HANG_S, Place, start_thread, until
 
 from fscoord.errors import LockLostError
 from fscoord.recipes import Election, Lock, ReadWriteLock, Semaphore, force_release
-from fscoord.recipes._hold import Exclusive
 from fscoord.store import Store
 
 

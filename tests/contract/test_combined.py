@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from support.combining import AlwaysLeader, share
+from support.internals import combiner
 
 from fscoord import FileStore
-from fscoord._log.shared.combining import combiner
 from fscoord.testing import StoreContract
 
 

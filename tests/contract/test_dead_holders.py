@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import line_of
 from support.places import ETCD, HANG_S, Place, start_thread, until
 
 from fscoord import FileStore, aio
@@ -113,7 +114,7 @@ def test_dead_holders_are_not_named_by_a_timeout(place: Place, store: Store) -> 
     first, second = place.open(), place.open()
     assert Semaphore(first, "s", 2).acquire()
     assert Semaphore(store, "s", 2).acquire()
-    line = Semaphore(second, "s", 2)._line
+    line = line_of(Semaphore(second, "s", 2))
     die(first)
     error = line.timed_out("the semaphore", 1.0)
     assert error.args[0].count(":") == 2, "one holder, and the end of the first words"

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.internals import notifier_of
+from support.internals import KEY_MAX, notifier_of
 from support.places import Place, start_thread, until, wait_in_vain
 
 from fscoord import FileStore, HashStore, LimitExceededError, PrefixStore, Store
-from fscoord._arguments import KEY_MAX
 from fscoord.recipes import Lock
 
 

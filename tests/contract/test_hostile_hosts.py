@@ -8,14 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.internals import log_of
+from support.internals import escape_word, line_of, log_of, node_bell_path, system
 from support.places import ETCD, HANG_S, Place
 from support.recipes import RECIPES, use
 
 from fscoord import FileStore, aio
-from fscoord._log.shared.node_poller import node_bell_path
-from fscoord._runtime import system
-from fscoord._runtime.escaping import escape_word
 from fscoord.errors import WorkFailedError
 from fscoord.recipes import (
     Election,
@@ -82,7 +79,7 @@ def test_locks_take_hosts_of_any_name(owner: str, store: Store, place: Place) ->
             assert one.acquire()
             assert [each.owner for each in two.holders()] == [owner]
             assert not two.acquire(blocking=False)
-            assert two._line.timed_out("the lock", 0).holder == owner
+            assert line_of(two).timed_out("the lock", 0).holder == owner
             one.check()
             one.release()
             assert two.acquire()

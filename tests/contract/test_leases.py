@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 from contract.worker import Workers, start
+from support.internals import NO_LEASE, Entry, LeaseMonitor, hold_module as _hold, lease_module as _lease, line_of
 from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.third_party import place_of
 
 from fscoord.errors import FscoordError, LimitExceededError, LockLostError, StaleTokenError, StoreTimeoutError
-from fscoord.recipes import Election, Fenced, Lock, RLock, Semaphore, _hold, _lease
-from fscoord.recipes._entry import NO_LEASE, Entry
-from fscoord.recipes._lease import LeaseMonitor
+from fscoord.recipes import Election, Fenced, Lock, RLock, Semaphore
 from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
@@ -136,9 +135,9 @@ def test_holder_renews_its_lease_until_it_releases(place: Place, store: Store) -
     lock = Lock(store, "l", ttl=0.1)
     look = Lock(place.open(how="clone"), "l")
     with lock:
-        until(lambda: int(look._line.entries()[0].lease.partition(":")[2]) > 2)
+        until(lambda: int(line_of(look).entries()[0].lease.partition(":")[2]) > 2)
         lock.check()
-    assert look._line.entries() == []
+    assert line_of(look).entries() == []
 
 
 def test_waiter_renews_its_lease_from_when_it_is_served(place: Place, store: Store) -> None:
@@ -147,14 +146,14 @@ def test_waiter_renews_its_lease_from_when_it_is_served(place: Place, store: Sto
         waiter = start_thread(Lock(place.open(how="clone"), "l", ttl=0.1).acquire)
         until(look.waiters)
     assert waiter.join()
-    until(lambda: int(look._line.entries()[0].lease.partition(":")[2]) > 2)
+    until(lambda: int(line_of(look).entries()[0].lease.partition(":")[2]) > 2)
 
 
 def test_hold_that_was_taken_away_is_logged(place: Place, store: Store, caplog: pytest.LogCaptureFixture) -> None:
     lock, other = Lock(store, "l", ttl=0.1), Lock(place.open(how="clone"), "l")
     with caplog.at_level(logging.WARNING, "fscoord"):
         assert lock.acquire()
-        other._line.leave(other._line.entries()[0].id)
+        line_of(other).leave(line_of(other).entries()[0].id)
         until(lambda: "'l' is not held any more" in caplog.text)
     with pytest.raises(LockLostError):
         lock.release()
@@ -177,8 +176,8 @@ def test_holder_that_cannot_reach_its_store_logs_it_and_tries_again(
     with caplog.at_level(logging.WARNING, "fscoord"), Lock(view, "l", ttl=0.1) as lock:
         view.is_cut = True
         until(lambda: "could not renew the lease of 'l': timeout: the store is away" in caplog.text)
-        before = look._line.entries()[0].lease
-        until(lambda: look._line.entries()[0].lease != before)
+        before = line_of(look).entries()[0].lease
+        until(lambda: line_of(look).entries()[0].lease != before)
         lock.check()
 
 

@@ -13,17 +13,14 @@ from typing import Any
 
 import pytest
 from contract.worker import START_S, Workers, start
+from support.internals import Waiter, bucket, line_module as _line, parse_line, watcher as ticket
 from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.third_party import ThirdPartyPlace, place_of
 
 from fscoord import aio
-from fscoord._log.wakeup import watcher as ticket
-from fscoord._log.wakeup.doorbell import bucket
-from fscoord._log.wakeup.watcher import Waiter
 from fscoord.errors import FscoordError, LimitExceededError, LockLostError, StoreTimeoutError, StoreUnavailableError
 from fscoord.inspect import dump
-from fscoord.recipes import Lock, RLock, Semaphore, _line
-from fscoord.recipes._entry import parse_line
+from fscoord.recipes import Lock, RLock, Semaphore
 from fscoord.store import Store
 from fscoord.stores.file import death_watch
 from fscoord.stores.memory import HashStore

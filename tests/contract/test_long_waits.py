@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import line_module as _line, timing
 from support.places import Place, start_thread, until
 from support.recipes import RECIPES, WAITED_FOR, new
 
 from fscoord import aio
-from fscoord._waiting import timing
 from fscoord.aio._driver import SlicedWaits
-from fscoord.recipes import Election, Lock, ReadWriteLock, Semaphore, _line, election, latch, membership, once, queue
+from fscoord.recipes import Election, Lock, ReadWriteLock, Semaphore, election, latch, membership, once, queue
 from fscoord.store import Store
 
 LIMIT = 60

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from support.internals import Key, keys_bytes
 from support.places import HANG_S
 from support.recipes import RECIPES, use
 
 from fscoord import HashStore, PrefixStore, Store, StoreTimeoutError, barrier
-from fscoord._arguments import Key, keys_bytes
 from fscoord.aio import AsyncStore, once as once_in_a_task
 from fscoord.barriers import StoreBarrier
 from fscoord.recipes import Fenced, once

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from support.internals import INT64_MAX, INT64_MIN
 from support.places import state
 
-from fscoord._arguments import INT64_MAX, INT64_MIN
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.store import Store
 from fscoord.stores.file import FileStore

@@ -6,9 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from support.internals import KEY_MAX
 from support.third_party import ThirdPartyStore
 
-from fscoord._arguments import KEY_MAX
 from fscoord.errors import LimitExceededError, StoreClosedError, StoreTimeoutError
 from fscoord.store import Store
 from fscoord.stores.memory import HashStore

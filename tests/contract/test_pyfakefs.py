@@ -19,9 +19,9 @@ from contract.test_operations import TestEveryStore as TestOperations  # noqa: F
 from contract.test_waiting import TestEveryStore as TestWaiting  # noqa: F401
 from pyfakefs.fake_filesystem import FakeFilesystem
 from pyfakefs.fake_filesystem_unittest import Patcher
+from support.internals import system
 from support.places import FILE_KINDS, HANG_S, Place, start_thread, state
 
-from fscoord._runtime import system
 from fscoord.barriers import Barrier, BarrierConfig, create_barrier_from_config
 from fscoord.collectives import barrier
 from fscoord.errors import StoreTimeoutError

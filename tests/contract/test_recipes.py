@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from contract.worker import Workers, start
+from support.internals import line_of
 from support.places import ETCD, HANG_S, Place, start_thread, until
 from support.third_party import place_of
 
@@ -91,7 +92,7 @@ def test_work_that_is_interrupted_is_done_by_the_next_caller(place: Place, store
 def test_worker_that_was_taken_for_dead_gets_the_value_of_the_other(place: Place, store: Store) -> None:
     def slow() -> bytes:
         lock = Lock(place.open(how="clone"), "w")
-        lock._line.leave(lock._line.entries()[0].id)
+        line_of(lock).leave(line_of(lock).entries()[0].id)
         assert once(place.open(how="clone"), "w", lambda: "first") == b"first"
         return b"second"
 
@@ -318,7 +319,7 @@ def test_leader_that_cannot_announce_itself_does_not_lead(store: Store) -> None:
 def test_leader_learns_that_another_leads(store: Store) -> None:
     first = Election(store, "e")
     assert first.campaign()
-    first._line.leave(first._line.entries()[0].id)
+    line_of(first).leave(line_of(first).entries()[0].id)
     with Election(store, "e") as second:
         assert second.leader().term == 2
         with pytest.raises(LockLostError):

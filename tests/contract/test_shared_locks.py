@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from contract.worker import Workers, start
+from support.internals import line_of
 from support.places import ETCD, HANG_S, Place, start_thread, until
 
 from fscoord import aio
@@ -195,7 +196,7 @@ def test_reader_behind_a_waiting_writer_waits_for_it(place: Place, store: Store)
         assert not ReadWriteLock(store, "l").reader.acquire(blocking=False)
         assert [waiter.token for waiter in lock.waiters()] == [0, 0]
         assert [owner.token for owner in lock.holders()] == [1, 2]
-        lock.reader._line.leave(lock.reader._line.entries()[1].id)
+        line_of(lock.reader).leave(line_of(lock.reader).entries()[1].id)
         assert not order
     for thread in threads:
         thread.join()

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import Timeout
 from support.third_party import ThirdPartyStore
 
 from fscoord import HashStore, Store
-from fscoord._arguments import Timeout
 from fscoord.errors import QueueEmptyError
 from fscoord.store import Key, Value
 from fscoord.testing import StoreContract

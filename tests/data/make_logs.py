@@ -19,15 +19,11 @@ from typing import Any
 from unittest.mock import patch
 
 from fscoord import FileStore, StoreTimeoutError
-from fscoord._log.files.opening import LogOptions
-from fscoord._log.format.control_records import Session
-from fscoord._log.format.generation_ref import parse_generation_name
-from fscoord._runtime import system
 from fscoord.stores.file.lifecycle import session_record
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from support.internals import log_of
+from support.internals import LogOptions, Session, log_of, parse_generation_name, system
 
 START_NS = 1_767_225_600_000_000_000  # the first second of 2026
 

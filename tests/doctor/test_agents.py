@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.internals import process_of
 from support.interrupts import At, interrupt
 
 from fscoord.doctor import agents
@@ -44,7 +45,7 @@ def test_answer_left_behind_by_an_interruption_is_not_taken_for_the_next(agent):
 
 def test_agent_that_dies_is_lost_and_another_takes_its_place(agent, tmp_path):
     assert agent.ask("lock", LIMIT_S, name="f", kind="ofd")
-    agent._process.kill()
+    process_of(agent).kill()
     with pytest.raises(LostError):
         agent.ask("unlock", LIMIT_S, name="f", kind="ofd")
     assert agent.ask("lock", LIMIT_S, name="f", kind="ofd")
@@ -77,7 +78,7 @@ def test_signal_to_all_processes_of_a_job_leaves_the_agents_to_their_parent(tmp_
     place = tmp_path / "place"
     scribe = MailboxAgent("the scribe")
     assert scribe.ask("enter", LIMIT_S, directory=str(place), name="me", facts={})
-    scribe._process.send_signal(number)
+    process_of(scribe).send_signal(number)
     assert "here.me" in scribe.ask("wait", LIMIT_S, prefixes=[], known=[], seconds=0)
     assert scribe.dismiss(LIMIT_S)
     assert os.listdir(tmp_path) == []
@@ -86,7 +87,7 @@ def test_signal_to_all_processes_of_a_job_leaves_the_agents_to_their_parent(tmp_
 def test_agent_is_killed_again_if_an_interruption_ended_the_first_try(agent):
     """Its process would else live until the memory of its pipes is freed, and the kernel would keep its locks."""
     agent.ask("lock", LIMIT_S, name="f", kind="ofd")
-    process, points = agent._process, 0
+    process, points = process_of(agent), 0
     while True:
         with At(points + 1, interrupt, first_inside="doctor/agents") as at:
             try:
@@ -96,7 +97,7 @@ def test_agent_is_killed_again_if_an_interruption_ended_the_first_try(agent):
         if not at.reached:
             break
         points += 1
-        assert agent._process is process, at.where
+        assert process_of(agent) is process, at.where
     assert points > 3
     assert process.returncode == -signal.SIGKILL
     assert process.stdin.closed
@@ -141,6 +142,6 @@ def test_agent_keeps_no_open_file_of_its_parent(agent, tmp_path):
     """A reader of the standard input would wait for an agent that the kernel blocks."""
     agent.ask("settle", LIMIT_S, directory=str(tmp_path))
     ours = {os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)} - {os.devnull}
-    theirs = {os.readlink(f"/proc/{agent._process.pid}/fd/{fd}") for fd in (0, 1, 2)}
+    theirs = {os.readlink(f"/proc/{process_of(agent).pid}/fd/{fd}") for fd in (0, 1, 2)}
     assert not ours & theirs
     assert len(theirs) == 3

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import SHOW_S
 
-from fscoord._waiting.timing import SHOW_S
 from fscoord.doctor.prediction import (
     ADDS_REQUESTS,
     BARRIER_REQUESTS,

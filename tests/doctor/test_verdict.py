@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.internals import Mount
 
-from fscoord._log.mount import Mount
 from fscoord.doctor.verdict import (
     BAD,
     HOSTS,

@@ -9,9 +9,9 @@ import sys
 import time
 
 from support.combining import share
+from support.internals import NetworkAccess
 
 from fscoord import FileStore, StoreError, StoreTimeoutError
-from fscoord._log.shared.network import NetworkAccess
 
 ROUND_TRIP_S = 0.001
 

@@ -6,11 +6,9 @@ import json
 import os
 import sys
 
+from support.internals import mount_module as mount, node_poller, node_waiter, system, watcher
+
 from fscoord import FileStore
-from fscoord._log import mount
-from fscoord._log.shared import node_poller, node_waiter
-from fscoord._log.wakeup import watcher
-from fscoord._runtime import system
 
 
 def pretend(directory: str, slow: float) -> None:
@@ -25,7 +23,7 @@ def pretend(directory: str, slow: float) -> None:
     def find_mount(path: str) -> mount.Mount:
         return local(path) if path.startswith(node_poller.FALLBACK) else here
 
-    from fscoord._log import opened
+    from support.internals import opened
 
     opened.find_mount = find_mount
     system.O_DIRECT = 0  # the file system of the tests has none

@@ -16,10 +16,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from fscoord._log.files.opening import LogOptions
-from fscoord._log.format.header import Header, LogIdentity
-from fscoord._log.format.record import MalformedRecord
-from fscoord._runtime import system
+from support.internals import Header, LogIdentity, LogOptions, MalformedRecord, system
 
 SECTOR, PAGE = 512, 4096
 FEW = 3

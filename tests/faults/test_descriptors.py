@@ -8,12 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.internals import log_of
+from support.internals import ProcessIdentity, log_of, symlink_lock, system
 
 from fscoord import FileStore, StoreGoneError, StoreUnavailableError
-from fscoord._log.liveness.liveness_file import ProcessIdentity
-from fscoord._log.shared import symlink_lock
-from fscoord._runtime import system
 
 HANG_S = 60
 

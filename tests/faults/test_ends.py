@@ -14,11 +14,10 @@ from unittest.mock import patch
 import pytest
 from faults.test_compaction import die_at, generations, in_child, outcome
 from support.faulty import faulty_os
-from support.internals import log_of
+from support.internals import follower, log_of
 from support.plain_reader import read_log, read_newest
 
 from fscoord import FileStore, StaleRunError, StoreGoneError, StoreUnavailableError
-from fscoord._log.generations import follower
 from fscoord.stores.file import lifecycle
 
 LIMIT_S = 60

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.internals import Record, chain_at_end
 from support.logs import (
     HEADER_SIZE,
     SECTOR,
@@ -34,7 +35,6 @@ from support.logs import (
 from support.plain_reader import Refused, read_log
 
 from fscoord import CorruptLogError
-from fscoord._log.format.record import Record, chain_at_end
 from fscoord.inspect import dump
 
 pytestmark = pytest.mark.exhaustive

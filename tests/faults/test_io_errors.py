@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from faults.persistence import same_files
 from support.faulty import COUNTED, FaultyOs, faulty_os
+from support.internals import Mount
 from support.logs import opened, steps
 from support.plain_reader import read_log
 
 from fscoord import FileStore, FscoordError, StoreUnavailableError
-from fscoord._log.mount import Mount
 from fscoord.store import Store
 
 LIMIT_S = 60

@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.internals import liveness_file, own_session, system
 
 from fscoord import FileStore
-from fscoord._log.liveness import liveness_file, own_session
-from fscoord._runtime import system
 from fscoord.inspect import dump
 
 HANG_S = 60

@@ -15,12 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.internals import log_of
+from support.internals import (
+    log_module as log_file,
+    log_of,
+    mount_module as mount,
+    opened as opened_log,
+    process_mutex_for,
+)
 from support.places import start_thread
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError
-from fscoord._log import log as log_file, mount, opened as opened_log
-from fscoord._log.locking.process_mutex import process_mutex_for
 from fscoord.inspect import copy, verify
 
 HANG_S = 60

@@ -12,15 +12,11 @@ from pathlib import Path
 import pytest
 from faults.test_flips import LOGS, contents, flip
 from support.faulty import faulty_os
-from support.internals import log_of
+from support.internals import FLOCK, GenerationRef, Header, generation_name, log_of, record
 from support.logs import HEADER_SIZE, Step, complete, look_at, make, put, steps, tear, write_every_kind
 from support.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
-from fscoord._log.format import record
-from fscoord._log.format.generation_ref import GenerationRef, generation_name
-from fscoord._log.format.header import Header
-from fscoord._log.locking.log_lock import FLOCK
 from fscoord.inspect import Repair, Skipped, copy, repair, verify
 
 

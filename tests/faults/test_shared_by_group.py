@@ -18,13 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.internals import log_of
+from support.internals import copy_permissions, log_of, safe_files
 from support.places import wait_in_vain
 
 import fscoord
 from fscoord import FileStore
-from fscoord._log.files import safe_files
-from fscoord._log.files.safe_files import copy_permissions
 
 HANG_S = 60
 ALICE, BOB, ALICES_OWN, BOBS_OWN, TEAM, OTHERS = 2001, 2002, 3001, 3002, 2100, 2200

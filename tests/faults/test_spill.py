@@ -13,14 +13,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.internals import log_of, state_of
+from support.internals import log_of, shared_network as network, state_of, system
 from support.interrupts import At, interrupt
 from support.places import start_thread
 from support.shared_os import SharedOs, shared_os
 
 from fscoord import CorruptLogError, FileStore, StoreError, StoreUnavailableError
-from fscoord._log.shared import network
-from fscoord._runtime import system
 from fscoord.stores.file.waits import read_consistent
 
 LIMIT_S = 60

@@ -12,16 +12,11 @@ import pytest
 from faults.test_flips import LOGS, contents, flip
 from hypothesis import given, strategies as st
 from support.faulty import faulty_os
-from support.internals import log_of
+from support.internals import GenerationRef, Header, LogPosition, generation_name, log_of, record, scan
 from support.logs import HEADER_SIZE, Handle, look_at, make, moments, opened, put, steps, tear, write_every_kind
 from support.processes import Processes, result
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreTimeoutError, StoreUnavailableError
-from fscoord._log.format import record
-from fscoord._log.format.generation_ref import GenerationRef, generation_name
-from fscoord._log.format.header import Header
-from fscoord._log.format.record import LogPosition
-from fscoord._log.inspect import scan
 from fscoord.inspect import Report, verify
 
 DATA = Path(__file__).parent.parent / "data"

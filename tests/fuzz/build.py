@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from fscoord._log.format import record
-from fscoord._log.format.control_records import Session, encode_death
-from fscoord._log.format.generation_ref import GenerationRef, generation_name
-from fscoord._log.format.header import Header
+from support.internals import GenerationRef, Header, Session, encode_death, generation_name, record
 
 T = TypeVar("T")
 

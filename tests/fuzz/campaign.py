@@ -18,12 +18,7 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parent.parent))
 with atheris.instrument_imports(include=["fscoord"]):
     from fuzz.exercise import exercise_log, run
-
-    from fscoord._log.format import record
-    from fscoord._log.format.control_records import Session
-    from fscoord._log.format.generation_ref import GenerationRef
-    from fscoord._log.format.header import Header
-    from fscoord._log.format.record import MalformedRecord
+    from support.internals import GenerationRef, Header, MalformedRecord, Session, record
 
 HEADER = Header(bytes(16), 1).encode()
 

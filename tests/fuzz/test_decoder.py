@@ -10,9 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import pytest
-
-from fscoord._log.format import record
-from fscoord._log.format.record import Record
+from support.internals import Record, record
 
 pytestmark = pytest.mark.exhaustive
 

@@ -6,14 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from support.internals import OFD, GenerationRef, Header, Session, generation_name, record
 from support.logs import look_at, make, opened, put, write_every_kind
 
 from fscoord import CorruptLogError, FileStore, LimitExceededError, StoreGoneError
-from fscoord._log.format import record
-from fscoord._log.format.control_records import Session
-from fscoord._log.format.generation_ref import GenerationRef, generation_name
-from fscoord._log.format.header import Header
-from fscoord._log.locking.log_lock import OFD
 from fscoord.inspect import dump, repair, verify
 
 

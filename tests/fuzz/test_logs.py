@@ -14,14 +14,10 @@ import pytest
 from fuzz.build import Source, build
 from fuzz.exercise import run
 from hypothesis import given, settings, strategies as st
+from support.internals import MAGIC, GenerationRef, Header, MalformedRecord, Session, decode_death, record
 from support.logs import make, put, write_every_kind
 
 from fscoord import FileStore
-from fscoord._log.format import record
-from fscoord._log.format.control_records import Session, decode_death
-from fscoord._log.format.generation_ref import GenerationRef
-from fscoord._log.format.header import MAGIC, Header
-from fscoord._log.format.record import MalformedRecord
 from fscoord.inspect import dump, repair, verify
 
 pytestmark = pytest.mark.exhaustive

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from support.internals import check_int64, key_bytes
 from support.recipes import RECIPES, new
 
 from fscoord import (
@@ -23,7 +24,6 @@ from fscoord import (
     get_all,
     synchronize,
 )
-from fscoord._arguments import check_int64, key_bytes
 from fscoord.barriers import StoreBarrier
 from fscoord.launch.agent import Agent, Job
 from fscoord.recipes import DoubleBarrier, Lock, Queue, ReadWriteLock, Semaphore, force_release, once

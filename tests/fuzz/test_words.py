@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
+from support.internals import MalformedText, check_interval, line_of
 
 from fscoord import FscoordError, HashStore, RendezvousError, RendezvousStateError, environment
-from fscoord._arguments import MalformedText
 from fscoord.barriers import BarrierConfig
 from fscoord.recipes import Lock
-from fscoord.recipes._lease import check_interval
 from fscoord.rendezvous import (
     C10dRendezvousBackend,
     NodeState,
@@ -282,7 +281,7 @@ def test_lock_line_is_read_or_refused(line: bytes) -> None:
     store.set("lock/line", line)
     lock = Lock(store, "lock", ttl=60)
     try:
-        assert check_interval(lock._line.entries(), 1.0) > 0
+        assert check_interval(line_of(lock).entries(), 1.0) > 0
         if lock.acquire(blocking=False):
             lock.release()
     except FscoordError as error:

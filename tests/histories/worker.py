@@ -21,9 +21,9 @@ from typing import Any
 
 from linear import operations
 from linear.models import EMPTY
+from support.internals import system
 
 from fscoord import FileStore, QueueEmptyError, StoreError, StoreTimeoutError
-from fscoord._runtime import system
 from fscoord.recipes.lock import Lock
 
 LIMIT_S = 60.0

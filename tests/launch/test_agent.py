@@ -12,10 +12,10 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from support.internals import system
 from support.places import start_thread, until
 
 from fscoord import HashStore, InsecurePathError, RendezvousTimeoutError, StoreUnavailableError
-from fscoord._runtime import system
 from fscoord.launch import Agent, Announcer, Console, Job, agent, worker
 from fscoord.launch.agent import Access
 from fscoord.rendezvous import C10dRendezvousBackend, DynamicRendezvousHandler, RendezvousSettings

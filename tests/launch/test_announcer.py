@@ -9,8 +9,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from support.internals import system
 
-from fscoord._runtime import system
 from fscoord.launch import Announcer, Console, Failure
 from fscoord.launch.announcer import last_lines
 from fscoord.rendezvous.handler import Progress, short_names

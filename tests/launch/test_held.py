@@ -10,9 +10,9 @@ import threading
 
 import pytest
 from launch.conftest import PATIENCE_S, is_there, wait_until_gone
+from support.internals import system
 from support.places import until
 
-from fscoord._runtime import system
 from fscoord.errors import (
     FscoordError,
     LimitExceededError,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from launch.conftest import PATIENCE_S, is_there, wait_until_gone
+from support.internals import Terminated
 
 import fscoord
-from fscoord._runtime.signals import Terminated
 from fscoord.launch.worker import WorkerGroup, _Worker
 from fscoord.rendezvous import RendezvousParameters, create_backend
 from fscoord.rendezvous.creation import is_file_name

@@ -11,9 +11,9 @@ from histories.worker import KeepingOs
 from linear import models
 from linear.checker import LINEARIZABLE, Call, check
 from linear.witness import Done, Places, mistakes, read_generations, unclaimed
+from support.internals import system
 
 from fscoord import FileStore
-from fscoord._runtime import system
 
 pytestmark = pytest.mark.exhaustive
 

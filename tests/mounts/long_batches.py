@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from mounts.trouble import read_past_cache
-from support.internals import log_of
+from support.internals import log_of, system
 
-from fscoord._runtime import system
 from fscoord.store import Store
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from histories.worker import KeepingOs, bear_witness, make_calls
 from linear.witness import read_generations
+from support.internals import system
 from support.plain_reader import read_newest
-
-from fscoord._runtime import system
 
 if TYPE_CHECKING:
     from mounts.agents import Worker

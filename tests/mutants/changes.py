@@ -257,7 +257,7 @@ MUTANTS = (
         "SessionTable.set_last_time",
         "max(time_ns, self.times.get(number, 0))",
         "time_ns",
-        ("tests/unit/test_session_table.py::test_last_time_of_a_snapshot_does_not_replace_a_later_one",),
+        (f"{COMBINER}::test_last_time_of_a_snapshot_does_not_replace_a_later_one",),
     ),
     Mutant(
         "a batch of a durable log is written at once",
@@ -510,7 +510,7 @@ MUTANTS = (
         "SharedLogWriter.__init__",
         "count(step=TIMES)",
         "count()",
-        ("tests/unit/test_combining_parts.py",),
+        (f"{COMBINER}::test_times_of_a_session_differ_if_the_clock_steps_back_and_threads_race",),
     ),
     Mutant(
         "a torn tail is not voided",
@@ -887,14 +887,14 @@ MUTANTS = (
         "LogIdentity.owns",
         " and 0 not in (self.root_inode, inode)",
         "",
-        ("tests/unit/test_header.py",),
+        ("tests/unit/test_record.py",),
     ),
     Mutant(
         "another first file and another later file are mistaken for each other",
         "provenance_of",
         "        return Provenance.OTHER_ROOT if header.generation else Provenance.COPY\n",
         "        return Provenance.COPY if header.generation else Provenance.OTHER_ROOT\n",
-        ("tests/unit/test_header.py",),
+        ("tests/unit/test_record.py",),
     ),
     Mutant(
         "a copy goes on in the lineage of its original",

@@ -75,6 +75,7 @@ def put(code: CodeType, functions: Sequence[FunctionType]) -> None:
 
 def functions_by_file() -> dict[str, list[FunctionType]]:
     """Return every function that there is, under the path of its source."""
+    gc.unfreeze()  # `conftest` has frozen what it collected, and frozen objects are not among `gc.get_objects`
     found: dict[str, list[FunctionType]] = defaultdict(list)
     for each in gc.get_objects():
         if isinstance(each, FunctionType):

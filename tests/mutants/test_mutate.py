@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import sys
 from typing import Any
@@ -73,6 +74,7 @@ def test_functions_that_are_in_use_everywhere_get_the_changed_code() -> None:
     module: dict[str, object] = {}
     exec(compile(source, path, "exec"), module)
     kept, made = module["outer"], module["made"]
+    gc.freeze()  # as `conftest` does when the tests are collected
     tree, found = places(source)
     place = next(place for place in found if place.key == "outer.inner: return x + 1 | x + 1 -> Sub")
     put(compile_with(tree, place, path), functions_by_file()[path])

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from platforms.running import HERE, end, run, start
-
-from fscoord._runtime import system
+from support.internals import system
 
 both = pytest.mark.parametrize("platform", ["win32", "darwin"])
 

@@ -7,8 +7,8 @@ import logging
 import os
 
 import pytest
+from support.internals import system
 
-from fscoord._runtime import system
 from fscoord.rendezvous import NodeState, RdzvEvent, construct_and_record_rdzv_event
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 
 import pytest
+from support.internals import network, system
 
-from fscoord._runtime import network, system
 from fscoord.rendezvous import (
     DEFAULT_PORT,
     RendezvousParameters,

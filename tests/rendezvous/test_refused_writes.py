@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 import pytest
+from support.internals import timing
 from support.places import HANG_S, start_thread, until
 
 from fscoord import HashStore, RendezvousClosedError, RendezvousStateError, RendezvousTimeoutError
-from fscoord._waiting import timing
 from fscoord.rendezvous import (
     C10dRendezvousBackend,
     DynamicRendezvousHandler,

@@ -13,12 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.internals import LivenessFile, Log, system
 from support.places import start_thread, until
 
 from fscoord import FileStore, HashStore, PrefixStore
-from fscoord._log.liveness.liveness_file import LivenessFile
-from fscoord._log.log import Log
-from fscoord._runtime import system
 from fscoord.rendezvous import (
     C10dRendezvousBackend,
     DynamicRendezvousHandler,

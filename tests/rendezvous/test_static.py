@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import network, system
 from support.places import HANG_S, Thread, start_thread, until
 
 from fscoord import FileStore, HashStore, Store
-from fscoord._runtime import network, system
 from fscoord.errors import RendezvousError, RendezvousStateError, StoreClosedError, StoreTimeoutError, UsedBeforeError
 from fscoord.rendezvous import RendezvousInfo, static_rendezvous
 from fscoord.rendezvous.static import locate_rank, session_of

@@ -12,10 +12,10 @@ from simulation.scheduler import Process
 from simulation.waits import POLLED_S, SOON_S
 from simulation.workload import LIMIT_S, File
 from simulation.world import HOST, PATH, World
+from support.internals import watcher
 from support.plain_reader import read_newest
 
 from fscoord import BarrierError, FileStore, PrefixStore, StoreTimeoutError, barrier
-from fscoord._log.wakeup import watcher
 
 LATE_S = 1.5
 """More than the longest pause between two slow polls, which find what no event has told."""

@@ -9,10 +9,7 @@ from unittest import mock
 
 from simulation.workload import LIMIT_S, Run, with_end
 from simulation.world import World
-
-from fscoord._log.shared.combining.batch import Batch
-from fscoord._log.shared.combining.outcomes import SharedLogWriter
-from fscoord._log.shared.combining.station import Station
+from support.internals import Batch, SharedLogWriter, Station
 
 HOSTS = ("north", "south")
 LIMITS = (LIMIT_S, LIMIT_S, 0.2, 0.05)

@@ -15,9 +15,9 @@ from simulation import arrivals, nodes, waits, workload
 from simulation.files import FOREVER, Fcntl, Files
 from simulation.scheduler import ScheduleError
 from simulation.world import World
+from support.internals import system
 
 import fscoord
-from fscoord._runtime import system
 
 pytestmark = pytest.mark.exhaustive
 

@@ -11,9 +11,9 @@ from unittest import mock
 
 from simulation.workload import LIMIT_S
 from simulation.world import HOST, PATH, World
+from support.internals import NetworkAccess
 
 from fscoord import FileStore
-from fscoord._log.shared.network import NetworkAccess
 
 SOON_S = 0.09
 """Less than the first slow poll takes; a simulated call takes a millionth of a second."""

@@ -13,13 +13,19 @@ from typing import Any
 from simulation.files import Events, Fcntl, Files, Os
 from simulation.scheduler import Process, Scheduler, Threading, Time, drawn
 from simulation.sockets import Socket, select_of
+from support.internals import (
+    Waiter,
+    file_events,
+    hang_watchdog,
+    kernel_wait,
+    network,
+    node_poller,
+    process_mutex,
+    station,
+    system,
+    watcher,
+)
 
-from fscoord._log.locking import kernel_wait, process_mutex
-from fscoord._log.shared import hang_watchdog, node_poller
-from fscoord._log.shared.combining import station
-from fscoord._log.wakeup import watcher
-from fscoord._log.wakeup.watcher import Waiter
-from fscoord._runtime import file_events, network, system
 from fscoord.stores.file import lifecycle
 
 PATH = f"{Files.DIRECTORY}/log"

@@ -20,9 +20,9 @@ from typing import Any
 
 from soaking.journal import Journal, Sections
 from soaking.weight import weighed
+from support.internals import resend_lost_signals
 
 from fscoord import FileStore
-from fscoord._runtime.signals import resend_lost_signals
 from fscoord.barriers import StoreBarrier
 from fscoord.errors import BrokenBarrierError, FscoordError, QueueEmptyError, StoreTimeoutError
 from fscoord.recipes import (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.internals import tracing
 
-from fscoord._runtime import tracing
 from fscoord.trace.reading import Trace, read
 
 

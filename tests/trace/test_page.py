@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import printable
 from support.traces import MS, WrittenProcess, meet, write_job
 
-from fscoord._runtime.escaping import printable
 from fscoord.trace import page
 from fscoord.trace.page import make_page, page_data
 from fscoord.trace.reading import read

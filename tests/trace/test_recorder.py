@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 from pyfakefs.fake_filesystem_unittest import Patcher
 from support.faulty import faulty_os
+from support.internals import system, tracing
 from support.interrupts import At
 
 import fscoord
 from fscoord import FileStore, barrier
-from fscoord._runtime import system, tracing
 from fscoord.trace.reading import Trace, read
 
 

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from support.internals import state_of
+from support.internals import state_of, tracing
 
 import fscoord
 from fscoord import (
@@ -32,7 +32,6 @@ from fscoord import (
     gather,
     synchronize,
 )
-from fscoord._runtime import tracing
 from fscoord.recipes import Election, Lock, Queue, RLock
 from fscoord.trace.reading import Span, Trace, read
 

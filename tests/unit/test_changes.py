@@ -8,15 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.internals import sharing_of
 from support.places import start_thread
 
-from fscoord import FileStore, HashStore, PrefixStore, Store, StoreClosedError, store as contract
-from fscoord._log import mount, opened
-from fscoord._log.shared import network
+from fscoord import FileStore, HashStore, PrefixStore, Store, store as contract
 from fscoord._log.wakeup import watcher
-from fscoord._log.wakeup.doorbell import bucket
-from fscoord._runtime import system
 from fscoord.stores.file import notifier
 
 HANG_S = 60
@@ -83,48 +78,6 @@ def test_change_before_the_wait_ends_it_too(path: str) -> None:
         known = store._wait_for_change(None, HANG_S)
         store.set("k", "1")
         assert store._wait_for_change(known, LONG_S) != known
-
-
-@pytest.mark.usefixtures("only_events_wake")
-def test_threads_of_the_same_handle_wait_for_their_keys_meanwhile(path: str) -> None:
-    with FileStore(path) as writer, FileStore(path, timeout=HANG_S) as store:
-        with start_thread(store.get, "key") as getter:
-            until_asleep(store, "_notifier")
-            known = store._wait_for_change(None, HANG_S)
-            with start_thread(store._wait_for_change, known, LONG_S) as thread:
-                until_asleep(store)
-                writer.set("other", "1")
-            assert thread.result != known
-            writer.set("key", "2")
-        assert getter.result == b"2"
-
-
-@pytest.mark.usefixtures("only_events_wake")
-def test_wait_ends_when_the_store_is_closed(path: str) -> None:
-    with FileStore(path) as store:
-        known = store._wait_for_change(None, HANG_S)
-        thread = start_thread(store._wait_for_change, known, LONG_S)
-        until_asleep(store)
-        store.close()
-        with pytest.raises(StoreClosedError):
-            thread.join()
-
-
-def test_poller_on_a_mount_of_several_hosts_still_gets_the_changes_itself(
-    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(opened, "find_mount", lambda _: mount.Mount("nfs4", str(tmp_path), ("rw",)))
-    monkeypatch.setattr(network, "PATH_CHECK_S", math.inf)
-    monkeypatch.setattr(system, "O_DIRECT", 0)
-    with FileStore(path) as afar, FileStore(path) as store:
-        known = store._wait_for_change(None, HANG_S)
-        sharing_of(store).take_changed_keys()
-        with start_thread(store._wait_for_change, known, LONG_S) as thread:
-            until_asleep(store)
-            afar.set("k", "1")
-        assert thread.result != known
-        assert bucket(b"k") in sharing_of(store).take_changed_keys()
-        assert not list(tmp_path.glob("*.bell"))
 
 
 def test_store_without_notification_may_have_changed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

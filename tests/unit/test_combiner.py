@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,19 +32,32 @@ from support.plain_reader import read_newest
 from fscoord import FileStore, StoreTimeoutError, StoreUnavailableError, barrier
 from fscoord._log import mount
 from fscoord._log.format import record
+from fscoord._log.format.control_records import Failure, Session
 from fscoord._log.log import LOCK_GRACE_S
 from fscoord._log.recovery import GENERATION
+from fscoord._log.session_table import SessionTable
 from fscoord._log.shared.combining import batch, combiner
 from fscoord._log.shared.combining.batch import Batch, Write
 from fscoord._log.shared.combining.combiner import Combiner
-from fscoord._log.shared.combining.outcomes import SharedLogWriter
-from fscoord._log.shared.combining.request import ALONE, DONE, LEAD, REQUEST_MAX, Answer, Author, encode_request
+from fscoord._log.shared.combining.outcomes import Outcomes, SharedLogWriter
+from fscoord._log.shared.combining.request import (
+    ALONE,
+    DONE,
+    LEAD,
+    REQUEST_MAX,
+    WAITING,
+    Answer,
+    Author,
+    decode_seat,
+    encode_request,
+    encode_seat,
+)
 from fscoord._log.shared.combining.station import ANSWER_MAX, LINK_MAX, SWEEP_S, VERSION, Slot, Station
 from fscoord._log.shared.network import NetworkAccess
-from fscoord._log.shared.node_poller import node_path
 from fscoord._runtime import system
 from fscoord.inspect import dump, repair, verify
 from fscoord.stores.file.operations import Operation
+from fscoord.stores.file.replay import KeyValueState
 
 LIMIT_S = 60
 NEVER_S = 1000.0
@@ -126,79 +141,6 @@ def append_for(leader: FileStore, request: Any) -> None:
 
 
 # One batch for all
-
-
-@pytest.mark.parametrize("handles", [1, 2])
-def test_threads_that_wait_for_the_lock_share_one_write(handles: int, path: str, batches: list[int]) -> None:
-    count = 8
-    with ExitStack() as stack:
-        stores = opened(path, stack, handles)
-        with HeldLock(path) as held:
-            threads = [start_thread(lambda store=store: store.add("n", 1)) for store in stores for _ in range(count)]
-            until(lambda: len(station_of(stores[0]).requests()) == handles * count - 1)
-            batches.clear()
-            held.release()
-            sums = [thread.join() for thread in threads]
-        assert sorted(sums) == list(range(1, handles * count + 1))
-        assert batches == [handles * count], "all of them in one write"
-        assert station_of(stores[0]).requests() == []
-        assert left_behind(os.path.dirname(path)) == [station_of(stores[0]).directory]
-    assert left_behind(os.path.dirname(path)) == []
-
-
-def test_operations_of_every_kind_share_one_write_and_get_their_own_results(path: str, batches: list[int]) -> None:
-    calls: list[tuple[Callable[[FileStore], Any], Any]] = [
-        (lambda store: store.set("a", "1"), None),
-        (lambda store: store.add("n", 5), 5),
-        (lambda store: store.append("text", "x"), None),
-        (lambda store: store.compare_set("c", "", "new"), b"new"),
-        (lambda store: store.compare_set("c2", "old", "new"), b"old"),
-        (lambda store: store.delete_key("old"), True),
-        (lambda store: store.delete_key("missing"), False),
-        (lambda store: store.multi_set(["m1", "m2"], ["1", "2"]), None),
-        (lambda store: store.queue_push("q", "pushed"), None),
-        (lambda store: store.queue_pop("full", block=False), b"item"),
-    ]
-    with ExitStack() as stack:
-        stores = opened(path, stack, len(calls))
-        stores[0].set("old", "1")
-        stores[0].queue_push("full", "item")
-        stores[-1].num_keys()
-        with HeldLock(path) as held:
-            threads = [start_thread(call, store) for (call, _), store in zip(calls, stores, strict=True)]
-            until(lambda: len(station_of(stores[0]).requests()) == len(calls) - 1)
-            batches.clear()
-            held.release()
-            assert [thread.join() for thread in threads] == [result for _, result in calls]
-        assert batches == [8], "two operations need no record"
-        assert stores[3].multi_get(["a", "n", "text", "c", "m2"]) == [b"1", b"5", b"x", b"new", b"2"]
-
-
-def test_ranks_of_a_host_arrive_in_one_write_and_the_last_of_them_ends_the_wait(path: str, batches: list[int]) -> None:
-    size = 6
-    with ExitStack() as stack:
-        stores = [stack.enter_context(FileStore(path, rank=rank, timeout=LIMIT_S)) for rank in range(size)]
-        for store in stores:
-            store.set("registered", "1")
-        wait_in_vain(stores[0])
-        with HeldLock(path) as held:
-            threads = [
-                start_thread(lambda rank=rank: barrier(stores[rank], size, "b", LIMIT_S, rank)) for rank in range(size)
-            ]
-            until(lambda: len(station_of(stores[0]).requests()) == size - 1)
-            batches.clear()
-            held.release()
-            for thread in threads:
-                thread.join()
-        assert batches == [size + 1], "an arrival of each rank, and the key of the end"
-
-
-def test_lone_writer_publishes_nothing(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    published: list[Any] = []
-    monkeypatch.setattr(Station, "publish", lambda *given: published.append(given))
-    with FileStore(path, timeout=LIMIT_S) as store:
-        assert [store.add("n", 1) for _ in range(20)] == list(range(1, 21))
-    assert published == []
 
 
 def test_batch_is_not_longer_than_one_request_to_the_server(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,21 +265,6 @@ def test_author_that_takes_the_seat_although_it_need_not_lead_calls_the_next_one
         finally:
             first.add("m", 1)  # leads, so the other thread ends in any case
         assert waiting.join() == 1
-
-
-def test_author_leads_when_it_is_told_that_the_seat_is_free(path: str, only_told: None) -> None:
-    with ExitStack() as stack:
-        (store,) = opened(path, stack, 1)
-        with Seat(store) as seat:
-            thread = start_thread(store.add, "n", 1)
-            (request,) = seat.requests(1)
-            data = seat.station.read(request)
-            assert data is not None
-            decoded = batch.decode_request(data)
-            assert decoded is not None
-            seat.leave()
-            seat.tell(decoded, LEAD)
-            assert thread.join() == 1
 
 
 class ClockOfLife:
@@ -544,19 +471,6 @@ def test_request_that_was_claimed_and_not_answered_may_be_applied_at_the_deadlin
             assert caught.value.maybe_applied
 
 
-def test_claim_of_a_leader_that_left_without_a_record_ends_with_its_hold(path: str) -> None:
-    with ExitStack() as stack:
-        store, other = opened(path, stack, 2)
-        with Seat(store) as seat:
-            thread = start_thread(store.add, "n", 1)
-            seat.claim()
-            let_write_alone(other, seat)
-            other.set("another", "1")
-            seat.leave()
-            assert thread.join() == 1
-        assert other.add("n", 1) == 2
-
-
 TOLD: list[tuple[str, Callable[[FileStore], Any], Any]] = [
     ("add", lambda store: store.add("n", 1), 1),
     ("set", lambda store: store.set("k", "1"), None),
@@ -757,16 +671,6 @@ def test_answer_to_an_earlier_request_of_the_address_is_dropped(path: str, deadl
             assert thread.join() == 5
 
 
-def test_author_that_must_write_alone_does_so_once(path: str) -> None:
-    with ExitStack() as stack:
-        (store,) = opened(path, stack, 1)
-        with Seat(store) as seat:
-            thread = start_thread(store.add, "n", 1)
-            seat.tell(seat.claim(), ALONE)
-            assert thread.join() == 1
-        assert store.add("n", 0) == 1
-
-
 def test_claims_of_an_attempt_that_is_repeated_are_not_repeated(path: str) -> None:
     """Their authors may have found, under the lock, that nothing was appended, and decided by themselves."""
     with ExitStack() as stack:
@@ -884,24 +788,6 @@ def test_request_of_a_session_with_a_death_record_is_left_to_its_author(path: st
         told = foreign_request(path, store, lambda author: author._replace(session=number))
         assert told is not None
         assert told[8] == ALONE
-        assert not store.check(["foreign"])
-
-
-def test_request_whose_author_is_gone_is_dropped(path: str) -> None:
-    with ExitStack() as stack:
-        (store,) = opened(path, stack, 1)
-        log, station = log_of(store), station_of(store)
-        session = log.handle.lock.session
-        author = Author(session, log.table.sessions[session].alive_id, log.follower.run)
-        gone = Seat(store)
-        data = encode_request(author, 5, gone.slot.name, Operation(record.SET, b"foreign", b"1").encode())
-        gone.station.publish(gone.slot, data, gone.station.request_path(0.0, "x"))
-        gone.station.give_back(gone.slot)
-        gone.station.close()
-        for content in (b"", data[:20], data[:-1] + b"?"):
-            Path(station.directory, "q", f"{len(content):020d}.y").write_bytes(content)
-        store.set("k", "1")
-        assert station.requests() == []
         assert not store.check(["foreign"])
 
 
@@ -1196,23 +1082,6 @@ def test_leader_whose_files_of_the_host_fail_after_the_write_has_written_once(pa
         assert store.add("n", 0) == 1
 
 
-def test_address_and_request_of_a_dead_process_are_removed_by_the_next(path: str) -> None:
-    with ExitStack() as stack:
-        (store,) = opened(path, stack, 1)
-        addresses = Path(station_of(store).directory, "a")
-        pid = os.fork()
-        if not pid:
-            with suppress(BaseException):
-                other = FileStore(path, timeout=LIMIT_S)
-                other.set("child", "1")
-                Path(addresses, next(iter(station_of(other)._slots)).name + ".new").write_text("")
-            os._exit(0)
-        os.waitpid(pid, 0)
-        assert len(os.listdir(addresses)) == 3
-        station_of(store)._sweep(station_of(store)._free_slots[-1], 0.0)
-        assert len(os.listdir(addresses)) == 1
-
-
 def test_leader_removes_the_address_of_a_dead_process_although_it_has_one_thread(path: str) -> None:
     with ExitStack() as stack:
         (store,) = opened(path, stack, 1)
@@ -1317,31 +1186,6 @@ def test_station_that_opens_while_another_thread_closes_the_handle_is_closed_too
     assert left_behind(os.path.dirname(path)) == []
 
 
-def test_copy_of_a_log_has_another_directory() -> None:
-    """It has the same id, and what is written to one must not be appended to the other."""
-    assert node_path((b"x" * 16, 1, 2)) != node_path((b"x" * 16, 1, 3))
-
-
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    [
-        ({"lock": "flock"}, "nfs4"),
-        ({"coherence": "locked"}, "nfs4"),
-        ({}, "ext4"),
-    ],
-    ids=["flock", "locked", "local"],
-)
-def test_logs_whose_writes_are_not_combined_have_no_files_of_the_host(
-    options: dict[str, Any], kind: str, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fscoord._log import opened as opened_module
-
-    monkeypatch.setattr(opened_module, "find_mount", lambda _: mount.Mount(kind, str(tmp_path), ("rw",)))
-    with FileStore(path, timeout=LIMIT_S, **options) as store:
-        assert store.add("n", 1) == 1
-        assert list((tmp_path / "node").iterdir()) == []
-
-
 def test_author_that_reads_under_a_lock_by_now_writes_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mount has refused a direct read. Where reads lag, a follower would not see what it was told."""
     published: list[Any] = []
@@ -1406,52 +1250,6 @@ def test_batch_that_meets_a_full_disk_at_any_byte_counts_as_far_as_it_is_whole(
         assert room > 90
     written = [(writer, time) for *_, writer, time in read_newest(Path(path)).records]
     assert len(set(written)) == len(written), "no two records of a session have the same time"
-
-
-def test_refusal_of_one_author_fails_nobody_else(path: str) -> None:
-    with ExitStack() as stack:
-        stores = opened(path, stack, 4)
-        stores[0].set("text", "x")
-        with HeldLock(path) as held:
-            threads = [
-                start_thread(stores[0].add, "text", 1),
-                start_thread(stores[1].add, "text", 1),
-                start_thread(stores[2].add, "n", 1),
-                start_thread(stores[3].add, "n", 2**63 - 1),
-            ]
-            until(lambda: len(station_of(stores[0]).requests()) == 3)
-            held.release()
-            for thread in threads[:2]:
-                with pytest.raises(ValueError, match="'text' holds b'x', which is not an integer"):
-                    thread.join()
-            results = []
-            for thread in threads[2:]:
-                try:
-                    results.append(thread.join())
-                except OverflowError as error:
-                    assert "does not fit in 64 bits" in str(error)
-            assert results in ([1], [2**63 - 1])
-
-
-def test_waiters_of_the_host_are_woken_for_all_keys_of_a_batch(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fscoord._log.shared import node_waiter
-    from fscoord._log.wakeup import watcher
-
-    monkeypatch.setattr(watcher, "SLOW_LAST_S", NEVER_S)
-    monkeypatch.setattr(node_waiter, "OWN_POLL_S", NEVER_S)
-    with ExitStack() as stack:
-        stores = opened(path, stack, 4)
-        waiting = [start_thread(store.get, f"k{n}") for n, store in enumerate(stores[:2])]
-        until(lambda: log_of(stores[0]).handle.bell and log_of(stores[1]).handle.bell)
-        stores[2].num_keys()
-        stores[3].num_keys()
-        with HeldLock(path) as held:
-            threads = [start_thread(stores[2 + n].set, f"k{n}", "v") for n in range(2)]
-            until(lambda: len(station_of(stores[2]).requests()) == 1)
-            held.release()
-            for thread in threads:
-                thread.join()
-        assert [thread.join() for thread in waiting] == [b"v"] * 2
 
 
 def test_close_of_a_handle_ends_the_write_that_waits_for_an_answer(path: str) -> None:
@@ -1569,3 +1367,98 @@ def test_request_that_can_not_be_withdrawn_may_still_be_applied(path: str) -> No
             (request,) = seat.station.requests()
         os.unlink(request)
         assert other.add("n", 1) == 1
+
+
+# Answers as bytes, and the times of records
+
+
+def test_answer_and_seat_are_the_same_when_they_are_decoded() -> None:
+    answer = Answer(2**62, DONE, b"result")
+    assert Answer.decode(answer.encode()) == answer
+    assert Answer.decode(b"short") is None
+    assert decode_seat(encode_seat(WAITING, 2**64 + 5)) == (WAITING, 5)
+    assert decode_seat(b"") == (0, 0)
+
+
+# The watch
+
+
+@pytest.mark.parametrize(
+    ("last", "is_certain", "is_found"),
+    [(0, True, False), (9, True, False), (10, True, True), (11, True, True), (12, False, False)],
+    ids=["never", "before", "then", "its second record", "later"],
+)
+def test_record_before_a_snapshot_is_found_by_the_last_time_of_its_session(
+    last: int, is_certain: bool, is_found: bool
+) -> None:
+    table = SessionTable()
+    outcomes = Outcomes(KeyValueState(), table)
+    watch = outcomes.open((1, 10), lambda _: None, 3)
+    outcomes.reset()
+    table.reset(is_first=False)
+    outcomes.apply([(record.SET, b"k", b"of the snapshot", 2, 99)])
+    assert not outcomes.settle(watch, 4), "nothing is known before the times are read"
+    outcomes.apply([(record.SET, b"k", b"that follows it in the same read", 1, 3)])
+    table.set_last_time(1, last)
+    assert outcomes.settle(watch, 4) is is_certain
+    assert watch.is_found is is_found
+
+
+# The times of records
+
+
+class ClockThatSteps:
+    """A clock that steps back every few readings."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def time_ns(self) -> int:
+        number = next(self._numbers)
+        return 10**18 + number - (number % 7) * 1000
+
+
+def test_times_of_a_session_differ_if_the_clock_steps_back_and_threads_race(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "time", ClockThatSteps())
+    with FileStore(path, timeout=30) as store:
+        times: list[list[int]] = [[] for _ in range(4)]
+        writer = log_of(store).writer
+
+        def draw(found: list[int]) -> None:
+            for number in range(500):
+                found.append(writer.next_time())
+                if number % 50 == 0:
+                    store.add("n", 1)
+
+        threads = [start_thread(lambda found=found: draw(found)) for found in times]
+        for thread in threads:
+            thread.join()
+        used = [round(entry.time * 1e9) for entry in dump(path)]
+        everything = sorted(each for found in times for each in found)
+    assert len(set(everything)) == len(everything) == 2000
+    assert min(b - a for a, b in itertools.pairwise(everything)) >= 2, "the second record of an arrival needs a time"
+    assert len(used) > 40
+
+
+PARTICIPANT = Session("host", 1, rank=7, world_size=3)
+
+
+def test_last_time_of_a_snapshot_does_not_replace_a_later_one() -> None:
+    table = SessionTable()
+    table.times[3] = 200
+    table.set_last_time(3, 100)
+    table.set_last_time(4, 100)
+    assert table.times == {3: 200, 4: 100}
+
+
+def test_failure_says_which_participant_and_when() -> None:
+    at = (3 * 3600 + 4 * 60 + 5) * 10**9
+    assert str(Failure(PARTICIPANT, "KeyError", time_ns=at)) == "rank 7 (host:1) left by KeyError at 03:04:05 UTC"
+    assert str(Failure(Session("h", 2), time_ns=at)) == "h:2 was found dead at 03:04:05 UTC"
+    found = Failure.decode(Failure(PARTICIPANT, "KeyError", is_previous=True).encode(), 9)
+    assert found == Failure(PARTICIPANT, "KeyError", is_previous=True, time_ns=9)

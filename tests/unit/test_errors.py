@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.internals import RefusedError, closer_look
 
 import fscoord
 from fscoord import StoreTimeoutError, errors
-from fscoord._runtime.escaping import closer_look
-from fscoord.recipes._keys import RefusedError
 
 EXAMPLES = [
     errors.FscoordError("text"),

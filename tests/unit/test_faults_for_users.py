@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import system
 from support.places import HANG_S, start_thread
 
-from fscoord._runtime import system
 from fscoord.errors import (
     FscoordError,
     StoreTimeoutError,

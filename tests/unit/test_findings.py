@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.internals import RoundState
 
-from fscoord._waiting.rounds import RoundState
 from fscoord.recipes import Contender
 from fscoord.recipes.holdings import LineState
 from fscoord.status import LogLock, Picture, SessionStatus, ShownWait, StatusFinding, find_all

@@ -6,14 +6,11 @@ import errno
 import os
 import sys
 import threading
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.faulty import faulty_os
 from support.logs import Collector
-from support.plain_reader import read_log
 
 from fscoord._log.files.opening import LogOptions
 from fscoord._log.format import record
@@ -25,9 +22,7 @@ from fscoord._log.generations.forwarding import ORPHAN_MAX
 from fscoord._log.handle import HandleState, Root
 from fscoord._log.locking.log_lock import FLOCK, OFD, SOFT, LogLock
 from fscoord._log.session_table import SessionTable
-from fscoord._runtime import system
 
-CHAIN = 77
 WRITER = 5
 TIME_NS = 10**18
 LINEAGE = b"i" * 16
@@ -98,32 +93,6 @@ def path(memory: Path) -> Path:
 # -- the hint
 
 
-@pytest.mark.parametrize("before", [0, 1, 7, 8, 28, 29, 207, 208, 209, 300, 444, 445, 446, 512, 5000])
-@pytest.mark.parametrize("base", [b"l", b"l" * 238])
-def test_forward_record_at_the_end_is_found_after_any_preceding_bytes(before: int, base: bytes, path: Path) -> None:
-    named = successor(7, base)
-    data, _ = record.encode(record.FORWARD, b"", named.forward(), 1, 2, CHAIN)
-    path.write_bytes(b"\xff" * before + data)
-    log = Log(path.with_name("other"))
-    log.path = path
-    assert log.hint() == named
-    path.write_bytes(b"\xff" * before + data[:-1])
-    assert log.hint() is None
-    path.write_bytes(b"\xff" * before + data + b"f")
-    assert log.hint() is None
-
-
-def test_forward_record_with_a_changed_bit_is_no_hint(path: Path) -> None:
-    log = Log(path)
-    assert log.hint() is None
-    log.add(record.FORWARD, successor(3).forward())
-    assert log.hint() == successor(3)
-    data = path.read_bytes()
-    for place in range(log.start.offset, len(data)):
-        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-        assert log.hint() is None
-
-
 @pytest.mark.parametrize(("kind", "value"), [(record.FORWARD, b"nonsense"), (record.SET, successor(3).forward())])
 def test_record_that_names_no_generation_is_no_hint(kind: int, value: bytes, path: Path) -> None:
     log = Log(path)
@@ -153,119 +122,7 @@ def test_last_generation_that_is_named_is_the_newest(path: Path) -> None:
     assert log.newest(log.place) == (None, log.place, False)
 
 
-@pytest.mark.parametrize("chunk", [1, 13, 100, 1 << 18])
-def test_forward_records_are_read_in_pieces_of_any_size(
-    chunk: int, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forwarding, "_CHUNK", chunk)
-    log = Log(path)
-    log.add(record.SET, bytes(500), b"k")
-    log.add(record.SEAL, successor(1).seal())
-    log.add(record.FORWARD, successor(2).forward())
-    assert log.newest() == (2, log.place, False)
-
-
-@pytest.mark.parametrize("kept", [3, 8, 12, 22])
-def test_torn_tail_ends_the_forward_records_until_it_is_voided(kept: int, path: Path) -> None:
-    log = Log(path)
-    log.add(record.SEAL, successor(1).seal())
-    good = log.place
-    log.add_bytes(record.encode(record.FORWARD, b"", successor(2).forward(), 1, 2, log.place.chain)[0][:kept])
-    assert log.newest() == (1, good, True)
-    assert log.post(3) == LogPosition(path.stat().st_size, read_chain(path))
-    assert log.newest() == (3, LogPosition(path.stat().st_size, read_chain(path)), False)
-    assert [kind for _, kind, *_ in read_log(path.read_bytes()).records] == ["Z", "V", "f"]
-
-
-def read_chain(path: Path) -> int:
-    """The chain after the last record."""
-    data = path.read_bytes()
-    return zlib.crc32(data[-6:], int.from_bytes(data[-5:-1], "little"))
-
-
-def test_damage_ends_the_forward_records_and_is_not_written_past(path: Path) -> None:
-    log = Log(path)
-    good = log.add(record.SEAL, successor(1).seal())
-    log.add(record.FORWARD, successor(2).forward())
-    log.add(record.FORWARD, successor(3).forward())
-    data = path.read_bytes()
-    path.write_bytes(data[: good.offset + 20] + b"x" + data[good.offset + 21 :])
-    assert log.newest() == (1, good, True)
-    before = path.read_bytes()
-    with pytest.raises(MalformedRecord, match="checksum"):
-        log.post(4)
-    assert (path.read_bytes(), log.keep) == (before, set())
-
-
 # -- posting
-
-
-@pytest.mark.parametrize("kind", [OFD, FLOCK, SOFT])
-def test_forward_record_is_appended_in_the_name_of_its_writer_and_synced(kind: int, path: Path) -> None:
-    log = Log(path, kind)
-    log.add(record.SEAL, successor(1).seal())
-    with faulty_os() as faulty:
-        place = log.post(2)
-        names = [name for name, _ in faulty.calls if name in ("write", "fdatasync")]
-    assert names == ["fdatasync", "write", "fdatasync"], "what stands before it is safe before it is written"
-    assert place == LogPosition(path.stat().st_size, read_chain(path))
-    found = read_log(path.read_bytes())
-    assert (found.ends, found.successor) == ("whole", (2, b"\2" * 16, "log.2.020202020202"))
-    assert found.records[-1][4:] == (WRITER, TIME_NS)
-    assert not os.path.lexists(f"{path}.lock")
-
-
-@pytest.mark.parametrize("generation", [1, 2])
-def test_forward_record_already_present_is_only_synced(generation: int, path: Path) -> None:
-    log = Log(path)
-    log.add(record.SEAL, successor(2).seal())
-    with faulty_os() as faulty:
-        assert log.post(generation) == log.place
-        assert "fdatasync" in [name for name, _ in faulty.calls]
-    assert path.stat().st_size == log.place.offset
-
-
-def test_post_reads_from_the_known_position_unless_the_file_was_truncated(path: Path) -> None:
-    log = Log(path)
-    log.add(record.SEAL, successor(1).seal())
-    known = log.post(2)
-    assert known is not None
-    data = path.read_bytes()
-    path.write_bytes(data[: log.start.offset] + bytes(known.offset - log.start.offset))
-    place = log.post(3, known)
-    assert place is not None
-    assert place.offset == path.stat().st_size > known.offset
-    path.write_bytes(data[: known.offset - 1])
-    with pytest.MonkeyPatch.context() as patch:
-        read: list[LogPosition] = []
-        real = forwarding.newest
-        patch.setattr(forwarding, "newest", lambda fd, start: (read.append(start), real(fd, start))[1])
-        log.post(3, known)
-        path.write_bytes(data)
-        log.post(3, known)
-    assert read == [log.start, known]
-
-
-@pytest.mark.parametrize("kind", [OFD, FLOCK])
-def test_post_is_left_to_the_next_compaction_if_the_lock_does_not_come_soon(
-    kind: int, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forwarding, "_TRIES", 3)
-    monkeypatch.setattr(forwarding, "_PAUSE_S", 0)
-    log = Log(path, kind)
-    log.add(record.SEAL, successor(1).seal())
-    fd = os.open(path, os.O_RDWR)
-    holder = LogLock(str(path), fd, kind, threading.RLock(), set())
-    try:
-        holder.try_lock()
-        assert log.post(2) is None
-        assert path.stat().st_size == log.place.offset
-        holder.unlock()
-        assert log.post(2) is not None
-        holder.try_lock()
-    finally:
-        os.close(fd)
-    assert log.newest()[0] == 2
 
 
 @pytest.mark.parametrize(("error", "tries"), [(errno.EIO, 1), (errno.EAGAIN, 4)])
@@ -291,38 +148,6 @@ def test_lock_call_that_fails_is_repeated_only_if_the_lock_is_held(
         with pytest.raises(OSError, match="Input/output error"):
             log.post(2)
     assert len(tried) == tries + 1, "one more is the unlocking, whose failure is none"
-    assert not log.keep
-
-
-def test_forward_record_is_written_at_the_end_without_o_append(path: Path) -> None:
-    log = Log(path)
-    log.add(record.SET, b"v")
-    log.post(2, writing=os.O_RDWR)
-    log.add_bytes(b"torn")
-    log.post(3, writing=os.O_RDWR)
-    assert log.newest()[::2] == (3, False)
-    assert read_log(path.read_bytes()).ends == "whole"
-
-
-def test_void_before_a_forward_record_names_no_session(path: Path) -> None:
-    log = Log(path)
-    log.add_bytes(b"torn")
-    log.post(2)
-    data = path.read_bytes()
-    (position,) = [
-        start for start in range(0, len(data) - record.VOID_SIZE, record.SECTOR)
-        if record.decode_void(data[start:], log.start.chain) is not None
-    ]  # fmt: skip
-    found = record.decode_void(data[position:], log.start.chain)
-    assert found is not None
-    assert (found[0], found[2]) == (log.start.offset, 0)
-
-
-def test_log_that_fails_to_open_a_second_time_is_not_kept_open(path: Path) -> None:
-    log = Log(path)
-    failing = pytest.raises(OSError, match="Too many open files")
-    with faulty_os() as faulty, faulty.fail(1, errno.EMFILE, names=("open",)), failing:
-        log.post(2)
     assert not log.keep
 
 
@@ -464,17 +289,6 @@ def test_generation_later_than_the_newest_stays(kind: int, path: Path) -> None:
     assert beside(path) == {another(5, b"future"), another(2, b"lesser")}, "what its header says counts"
 
 
-def test_superseded_file_with_the_old_name_of_a_renamed_log_is_removed(path: Path) -> None:
-    log = Log(path)
-    before = successor(3, b"old.1").name
-    left, foreign = generation_name(b"old.1", 2, b"orphan"), generation_name(b"old", 2, b"orphan")
-    make_files(log, [before, left, foreign])
-    remove_superseded(log, successor(4, b"old.1"), None)
-    assert beside(path) == {before, left, foreign}, "nothing says that the log had this name"
-    remove_superseded(log, successor(4), before)
-    assert beside(path) == {foreign}
-
-
 def test_files_stay_on_a_mount_without_lasting_inode_numbers(path: Path) -> None:
     log = Log(path)
     before, left = successor(3).name, another(2, b"orphan")
@@ -504,90 +318,6 @@ def test_orphan_is_removed_unless_locked_if_no_generation_came_before(path: Path
 def remove(log: Log, cleared: Callable[[str], object] = lambda _: None) -> None:
     forwarding.remove_log(log.handle, log.owner, cleared)
     assert not log.keep
-
-
-class Lives:
-    """`system.process_epoch`, another one from the call after `count` on: there a signal handler has forked."""
-
-    def __init__(self, count: int) -> None:
-        self.left = count
-
-    def __call__(self) -> int:
-        self.left -= 1
-        return 1 if self.left >= 0 else 2
-
-
-@pytest.mark.parametrize("kind", [OFD, SOFT])
-def test_removal_in_a_child_forked_by_a_handler_leaves_the_files_to_the_parent(
-    kind: int, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = Log(path, kind)
-    before, left = successor(3).name, another(2, b"orphan")
-    make_files(log, [before, left])
-    monkeypatch.setattr(system, "process_epoch", Lives(1))
-    remove_superseded(log, successor(4), before)
-    assert beside(path) == {before, left}
-    monkeypatch.undo()
-    remove_superseded(log, successor(4), before)
-    assert beside(path) == set()
-
-
-@pytest.mark.parametrize(("calls", "cleared"), [(1, 0), (2, 1)])
-def test_end_of_a_log_in_a_child_forked_by_a_handler_leaves_files_to_the_parent(
-    calls: int, cleared: int, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = Log(path)
-    make_files(log, [successor(1).name])
-    done: list[str] = []
-    monkeypatch.setattr(system, "process_epoch", Lives(calls))
-    remove(log, done.append)
-    assert len(done) == cleared
-    assert path.exists()
-    assert beside(path) == {successor(1).name}
-
-
-def test_finished_log_is_removed_with_its_generations_after_its_side_cars(path: Path) -> None:
-    log = Log(path)
-    make_files(log, [successor(1).name, successor(2).name, successor(1, b"other").name, b"log.1"])
-    cleared: list[tuple[str, bool]] = []
-    remove(log, lambda name: cleared.append((name, path.exists())))
-    assert cleared == [(str(path), True)]
-    assert not path.exists()
-    assert beside(path) == {successor(1, b"other").name, b"log.1"}
-
-
-@pytest.mark.parametrize("why", ["another name", "another log", "no log", "nothing", "a link"])
-def test_file_that_is_not_solely_the_finished_log_stays_with_its_side_cars(why: str, path: Path) -> None:
-    log = Log(path)
-    make_files(log, [successor(1).name])
-    elsewhere = path.with_name("elsewhere")
-    if why == "another name":
-        elsewhere.hardlink_to(path)
-    elif why == "another log":
-        path.write_bytes(Header(b"j" * 16, OFD).encode())
-    elif why == "no log":
-        path.write_bytes(b"something")
-    else:
-        path.rename(elsewhere)
-        if why == "a link":
-            path.symlink_to(elsewhere)
-    before = sorted(os.listdir(path.parent))
-    cleared: list[str] = []
-    remove(log, cleared.append)
-    assert not cleared
-    assert sorted(os.listdir(path.parent)) == before
-
-
-def test_log_whose_side_cars_cannot_be_removed_stays(path: Path) -> None:
-    log = Log(path)
-    make_files(log, [successor(1).name])
-
-    def refuse(_: str) -> None:
-        raise PermissionError(errno.EPERM, "no")
-
-    remove(log, refuse)
-    assert path.exists()
-    assert beside(path) == {successor(1).name}
 
 
 # The search for generation 0

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from support.internals import system
 from support.places import HANG_S, start_thread
 
 from fscoord import FileStore, HashStore, Store, StoreTimeoutError
-from fscoord._runtime import system
 from fscoord.recipes import Lock
 
 CLOCKS = ("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns")

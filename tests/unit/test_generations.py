@@ -5,27 +5,39 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import time
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.faulty import faulty_os
-from support.internals import log_of, notifier_of, watcher_of
-from support.logs import tear
+from support.faulty import FaultyOs, faulty_os
+from support.internals import (
+    DESCRIPTORS,
+    GENERATION,
+    GenerationRef,
+    Header,
+    MalformedRecord,
+    forwarding,
+    generation_name,
+    log_of,
+    notifier_of,
+    open_root,
+    parse_generation_name,
+    state_of,
+    system,
+    unlock_of_a_closed_lock as _nothing,
+    watcher_of,
+)
 from support.places import start_thread, wait_in_vain
 from support.plain_reader import read_log, read_newest
 
-from fscoord import CorruptLogError, FileStore, StoreError, StoreGoneError, StoreUnavailableError
-from fscoord._log.format.generation_ref import GenerationRef, generation_name, parse_generation_name
-from fscoord._log.format.record import MalformedRecord
-from fscoord._log.generations import forwarding
-from fscoord._log.recovery import GENERATION
-from fscoord._log.replay import cursor as reader
-from fscoord.inspect import dump, repair, verify
+from fscoord import CorruptLogError, FileStore, InsecurePathError, StaleRunError, StoreError, StoreGoneError
+from fscoord.inspect import repair, verify
+from fscoord.stores.file import lifecycle
 
 LIMIT_S = 60
 
@@ -110,20 +122,6 @@ def test_format_of_generations_is_as_documented(path: Path) -> None:
     assert new.sessions[1]["rank"] == 3
 
 
-def test_seal_names_the_end_of_the_snapshot_and_the_chain_there(path: Path) -> None:
-    with FileStore(path) as store:
-        fill(store)
-        store.compact()
-        store.set("behind", "1")
-    old, new = read_log(path.read_bytes()), read_newest(path)
-    size, chain = old.snapshot or (0, 0)
-    data = path.with_name(names(path)[0]).read_bytes()
-    assert data[:size].endswith(b"\n")
-    (last,) = [record for record in new.records if record[2] == b"behind"]
-    assert last[0] == size
-    assert chain == zlib.crc32(data[size - 6 : size], int.from_bytes(data[size - 5 : size - 1], "little"))
-
-
 @pytest.mark.parametrize("compactions", [0, 1, 2])
 def test_copy_begins_a_lineage_and_records_its_own_inode_numbers(compactions: int, tmp_path: Path) -> None:
     path, copied = tmp_path / "original" / "store", tmp_path / "copied"
@@ -152,93 +150,6 @@ def test_copy_begins_a_lineage_and_records_its_own_inode_numbers(compactions: in
     assert read_newest(path).values == {b"k": b"1"}
 
 
-def test_handle_that_is_up_to_date_rereads_nothing_after_a_compaction(path: Path) -> None:
-    with FileStore(path) as store, FileStore(path) as other, FileStore(path, read_only=True) as reader:
-        store.set("big", bytes(100_000))
-        assert other.get("big") == reader.get("big") == bytes(100_000)
-        for handle in (other, reader):
-            kept = handle.get("big")
-            store.compact()
-            with faulty_os() as faulty:
-                assert handle.get("big") is kept
-                read = [fd for name, fd in faulty.calls if name == "read"]
-            assert generation(handle) == generation(store)
-            assert len(read) < 8
-
-
-def test_handle_that_missed_generations_begins_again_at_the_newest(path: Path) -> None:
-    with FileStore(path) as store, FileStore(path) as other, FileStore(path, read_only=True) as reader:
-        fill(store)
-        assert content(other) == content(reader)
-        for number in range(5):
-            store.set("n", str(number))
-            store.delete_key("a")
-            store.compact()
-        assert content(other) == content(reader) == content(store)
-        assert generation(other) == generation(reader) == 5
-        other.set("n", "5")
-        assert store.get("n") == b"5"
-
-
-def test_superseded_generations_are_removed_and_generation_0_stays(path: Path) -> None:
-    with FileStore(path) as store:
-        store.set("k", "v")
-        identity = path.stat().st_ino
-        for number in range(1, 6):
-            store.compact()
-            assert [name.split(".")[1] for name in names(path)] == [str(number)]
-        assert path.stat().st_ino == identity
-        grown = path.stat().st_size
-        store.compact()
-        assert path.stat().st_size - grown < 80
-
-
-def make_orphan(file: Path, store: FileStore) -> None:
-    """What is left of a process that dies before it can seal the generation before."""
-    file.touch()
-    known = log_of(store).handle.header._replace(log_id=os.urandom(16), generation=1, inode=file.stat().st_ino)
-    file.write_bytes(known.encode())
-
-
-def test_orphan_is_removed_unless_it_is_locked(path: Path) -> None:
-    with FileStore(path) as store, FileStore(path.with_name("other")) as unrelated:
-        store.set("k", "v")
-        unrelated.set("k", "v")
-        unrelated.compact()
-        (kept,) = names(path.with_name("other"))
-        orphan, locked = path.with_name("store.1.00000000000a"), path.with_name("store.1.00000000000b")
-        odd = [path.with_name(name) for name in ("store.1.x", "store.01.00000000000a", "store.x.00000000000a")]
-        for file in (orphan, locked, *odd):
-            make_orphan(file, store)
-        with FileStore(path.with_name("holder")) as holder:
-            lock = log_of(holder).handle.lock.next_on(os.open(locked, os.O_RDWR))
-            lock.try_lock()
-            store.compact()
-            assert locked.exists()
-            os.close(lock.fd)
-        assert not orphan.exists()
-        assert all(file.exists() for file in odd)
-        assert path.with_name(kept).exists()
-        store.compact()
-        assert not locked.exists()
-
-
-def test_sessions_keep_their_numbers_and_labels_through_a_compaction(path: Path) -> None:
-    with FileStore(path, label="first") as first, FileStore(path, label="second") as second:
-        first.set("k", "1")
-        second.set("k", "2")
-        first.compact()
-        second.set("k", "3")
-        first.set("k", "4")
-        with FileStore(path, label="third") as third:
-            third.set("k", "5")
-            assert {number: who.label for number, who in log_of(third).sessions.items()} == {
-                1: "first", 2: "second", 3: "third",
-            }  # fmt: skip
-    writers = [writer for _, kind, _, _, writer, _ in read_newest(path).records if kind == "S"]
-    assert writers == [2, 1, 3]
-
-
 def test_compaction_keeps_the_count_of_participants_that_left_and_the_bell(path: Path) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
@@ -255,14 +166,6 @@ def test_compaction_keeps_the_count_of_participants_that_left_and_the_bell(path:
     FileStore(path, 3).close()
     assert not path.exists()
     assert names(path) == []
-
-
-def test_torn_tail_is_voided_before_the_seal(path: Path) -> None:
-    tear(str(path), 30, b"k", b"v" * 50)
-    with FileStore(path) as store:
-        store.compact()
-        assert store.get("before") == b"the tear"
-    assert [kind for _, kind, *_ in read_log(path.read_bytes()).records][-4:] == ["V", "s", "X", "Z"]
 
 
 def kill_writer(file: Path, size: int) -> None:
@@ -296,56 +199,6 @@ def test_zeros_seen_in_one_generation_are_not_assumed_in_the_next(again: bool, p
     assert verify(path).verdict == "sound"
 
 
-def test_torn_forward_record_is_voided_before_the_next_one(path: Path) -> None:
-    with FileStore(path) as store:
-        store.set("k", "v")
-        store.compact()
-        store.compact()
-        with path.open("rb+") as file:
-            file.truncate(path.stat().st_size - 5)
-        store.compact()
-        store.compact()
-        with FileStore(path) as late:
-            assert late.get("k") == b"v"
-            assert generation(late) == 4
-    assert [kind for _, kind, *_ in read_log(path.read_bytes()).records][-4:] == ["Z", "V", "f", "f"]
-
-
-def read_of_the_root(path: Path, compact: Callable[[], object]) -> int:
-    """How many bytes of generation 0 are read while `compact` is called."""
-    got: list[int] = []
-    with faulty_os() as faulty:
-        real = faulty.read
-
-        def read(fd: int, size: int) -> bytes:
-            data: bytes = real(fd, size)
-            if os.path.samestat(os.fstat(fd), path.stat()):
-                got.append(len(data))
-            return data
-
-        faulty.read = read
-        compact()
-    return sum(got)
-
-
-def test_repeated_compactions_read_no_forward_record_twice(path: Path) -> None:
-    with FileStore(path, compact_bytes=None) as store, FileStore(path, compact_bytes=None) as other:
-        for number in range(100):
-            store.set(f"key.{number}", bytes(1000))
-        store.compact()
-        assert path.stat().st_size > 100_000
-        assert len(other.list_keys()) == 100
-        for compactor in (store, other, store, store, other, other, store):  # what others post is read
-            assert 0 < read_of_the_root(path, compactor.compact) < 8192, "the header, and what is new"
-        with FileStore(path) as late:
-            assert generation(late) == 8
-            assert read_of_the_root(path, late.compact) > 100_000, "it has not followed the seal of generation 0"
-            assert read_of_the_root(path, late.compact) < 8192
-    log = read_log(path.read_bytes())
-    assert log.ends == "whole"
-    assert [kind for _, kind, *_ in log.records][-10:] == ["Z", *"fffffffff"]
-
-
 def test_newest_generation_is_found_through_seals_without_forward_records(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,60 +215,6 @@ def test_newest_generation_is_found_through_seals_without_forward_records(
         store.compact()
         with FileStore(path) as late:
             assert content(late) == content(store)
-
-
-def test_log_is_compacted_when_garbage_outweighs_live_data(path: Path) -> None:
-    least = 4096
-    with FileStore(path, compact_bytes=least) as store:
-        for number in range(2000):
-            store.set(f"key.{number % 10}", str(number))
-            total = sum(os.path.getsize(path.with_name(name)) for name in ["store", *names(path)])
-            assert total < 4 * least
-        assert generation(store) > 10
-        assert store.get("key.9") == b"1999"
-        held = sum(len(f"{number}") for number in range(1000))
-        for number in range(1000):
-            store.set(f"live.{number}", "x" * 100)
-        assert generation(store) < 60, "what lives is copied again and again"
-        live = 1000 * 108 + held
-        assert sum(os.path.getsize(path.with_name(name)) for name in names(path)) < 2 * live + 4 * least
-
-
-def test_follower_compacts_when_the_file_is_twice_the_size_of_its_snapshot(path: Path) -> None:
-    with FileStore(path, compact_bytes=None) as store, FileStore(path, compact_bytes=4096) as other:
-        for number in range(20):
-            store.set(f"key.{number}", bytes(1000))
-        assert other.num_keys() == 20
-        store.compact()
-        assert other.num_keys() == 20
-        (name,) = names(path)
-        snapshot = size = path.with_name(name).stat().st_size
-        while generation(other) == 1:
-            size = path.with_name(name).stat().st_size
-            other.set("key.0", bytes(1000))
-        assert 0 <= size - 2 * snapshot < 1100
-
-
-@pytest.mark.parametrize("never", [None, 0])
-def test_log_is_compacted_only_on_request_if_compact_bytes_is_off(never: int | None, path: Path) -> None:
-    with FileStore(path, compact_bytes=never) as store:
-        for number in range(100):
-            store.set("k", bytes(10_000) + b"%d" % number)
-        assert generation(store) == 0
-        store.compact()
-        for number in range(100):
-            store.set("k", bytes(10_000) + b"%d" % number)
-        assert generation(store) == 1
-
-
-def test_generation_0_is_compacted_before_a_long_value_is_written_to_it(path: Path) -> None:
-    with FileStore(path) as store:
-        store.set("big", bytes(1 << 20))
-        assert path.stat().st_size < 4096
-        for _ in range(3):
-            store.set("big", bytes(1 << 20))
-            assert store.get("big") == bytes(1 << 20)
-        assert generation(store) < 4
 
 
 def test_dead_sessions_are_forgotten_when_the_log_is_compacted(path: Path) -> None:
@@ -449,12 +248,6 @@ def test_long_lived_handle_forgets_the_dead_sessions_a_compaction_dropped(compac
         assert len(log_of(store).sessions) == 6  # the two that live, and the last of each rank
         assert store.dead_ranks(range(4)) == other.dead_ranks(range(4)) == [2, 3]
         assert store.dead_sessions(range(3, 60)) == list(range(3, 60))
-
-
-@pytest.mark.parametrize("wrong", ["x", 1.5, True, -1])
-def test_threshold_that_is_invalid_is_refused(wrong: object, path: Path) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        FileStore(path, compact_bytes=wrong)  # type: ignore[arg-type]
 
 
 def test_read_only_handle_cannot_compact(path: Path) -> None:
@@ -514,22 +307,6 @@ def test_symbolic_link_in_place_of_a_generation_is_not_followed(path: Path) -> N
         FileStore(path)
 
 
-def test_compaction_without_disk_space_is_an_error_only_if_requested(path: Path) -> None:
-    with FileStore(path, compact_bytes=1000) as store, faulty_os() as faulty:
-        store.set("k", "v")
-        with faulty.fail(0, 28, names=("fsync",)), pytest.raises(StoreUnavailableError):
-            store.compact()
-        assert names(path) == []
-        with faulty.fail(0, 28, names=("fsync",), for_good=True):
-            for number in range(100):
-                store.set("k", f"{number} {'x' * 50}")
-                assert names(path) == []
-        assert generation(store) == 0
-        for number in range(100):
-            store.set("k", f"{number} {'x' * 50}")
-        assert generation(store) > 0
-
-
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("watch", ["auto", "inotify", "poll"])
 def test_waiter_is_woken_by_a_write_to_a_later_generation(watch: str, read_only: bool, path: Path) -> None:
@@ -548,20 +325,6 @@ def test_waiter_is_woken_by_a_write_to_a_later_generation(watch: str, read_only:
             assert waiter.result == b"1"
 
 
-def test_dump_shows_the_first_and_the_newest_generation(path: Path) -> None:
-    with FileStore(path) as store:
-        store.set("k", "v")
-        store.compact()
-        store.set("lost", "1")
-        store.compact()
-        store.set("last", "1")
-    entries = list(dump(path))
-    assert [(entry.generation, entry.kind) for entry in entries] == [
-        (0, "session"), (0, "set"), (0, "seal"), (0, "forward"), (2, "session"), (2, "multi_set"), (2, "set"),
-    ]  # fmt: skip
-    assert entries[3].value.decode() == names(path)[0]
-
-
 def test_generation_names_and_references_are_parsed_and_others_rejected() -> None:
     name = generation_name(b"log.1", 12, b"\1\2\3\4\5\6")
     assert name == b"log.1.12.010203040506"
@@ -575,28 +338,6 @@ def test_generation_names_and_references_are_parsed_and_others_rejected() -> Non
     for cut in range(len(successor.forward())):
         with pytest.raises(MalformedRecord, match=r"cut short|not a name"):
             GenerationRef.from_forward(successor.forward()[:cut])
-
-
-def test_generation_number_has_at_most_10_digits_and_its_name_255_bytes() -> None:
-    random = b".010203040506"
-    assert parse_generation_name(b"log.1234567890" + random) == 1234567890
-    for wrong in (b"log.12345678901" + random, b"log.1" + random + b"0", b"1" + random, b"log.1.2" + random[:-1]):
-        assert parse_generation_name(wrong) is None
-    longest = GenerationRef(7, b"i" * 16, 100, 5, b"l" * (255 - 2 - len(random)) + b".7" + random)
-    assert GenerationRef.from_seal(longest.seal(), 6) == longest
-    for sealed in (5, 7):
-        with pytest.raises(MalformedRecord, match="not the next"):
-            GenerationRef.from_seal(longest.seal(), sealed)
-    for cut in range(len(longest.seal())):
-        with pytest.raises(MalformedRecord, match=r"cut short|not a name"):
-            GenerationRef.from_seal(longest.seal()[:cut])
-    for name in (b"l" + longest.name, longest.name.replace(b"l", b"\0", 1), longest.name.replace(b".7.", b".8.")):
-        for value, decode in (
-            (longest._replace(name=name).seal(), GenerationRef.from_seal),
-            (longest._replace(name=name).forward(), GenerationRef.from_forward),
-        ):
-            with pytest.raises(MalformedRecord, match="is not a name for generation 7"):
-                decode(value)
 
 
 def test_watch_on_a_generation_just_removed_is_replaced(path: Path) -> None:
@@ -681,81 +422,6 @@ def test_damage_to_a_forward_record_keeps_old_files_and_loses_no_data(path: Path
         assert store.get("k") == b"2"
 
 
-@pytest.mark.parametrize(("end", "chunk"), [(b"", reader.CHUNK), (b"torn", reader.CHUNK), (b"torn", 1)])
-def test_damage_to_a_superseded_generation_does_not_prevent_opening(
-    end: bytes, chunk: int, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The writer of the forward record may have died before it could remove the file, or torn a later forward record.
-
-    What was read may end with the seal.
-    """
-    monkeypatch.setattr(reader, "CHUNK", chunk)
-    with FileStore(path) as store:
-        store.set("k", "1")
-        store.compact()
-        (first,) = names(path)
-        data = path.with_name(first).read_bytes()
-        store.compact()
-    path.with_name(first).write_bytes(bytes([data[0] ^ 1]) + data[1:])
-    path.with_name(first).chmod(0o600)
-    with path.open("ab") as file:
-        file.write(end)
-    assert verify(path).verdict == "sound"
-    for read_only in (True, False):
-        with FileStore(path, read_only=read_only) as store:
-            assert (store.get("k"), generation(store)) == (b"1", 2)
-
-
-def test_handle_two_compactions_behind_follows_to_the_newest_generation(path: Path) -> None:
-    with FileStore(path) as store, FileStore(path) as sleeper:
-        store.set("k", "1")
-        assert sleeper.get("k") == b"1"
-        store.compact()
-        (first,) = names(path)
-        os.link(path.with_name(first), path.with_name("kept"))
-        store.compact()
-        path.with_name("kept").rename(path.with_name(first))
-        os.truncate(path.with_name(first), 100)
-        assert (sleeper.get("k"), generation(sleeper)) == (b"1", 2)
-        assert sleeper.add("n", 1) == 1
-
-
-def test_forward_record_without_a_seal_before_it_is_damage(path: Path) -> None:
-    """A seal ends a generation. No process writes a forward record before the seal."""
-    with FileStore(path) as store:
-        store.set("k", "1")
-        handle = log_of(store).handle
-        session = handle.lock.session
-    log = read_log(path.read_bytes())
-    assert log.ends == "whole"
-    named = GenerationRef(1, bytes(16), 0, 0, generation_name(os.fsencode(path.name), 1, bytes(6)))
-    assert forwarding.post(handle, named, session, time.time_ns()) is not None
-    found = verify(path)
-    assert found.verdict == "damaged"
-    assert "no seal before it" in str(found.findings[0].message)
-
-
-def test_forward_record_follows_a_torn_one_without_o_append_too(path: Path) -> None:
-    """On NFS a log with marker files is written past the cache, and O_DIRECT goes with no O_APPEND."""
-    with FileStore(path) as store:
-        store.set("k", "1")
-        store.compact()
-        handle = log_of(store).handle
-    handle.write_flags = os.O_RDWR
-    size = path.stat().st_size
-    place = None
-    for number in (2, 3):
-        with path.open("ab") as file:
-            file.write(b"torn")
-        named = GenerationRef(number, bytes([number]) * 16, 0, 0, b"elsewhere")
-        place = forwarding.post(handle, named, 1, time.time_ns(), place)
-        assert place is not None
-        assert place.offset == path.stat().st_size
-        log = read_log(path.read_bytes())
-        assert (log.ends, log.successor) == ("whole", (number, bytes([number]) * 16, "elsewhere"))
-    assert path.stat().st_size > size
-
-
 def test_generation_0_that_no_longer_names_a_later_one_is_another_file(path: Path) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
@@ -767,18 +433,6 @@ def test_generation_0_that_no_longer_names_a_later_one_is_another_file(path: Pat
         log_of(store).handle.path_checked_at = 0.0
         with pytest.raises(StoreGoneError, match="another file, which names no later generation"):
             store.get("k")
-
-
-def test_handle_of_unknown_generation_begins_again_at_the_newest(path: Path) -> None:
-    with FileStore(path) as store:
-        store.set("k", "1")
-        for number in range(3):
-            log_of(store).handle.recovery |= GENERATION
-            assert store.get("k") == b"1"
-            log_of(store).handle.recovery |= GENERATION
-            assert store.add("n", 1) == number + 1
-            assert log_of(store).handle.owned_fds == log_of(store).handle.fds_in_use() - {-1}
-            store.compact()
 
 
 @pytest.mark.parametrize("lives", [False, True])
@@ -800,3 +454,214 @@ def test_compaction_forgets_no_rank_that_a_session_has_announced(lives: bool, pa
             store.compact()
         first.close()
         assert sorted(store.dead_ranks([5, 6])) == [5, 6]
+
+
+# The making of a generation
+
+
+@pytest.fixture
+def kernel() -> Iterator[FaultyOs]:
+    with faulty_os() as faulty:
+        yield faulty
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_generation_has_the_mode_of_the_one_before_and_is_changed_only_if_not(
+    mode: int, path: Path, kernel: FaultyOs
+) -> None:
+    with FileStore(path) as store:
+        store.set("k", "1")
+        path.chmod(mode)
+        kernel.calls.clear()
+        store.compact()
+        (name,) = names(path)
+        assert stat.S_IMODE(path.with_name(name).stat().st_mode) == mode
+        assert ("fchmod" in [call for call, _ in kernel.calls]) is (mode != 0o600)
+
+
+def test_name_that_a_forked_child_has_taken_for_the_next_generation_is_replaced(path: Path, kernel: FaultyOs) -> None:
+    """A signal handler forks before open(2), and the child is the first to create the file of that name."""
+    taken: list[Path] = []
+
+    def open_in_child(name: str, _: object, given: tuple[Any, ...]) -> None:
+        if name == "open" and given[1] & os.O_EXCL and not taken:
+            taken.append(Path(given[0]))
+            taken[0].write_bytes(b"")
+
+    with FileStore(path) as store:
+        store.set("k", "1")
+        with kernel.instead(open_in_child):
+            store.compact()
+        assert generation(store) == 1
+        assert log_of(store).handle.file != str(taken[0])
+        assert store.get("k") == b"1"
+
+
+# The way from one generation to the next
+
+
+@pytest.fixture
+def log_path(memory: Path) -> str:
+    return str(memory / "log")
+
+
+def generation_file(log_path: str, number: int) -> Path:
+    (found,) = Path(log_path).parent.glob(f"log.{number}.*")
+    return found
+
+
+def held(store: FileStore) -> list[str]:
+    """The files to which the descriptors of its log lead, by name."""
+    return sorted(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")) for fd in log_of(store).handle.owned_fds)
+
+
+def resets(store: FileStore) -> list[bool]:
+    """A list that grows whenever the handle begins to read all anew."""
+    seen: list[bool] = []
+    reset = state_of(store).reset
+    state_of(store).reset = lambda: (seen.append(True), reset())[1]  # type: ignore[method-assign]
+    return seen
+
+
+# -- what a forked child does first
+
+
+def be_forked(log: Any) -> None:
+    """Do to `log` what a forked child does, in the order in which it does so."""
+    system.close_all(os.close, log.handle.owned_fds)
+    log.handle.shared.renew()
+    log.after_fork()
+
+
+@pytest.mark.parametrize("compactions", [0, 1, 2])
+def test_forked_child_opens_its_own_descriptors_and_is_a_new_session(compactions: int, log_path: str) -> None:
+    with FileStore(log_path) as store:
+        store.set("k", "1")
+        for _ in range(compactions):
+            store.compact()
+        store.set("k", "2")
+        log: Any = log_of(store)
+        before, session, seen, old = held(store), log.session, resets(store), log.handle.lock
+        be_forked(log)
+        assert log.handle.mutex is log.handle.shared.mutex
+        assert log.handle.recovery & DESCRIPTORS
+        assert (held(store), log.liveness.file, log.liveness._fds, log.session) == ([], None, set(), 0)
+        assert store.get("k") == b"2"
+        assert (held(store), seen) == (before, []), "the same files, and nothing is read twice"
+        assert (log.handle.root_fd >= 0) is (compactions > 0)
+        assert old.is_closed
+        assert old.unlock is _nothing, "the number of its descriptor is another's by now"
+        store.set("k", "3")
+        assert log.session > session
+        with FileStore(log_path) as other:
+            assert other.get("k") == b"3"
+
+
+def test_handle_that_lost_its_generation_begins_again_at_generation_0(log_path: str) -> None:
+    """As who was interrupted on the way into one whose maker has died."""
+    with FileStore(log_path) as store:
+        store.set("k", "1")
+        log: Any = log_of(store)
+        log.handle.file, log.handle.file_identity = f"{log_path}.nothing", (0, 0)
+        log.handle.recovery |= GENERATION
+        assert store.get("k") == b"1"
+        assert log.handle.file == log_path
+
+
+# -- opening
+
+
+def test_generation_0_is_reopened_only_if_it_still_has_the_name_of_the_log(log_path: str) -> None:
+    for way, says in (("deleted", "was deleted"), ("replaced", "was replaced by another file")):
+        with FileStore(log_path) as store:
+            store.compact()
+            count = len(held(store))
+            os.rename(log_path, f"{log_path}.old")
+            if way == "replaced":
+                Path(log_path).touch()
+            with pytest.raises(StoreGoneError, match=says):
+                open_root(log_of(store).handle)
+            assert len(held(store)) == count
+            with pytest.raises(StoreGoneError, match=says):
+                store.get("k")
+        Path(log_path).unlink(missing_ok=True)
+        generation_file(log_path, 1).unlink()
+
+
+# -- following
+
+
+def test_generation_that_others_can_write_is_refused(log_path: str) -> None:
+    with FileStore(log_path) as store, FileStore(log_path) as other:
+        store.set("k", "1")
+        other.compact()
+        file = generation_file(log_path, 1)
+        file.chmod(0o666)
+        with pytest.raises(InsecurePathError, match="others can write it"):
+            store.get("k")
+        assert file.name not in held(store)
+        with pytest.raises(InsecurePathError):
+            FileStore(log_path)
+        file.chmod(0o600)
+        assert store.get("k") == b"1"
+
+
+@pytest.mark.parametrize("field", ["lock_kind", "durable"])
+def test_generation_with_another_lock_kind_or_durability_is_refused(field: str, log_path: str) -> None:
+    with FileStore(log_path) as store:
+        store.compact()
+    file = generation_file(log_path, 1)
+    header, _ = Header.decode(file.read_bytes())
+    file.write_bytes(header._replace(**{field: 1 - getattr(header, field)}).encode())
+    with pytest.raises(StoreError, match="its kind of lock or its durability differs from that of") as caught:
+        FileStore(log_path)
+    assert caught.value.path == str(file)
+
+
+def test_generation_with_a_bad_header_is_damaged_at_offset_0(log_path: str) -> None:
+    with FileStore(log_path) as store:
+        store.compact()
+    file = generation_file(log_path, 1)
+    file.write_bytes(b"?" + file.read_bytes()[1:])
+    with pytest.raises(CorruptLogError) as caught:
+        FileStore(log_path)
+    assert caught.value.offset == 0
+
+
+# -- runs
+
+
+def test_session_keeps_its_number_through_compactions_of_its_run(
+    log_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "ATTEMPTS", 1)  # who begins a run goes on in it
+    with FileStore(log_path, run_id=("first", 0)) as first:
+        first.set("k", "1")
+    with FileStore(log_path, run_id=("second", 0)) as store:
+        store.set("k", "2")
+        assert len(log_of(store).handle.header.run_ids) == 2
+        session = log_of(store).session
+        assert session in log_of(store).sessions
+        for _ in range(2):
+            store.compact()
+            store.set("k", "3")
+            assert log_of(store).session == session, "the header names two runs, and the first one counts"
+
+
+@pytest.mark.parametrize(
+    ("by", "says"),
+    [
+        (None, "belongs to a new start of the job by now; end"),
+        ((b"opaque", -1), "belongs to run 'opaque' by now"),
+        ((b"job", 0), "belongs to run 'job', restart 0, by now"),
+        ((b"job", 7), "belongs to run 'job', restart 7, by now"),
+    ],
+)
+def test_superseding_run_is_named_in_the_stale_run_error(
+    by: tuple[bytes, int] | None, says: str, log_path: str
+) -> None:
+    with FileStore(log_path) as store:
+        ids = () if by is None else (by,)
+        assert says in str(log_of(store).follower.superseded(Header(b"", 1, run_ids=ids)))
+        with pytest.raises(StaleRunError, match=says):
+            store.check(["k"])

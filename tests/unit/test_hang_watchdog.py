@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -74,74 +73,3 @@ def test_watchdog_warns_of_a_stuck_call_at_doubling_intervals(
         call.end()
         call.warn_if_stuck(clock.now + 1e6)
         assert len(told) == 4
-
-
-def test_watchdog_does_not_warn_of_a_closed_handle(
-    call: KernelCall, clock: Clock, told: list[tuple[object, ...]]
-) -> None:
-    call.begin()
-    call.close()
-    call.warn_if_stuck(clock.now + 1e6)
-    assert told == []
-    call.close()
-
-
-def test_watchdog_thread_runs_while_a_handle_is_open(call: KernelCall) -> None:
-    call.begin()
-    watcher = hang_watchdog._watchdog[0]
-    thread = watcher._thread
-    assert thread.daemon
-    call.begin()
-    assert watcher._thread is thread
-    other = KernelCall("/else/where")
-    call.close()
-    assert thread.is_alive()
-    other.close()
-    thread.join(HANG_S)
-    assert not thread.is_alive()
-    assert watcher._thread is None
-
-
-def test_watchdog_thread_that_fails_to_start_is_tried_again_by_the_next_call(
-    call: KernelCall, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        call.begin()
-        assert hang_watchdog._watchdog[0]._thread is None
-    call.begin()
-    assert hang_watchdog._watchdog[0]._thread is not None
-
-
-def test_fork_gives_the_child_a_watchdog_of_its_own(call: KernelCall) -> None:
-    call.begin()
-    (parent,) = hang_watchdog._watchdog
-    thread = parent._thread
-    try:
-        hang_watchdog._after_fork_in_child()
-        (child,) = hang_watchdog._watchdog
-        assert child is not parent
-        assert child._thread is None
-    finally:
-        hang_watchdog._watchdog[:] = [parent]
-    assert thread.is_alive()
-
-
-def test_watchdog_thread_is_woken_to_end_when_the_last_handle_closes(
-    call: KernelCall, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    woken: list[int] = []
-
-    class Wake:
-        def set(self) -> None:
-            woken.append(len(hang_watchdog._open))
-
-    monkeypatch.setattr(hang_watchdog._watchdog[0], "wake", Wake())
-    other = KernelCall("/else/where")
-    call.close()
-    assert woken == []
-    other.close()
-    assert woken == [0]

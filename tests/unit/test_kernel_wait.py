@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.test_fork import Child
 from support.faulty import faulty_system
 from support.places import start_thread, until
 
@@ -172,31 +169,6 @@ def ends_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return end
 
 
-def test_waiter_that_timed_out_is_forgotten_and_a_later_grant_is_closed(
-    make: Make, ends_with: Callable[..., None], strange_closes: list[int]
-) -> None:
-    class Owner:
-        def reopen(self) -> int:
-            return lock.reopen()
-
-    lock, owner = make(), Owner()
-    kept = lock.fd
-    ends_with(lock)
-    wait_for_lock(lock, LIMIT_S, owner.reopen)
-    (request,) = requests()
-    assert request.waiters == []
-    gone = weakref.ref(owner)
-    del owner
-    gc.collect()
-    assert gone() is None
-    lock.comes.release()
-    until(is_over)
-    assert (lock.fd, lock.handover) == (kept, None)
-    assert lock.unblocked == lock.reopened
-    assert not os.path.lexists(f"/proc/self/fd/{lock.reopened[0]}")
-    assert not strange_closes
-
-
 def test_waiter_that_is_interrupted_gets_no_lock(make: Make, ends_with: Callable[..., None]) -> None:
     lock = make()
     ends_with(lock, KeyboardInterrupt)
@@ -205,17 +177,6 @@ def test_waiter_that_is_interrupted_gets_no_lock(make: Make, ends_with: Callable
     lock.comes.release()
     until(is_over)
     assert lock.handover is None
-
-
-def test_waiter_that_queues_removes_those_that_have_gone(make: Make, ends_with: Callable[..., None]) -> None:
-    lock = make()
-    ends_with(lock, KeyboardInterrupt)
-    for _ in range(3):
-        with pytest.raises(KeyboardInterrupt):
-            wait_for_lock(lock, LIMIT_S, lock.reopen)
-        assert in_line() == 1
-    lock.comes.release()
-    until(is_over)
 
 
 def test_waiter_whose_path_leads_to_another_file_stops_asking_the_kernel(
@@ -247,31 +208,6 @@ def test_waiter_that_is_cancelled_leaves_the_others_queued(make: Make) -> None:
     assert second.handover is None
 
 
-def test_closed_handle_is_skipped_when_the_lock_comes(make: Make) -> None:
-    first, second = make(), make()
-    with start_thread(wait_for_lock, first, LIMIT_S, first.reopen):
-        assert first.blocks.wait(LIMIT_S)
-        with start_thread(wait_for_lock, second, LIMIT_S, second.reopen):
-            until(lambda: in_line() == 2)
-            first.is_closed = True
-            first.comes.release()
-    assert first.handover is None
-    assert second.handover.locked()
-    second.handover.release()
-    until(is_over)
-
-
-def test_log_that_fails_to_open_ends_waiting_in_the_kernel(make: Make) -> None:
-    lock = make()
-
-    def reopen() -> int:
-        raise OSError(system.errno.EMFILE, "too many")
-
-    wait_for_lock(lock, LIMIT_S, reopen)
-    until(is_over)
-    assert (lock.can_block, lock.handover) == (False, None)
-
-
 # The thread and the descriptor that are kept for the next wait
 
 
@@ -292,20 +228,6 @@ def end(lock: FakeLock) -> None:
     lock.is_closed = True
     cancel_wait(lock)
     until(is_over)
-
-
-def test_next_wait_of_a_handle_uses_the_kept_thread_and_descriptor(make: Make, strange_closes: list[int]) -> None:
-    lock = make()
-    first = lock.fd
-    contend(lock)
-    (thread,) = threads()
-    for number in range(1, 6):
-        contend(lock)
-        assert threads() == [thread]
-        assert lock.blocked_on[number] == (first if number % 2 else lock.reopened[0])
-    assert len(lock.reopened) == 1
-    end(lock)
-    assert not strange_closes
 
 
 def test_close_of_a_handle_closes_the_kept_descriptor_and_ends_the_thread(
@@ -334,14 +256,6 @@ def test_kept_thread_ends_when_no_wait_comes(
     assert not strange_closes
 
 
-def test_wait_that_keeps_nothing_ends_its_thread_at_once(make: Make) -> None:
-    lock = make()
-    kept = lock.fd
-    contend(lock, keeps=False)
-    until(is_over)
-    assert not is_open(kept)
-
-
 def test_kept_descriptor_that_the_server_has_forgotten_is_replaced(make: Make, strange_closes: list[int]) -> None:
     lock = make()
     kept = lock.fd
@@ -354,17 +268,6 @@ def test_kept_descriptor_that_the_server_has_forgotten_is_replaced(make: Make, s
     assert not strange_closes
 
 
-def test_wait_on_a_kept_descriptor_makes_no_call_about_the_file(make: Make) -> None:
-    """On NFS each of them may be a request."""
-    lock = make()
-    contend(lock)
-    made: list[str] = []
-    with faulty_system() as faulty, faulty.instead(lambda name, *_: made.append(name)):
-        contend(lock)
-    assert made == []
-    end(lock)
-
-
 def test_wait_of_another_handle_opens_its_own_descriptor(make: Make, strange_closes: list[int]) -> None:
     """Handles of one process may differ in the flags of open(2)."""
     one, two = make(), make()
@@ -375,42 +278,3 @@ def test_wait_of_another_handle_opens_its_own_descriptor(make: Make, strange_clo
     assert len(two.reopened) == 1
     end(two)
     assert not strange_closes
-
-
-def test_child_has_no_kept_descriptor(make: Make) -> None:
-    lock = make()
-    kept = lock.fd
-    contend(lock)
-    with Child(os.fork, lambda: is_open(kept)) as child:
-        assert child.result() is False
-    assert is_open(kept)
-    end(lock)
-
-
-def test_fork_gives_the_child_an_empty_lock_queue_and_no_parent_descriptor(make: Make) -> None:
-    """Whatever the parent's threads were doing, and had locked, when it forked."""
-    lock = make()
-    done = threading.Event()
-
-    def keep_guard() -> None:
-        with kernel_wait._guard[0]:
-            kept.set()
-            assert done.wait(LIMIT_S)
-
-    kept = threading.Event()
-
-    def look() -> tuple[int, list[bool]]:
-        cancel_wait(lock)
-        return len(kernel_wait._requests), [os.path.lexists(f"/proc/self/fd/{fd}") for fd in lock.reopened]
-
-    with start_thread(wait_for_lock, lock, LIMIT_S, lock.reopen):
-        assert lock.blocks.wait(LIMIT_S)
-        with start_thread(keep_guard):
-            assert kept.wait(LIMIT_S)
-            with Child(os.fork, look) as child:
-                assert child.result() == (0, [False])
-            done.set()
-        assert in_line() == 1
-        lock.comes.release()
-    lock.handover.release()
-    until(is_over)

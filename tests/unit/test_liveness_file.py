@@ -43,31 +43,6 @@ def put(path: str, data: bytes) -> None:
     os.chmod(path + ".alive", 0o600)
 
 
-def test_byte_has_one_holder_and_leaves_other_bytes_free(open_one: Open) -> None:
-    one, two = open_one(), open_one()
-    assert one.id == two.id
-    assert len(one.id) == 16
-    assert one.hold(5)
-    assert not two.hold(5)
-    assert (one.number, two.number) == (5, 0)
-    assert [number for number in range(1, 10) if two.is_held(number)] == [5]
-    three = open_one()
-    assert two.hold(6)
-    assert three.hold(4)
-    assert [number for number in range(1, 10) if one.is_held(number)] == [4, 5, 6]
-
-
-def test_holding_another_byte_releases_the_first_and_the_same_byte_is_kept(open_one: Open) -> None:
-    one, two = open_one(), open_one()
-    assert one.hold(1)
-    assert one.hold(2)
-    assert not two.is_held(1)
-    assert one.hold(2)
-    assert two.is_held(2)
-    assert not two.hold(2)
-    assert two.hold(1)
-
-
 def test_byte_is_released_when_its_liveness_file_is_closed(open_one: Open) -> None:
     keep: set[int] = set()
     other, one = open_one(), open_one()
@@ -77,18 +52,6 @@ def test_byte_is_released_when_its_liveness_file_is_closed(open_one: Open) -> No
     one.close()
     assert not keep
     assert not other.is_held(3)
-
-
-def test_read_only_liveness_file_sees_held_bytes_and_can_hold_none(open_one: Open, path: str) -> None:
-    assert open_liveness_file(path, 0o600, set(), create=False, read_only=True) is None
-    assert not os.path.exists(path + ".alive")
-    one = open_one()
-    reader = open_one(create=False, read_only=True)
-    assert one.hold(1)
-    assert reader.is_held(1)
-    assert not reader.is_held(2)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        reader.hold(2)
 
 
 def test_liveness_file_is_lost_once_its_name_leads_elsewhere_or_nowhere(open_one: Open, path: str) -> None:
@@ -111,40 +74,12 @@ def test_liveness_file_is_lost_once_its_name_leads_elsewhere_or_nowhere(open_one
         assert one.is_lost()
 
 
-@pytest.mark.parametrize("data", [b"", MAGIC[:3], MAGIC, MAGIC + b"i" * 15, bytes(SIZE), bytes(5000)])
-def test_liveness_file_left_unfinished_is_completed_by_a_creating_handle(
-    data: bytes, open_one: Open, path: str
-) -> None:
-    put(path, data)
-    with pytest.raises(InsecurePathError, match="not a liveness file; remove it"):
-        open_liveness_file(path, 0o600, set(), create=False, read_only=False)
-    keep: set[int] = set()
-    with pytest.raises(InsecurePathError, match="not a liveness file; remove it"):
-        open_liveness_file(path, 0o600, keep, create=False, read_only=True)
-    assert not keep
-    one = open_one()
-    assert Path(path + ".alive").read_bytes()[:SIZE] == MAGIC + one.id
-    assert any(one.id)
-    assert open_one().id == one.id
-
-
 @pytest.mark.parametrize("data", [b"x", b"x" * SIZE, b"x" + MAGIC[1:] + b"i" * 16, bytes(8) + b"i" * 16])
 def test_file_that_is_no_liveness_file_is_never_written_to(data: bytes, open_one: Open, path: str) -> None:
     put(path, data)
     with pytest.raises(InsecurePathError, match="not a liveness file; remove it"):
         open_one()
     assert Path(path + ".alive").read_bytes() == data
-
-
-@pytest.mark.parametrize("number", [0, 1, 7, 1 << 40])
-def test_liveness_file_of_zeros_with_a_held_byte_is_not_initialised(number: int, open_one: Open, path: str) -> None:
-    """A live session has seen the whole file: its present content does not come from a power failure."""
-    one = open_one()
-    assert one.hold(number)
-    put(path, bytes(SIZE))
-    with pytest.raises(InsecurePathError, match="not a liveness file; remove it"):
-        open_one()
-    assert Path(path + ".alive").read_bytes() == bytes(SIZE)
 
 
 def test_liveness_file_that_others_can_write_is_refused_except_to_a_reader(open_one: Open, path: str) -> None:
@@ -155,11 +90,6 @@ def test_liveness_file_that_others_can_write_is_refused_except_to_a_reader(open_
         open_liveness_file(path, 0o600, keep, create=True, read_only=False)
     assert not keep
     open_one(create=False, read_only=True)
-
-
-def test_liveness_file_with_extra_bytes_is_accepted_as_it_is(open_one: Open, path: str) -> None:
-    put(path, MAGIC + b"0123456789abcdef" + b"of a later version")
-    assert open_one().id == b"0123456789abcdef"
 
 
 # Whose process number means something here

@@ -7,18 +7,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.places import start_thread, until
 
-from fscoord import UnsupportedFilesystemError
-from fscoord._log.locking import kernel_wait, log_lock as lock
+from fscoord._log.locking import log_lock as lock
 from fscoord._log.locking.log_lock import FLOCK, NAP_FIRST_S, NAP_S, OFD, POLL_S, SOFT, SPINS, LogLock
 from fscoord._runtime import system
 
 Make = Callable[..., LogLock]
-LIMIT_S = 60
 
 every_kernel_kind = pytest.mark.parametrize("kind", [OFD, FLOCK])
 
@@ -44,45 +40,6 @@ def make(path: str) -> Iterator[Make]:
     for one in made:
         one.close()
         os.close(one.fd)
-
-
-@every_kernel_kind
-def test_lock_excludes_another_handle_until_it_is_released(kind: int, make: Make) -> None:
-    one, two = make(kind, 1), make(kind, 2)
-    one.try_lock()
-    with pytest.raises(BlockingIOError) as caught:
-        two.try_lock()
-    assert two.is_taken(caught.value)
-    one.unlock()
-    two.try_lock()
-    one.unlock()  # of what it does not hold
-    with pytest.raises(BlockingIOError):
-        one.try_lock()
-
-
-@every_kernel_kind
-def test_shared_lock_excludes_writers_and_admits_readers(kind: int, make: Make) -> None:
-    one, two, writer = make(kind, shared=True), make(kind, shared=True), make(kind)
-    one.try_lock()
-    two.try_lock()
-    one.unlock()
-    with pytest.raises(BlockingIOError):
-        writer.try_lock()
-    two.unlock()
-    writer.try_lock()
-    with pytest.raises(BlockingIOError):
-        one.try_lock()
-
-
-@pytest.mark.parametrize("session", [0, 1, 1000, (1 << 32) - 1])
-def test_lock_range_length_names_the_session_of_the_holder(session: int, make: Make) -> None:
-    one, two = make(OFD, session), make(OFD, 7)
-    assert two.holder() is None
-    one.try_lock()
-    assert two.holder() == session
-    assert one.holder() is None  # its own does not count
-    one.unlock()
-    assert two.holder() is None
 
 
 def test_holder_is_unknown_if_the_kernel_cannot_be_asked(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,35 +149,6 @@ def test_lock_held_by_another_is_distinguished_from_other_lock_errors(make: Make
     assert not ofd.is_taken(OSError(errno.EIO, ""))
 
 
-def test_refusal_of_a_lock_kind_names_the_remaining_kinds(make: Make) -> None:
-    error = OSError(errno.ENOLCK, "No locks available")
-    for kind, left in ((OFD, '"flock" or lock="soft"'), (FLOCK, '"ofd" or lock="soft"')):
-        found = make(kind).refuse(error)
-        assert isinstance(found, UnsupportedFilesystemError)
-        assert left in str(found)
-        assert make(kind).refuse(OSError(errno.EIO, "")) is None
-
-
-def test_lock_can_block_if_it_is_an_exclusive_kernel_lock(make: Make) -> None:
-    assert [make(kind, shared=shared).can_block for kind in (OFD, FLOCK, SOFT) for shared in (False, True)] == [
-        True, False, True, False, False, False,
-    ]  # fmt: skip
-
-
-def test_reader_takes_no_soft_lock(make: Make, path: str) -> None:
-    reader = make(SOFT, shared=True)
-    reader.try_lock()
-    assert not os.path.lexists(path + ".lock")
-    reader.unlock()
-    writer = make(SOFT)
-    writer.try_lock()
-    assert os.path.lexists(path + ".lock")
-    reader.unlock()
-    assert os.path.lexists(path + ".lock")
-    writer.unlock()
-    assert not os.path.lexists(path + ".lock")
-
-
 @pytest.mark.parametrize("patient", [False, True])
 def test_lock_wait_grows_with_the_tries_and_ends_at_the_deadline(
     patient: bool, make: Make, monkeypatch: pytest.MonkeyPatch
@@ -290,19 +218,6 @@ def test_lock_wait_no_longer_blocks_once_no_thread_can_start(
 
 
 @every_kernel_kind
-def test_leaving_a_file_releases_its_lock_though_a_child_has_the_descriptor(kind: int, make: Make) -> None:
-    one, two = make(kind), make(kind)
-    one.try_lock()
-    childs = os.dup(one.fd)
-    try:
-        one.leave()
-        two.try_lock()
-        two.unlock()
-    finally:
-        os.close(childs)
-
-
-@every_kernel_kind
 def test_leaving_a_file_succeeds_though_its_kernel_lock_cannot_be_released(kind: int, make: Make) -> None:
     def failing() -> None:
         raise OSError(errno.ENOLCK, "the server does not know this file")
@@ -323,45 +238,6 @@ def test_leaving_a_file_whose_marker_cannot_be_removed_is_an_error(make: Make) -
         one.leave()
 
 
-@every_kernel_kind
-def test_kernel_waiter_gets_the_lock_or_ends_when_its_handle_is_closed(
-    kind: int, path: str, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernel_wait, "HANDOVER_S", LIMIT_S)
-    monkeypatch.setattr(kernel_wait, "KEEP_S", 0)
-    holder, one, two = make(kind), make(kind), make(kind)
-    assert not one.is_closed
-
-    def wait(lock: LogLock) -> None:
-        lock.wait(1, 1.0, LIMIT_S, lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC), patient=False)
-
-    def requests() -> list[Any]:
-        found = os.stat(path)
-        known = list(kernel_wait._requests.values())  # in one step: a thread may be about to end
-        return [request for request in known if request.key[:2] == (found.st_dev, found.st_ino)]
-
-    def in_line() -> int:
-        return sum(len(request.waiters) for request in requests())
-
-    holder.try_lock()
-    before = one.fd
-    with start_thread(wait, one) as first:
-        until(lambda: in_line() == 1)
-        with start_thread(wait, two):
-            until(lambda: in_line() == 2)
-            two.close()
-        assert first.is_alive()
-        holder.unlock()
-    assert (one.can_block, one.fd != before, two.handover) == (True, True, None)
-    handover, one.handover = one.handover, None
-    handover.release()
-    with pytest.raises(BlockingIOError):
-        holder.try_lock()
-    one.unlock()
-    holder.try_lock()
-    until(lambda: not requests())
-
-
 def test_flock_failure_other_than_taken_is_the_error_of_the_system(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     _, exceptions = system.load_flock_locker()
     failure: list[BaseException | None] = []
@@ -378,19 +254,3 @@ def test_flock_failure_other_than_taken_is_the_error_of_the_system(make: Make, m
             one.try_lock()
         assert caught.value.errno == number
         assert not one.is_taken(caught.value)
-
-
-@pytest.mark.parametrize("kind", [OFD, FLOCK, SOFT])
-def test_lock_of_the_next_file_takes_over_the_session_and_the_marker(kind: int, path: str, make: Make) -> None:
-    one = make(kind, session=7)
-    if kind == SOFT:
-        one.try_lock()
-    following = one.next_on(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-    assert (following.kind, following.session, following.mutex) == (kind, 7, one.mutex)
-    if kind != SOFT:
-        following.try_lock()
-    with pytest.raises(BlockingIOError):
-        make(kind).try_lock()
-    following.unlock()
-    make(kind).try_lock()
-    os.close(following.fd)

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.faulty import faulty_os
-
-from fscoord._log.mount import COHERENCES, Mount, find_mount
-from fscoord._runtime import system
+from support.internals import COHERENCES, Mount, find_mount, system
 
 TABLE = r"""
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,discard

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import math
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import pytest
-from support.internals import log_of, sharing_of
+from support.internals import log_of
 from support.places import start_thread
 from support.plain_reader import read_log
 from support.shared_os import SharedOs, shared_os
@@ -22,7 +19,6 @@ from support.shared_os import SharedOs, shared_os
 from fscoord import (
     CorruptLogError,
     FileStore,
-    InsecurePathError,
     StoreError,
     StoreGoneError,
     StoreTimeoutError,
@@ -30,18 +26,12 @@ from fscoord import (
     UnsupportedFilesystemError,
     open_store,
 )
-from fscoord._log.format import record
 from fscoord._log.liveness import own_session
 from fscoord._log.liveness.liveness_file import LivenessFile
 from fscoord._log.locking.log_lock import LogLock
-from fscoord._log.recovery import SERVER_STATE
 from fscoord._log.shared import hang_watchdog, network
-from fscoord._log.shared.sharing import ChangedKeys
-from fscoord._log.wakeup.doorbell import bucket
 from fscoord._runtime import system
-from fscoord.inspect import dump
 from fscoord.status import status
-from fscoord.stores.file.replay import KeyValueState
 
 LIMIT_S = 30
 NFS = "nfs4 server:/x rw,vers=4.2,wsize=4096,local_lock=none"
@@ -92,55 +82,6 @@ def is_of_host(first: object) -> bool:
 
 
 # What is asked of the server
-
-
-def test_nfs_look_that_finds_nothing_new_costs_one_direct_read(path: str, mounted: object, kernel: SharedOs) -> None:
-    with FileStore(path) as store:
-        store.set("k", "1")
-        assert calls(kernel, store.get, "k") == ["read"]
-        assert calls(kernel, store.check, ["k"]) == ["read"]
-        assert kernel.calls[0][1] in kernel.direct
-
-
-def test_nfs_write_checks_the_size_and_is_synced_before_the_unlock(
-    path: str, mounted: object, kernel: SharedOs
-) -> None:
-    with FileStore(path) as store:
-        store.add("n", 1)
-        assert calls(kernel, store.add, "n", 1) == ["fstat", "write", "fdatasync"]
-
-
-def test_write_first_reads_the_records_of_others_with_one_more_call(
-    path: str, mounted: object, kernel: SharedOs
-) -> None:
-    with FileStore(path) as store, FileStore(path) as other:
-        other.add("n", 1)
-        store.add("n", 1)
-        other.add("n", 1)
-        assert calls(kernel, store.add, "n", 1) == ["fstat", "read", "write", "fdatasync"]
-        assert store.get("n") == b"4"
-
-
-def test_nfs_reads_are_direct_and_appends_use_write_only_descriptors(
-    path: str, mounted: object, kernel: SharedOs
-) -> None:
-    with FileStore(path) as store:
-        store.set("k", "1")
-    flags = [flag for name, flag in kernel.opened if name == path]
-    assert any(flag & os.O_DIRECT for flag in flags)
-    for flag in flags:
-        if flag & os.O_APPEND:
-            assert not flag & os.O_DIRECT
-            assert flag & os.O_ACCMODE == os.O_WRONLY
-
-
-def test_record_too_long_for_one_request_is_written_in_pieces(path: str, mounted: object, kernel: SharedOs) -> None:
-    with FileStore(path) as store:
-        store.set("k", "1")
-        made = calls(kernel, store.set, "k", b"x" * 10_000)
-        assert made == ["fstat", *["write", "fdatasync"] * 3]
-        assert store.get("k") == b"x" * 10_000
-    assert [entry.key for entry in dump(path)][-1] == b"k"
 
 
 @pytest.mark.parametrize("call", ["open", "read"])
@@ -212,14 +153,6 @@ def test_soft_lock_on_nfs_bypasses_the_cache_for_all_reads_and_writes(
         assert not flag & os.O_APPEND  # NFS takes no two of these
 
 
-def test_soft_lock_on_nfs_asks_the_server_for_the_end_before_each_write(
-    path: str, mounted: object, kernel: SharedOs
-) -> None:
-    with FileStore(path, lock="soft") as store:
-        store.set("k", "1")
-        assert calls(kernel, store.set, "k", "2") == ["read", "fstat", "write", "fdatasync", "unlink"]
-
-
 @pytest.mark.parametrize("torn", [1, 20, 40, 3000])
 def test_soft_lock_on_nfs_voids_a_torn_tail(torn: int, path: str, mounted: object) -> None:
     with FileStore(path, lock="soft") as store, FileStore(path, lock="soft") as other:
@@ -266,23 +199,6 @@ def test_soft_lock_on_nfs_is_refused_where_direct_reads_are_refused(
             FileStore(path, lock="soft")
         kernel.refuses_direct = ""
         assert store.get("k") == b"1"
-
-
-@pytest.mark.parametrize("shift", [-1, 1])
-def test_soft_lock_on_nfs_asks_again_for_an_end_that_was_wrong_once(
-    shift: int, path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with FileStore(path, lock="soft") as store:
-        store.set("k", "1")
-        lies = [shift]
-
-        def lseek(fd: int, offset: int, whence: int) -> int:
-            return os.lseek(fd, offset, whence) + (lies.pop() if whence == os.SEEK_END and lies else 0)
-
-        monkeypatch.setattr(kernel, "lseek", lseek, raising=False)
-        store.set("k", "2")
-        assert not lies
-        assert store.get("k") == b"2"
 
 
 def with_a_byte_changed(path: str, offset: int) -> None:
@@ -389,50 +305,6 @@ def test_log_that_has_shrunk_is_gone_for_writes_and_later_reads(
             store.get("k")
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_write_that_the_server_refuses_is_an_error_at_once(error: int, path: str, kernel: SharedOs) -> None:
-    with FileStore(path, coherence="locked") as store:
-        store.set("k", "1")
-        with (
-            kernel.fail(0, error, names=("write",)),
-            pytest.raises(StoreUnavailableError, match=os.strerror(error)) as caught,
-        ):
-            store.set("k", "2")
-        assert not caught.value.maybe_applied
-        store.set("k", "3")
-        assert store.get("k") == b"3"
-
-
-def test_record_of_several_keys_changes_the_bucket_of_each() -> None:
-    news = ChangedKeys(KeyValueState(0))
-    value = record.encode_pairs([(b"a", b"1"), (b"b", b"2")])
-    news.apply([(record.SET, b"k", b"v", 1, 2), (record.MULTI_SET, b"", value, 1, 2)])
-    assert set(news.take()) == {bucket(b"k"), bucket(b"a"), bucket(b"b")}
-    assert not news.take()
-
-
-def test_nfs_look_reads_to_the_end_of_the_log(path: str, mounted: object) -> None:
-    """A read that brings all that was asked for is not the last one."""
-    with FileStore(path) as store, FileStore(path) as reader:
-        header = os.path.getsize(path)
-        around = 29 + len("k0")
-        store.set("k0", b"x" * ((1 << 16) - header - around))
-        assert os.path.getsize(path) > 1 << 16
-        for number in range(1, 4):
-            store.set(f"k{number}", b"x" * ((1 << 16) - around))
-        assert reader.check([f"k{number}" for number in range(4)])
-
-
-def test_changed_keys_are_all_buckets_after_a_reset() -> None:
-    news = ChangedKeys(KeyValueState(0))
-    news.apply([(record.SET, b"k", b"v", 1, 2)])
-    assert set(news.take()) == {bucket(b"k")}
-    assert set(news.take()) == set()
-    news.reset()
-    assert set(news.take()) == set(range(4096))
-    assert set(news.take()) == set()
-
-
 @pytest.mark.parametrize("how", ["locked", "direct"])
 @pytest.mark.parametrize("torn", [5, 20, 40])
 def test_record_that_stays_torn_is_voided_under_every_coherence(
@@ -465,26 +337,6 @@ def test_zeros_from_a_cache_are_read_again_by_a_reader(reads: int, lock: str, pa
         assert other.get("k") == b"2"
 
 
-def test_look_under_a_lock_locks_a_byte_that_no_writer_uses(
-    path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A lock has the kernel ask the server, whatever byte it is on; this one keeps no writer waiting."""
-    asked: list[tuple[int, ...]] = []
-    real = fcntl.fcntl
-
-    def noted(fd: int, command: int, lock: bytes) -> bytes:
-        asked.append((command, *system.FLOCK_STRUCT.unpack(lock)[:4]))
-        return real(fd, command, lock)
-
-    with FileStore(path, coherence="locked") as store:
-        store.set("k", "1")
-        monkeypatch.setattr(fcntl, "fcntl", noted)
-        assert calls(kernel, store.get, "k") == ["read"]
-        monkeypatch.undo()
-    taken, given = ((fcntl.F_OFD_SETLK, kind, 0, (1 << 62) - 1, 1) for kind in (fcntl.F_RDLCK, fcntl.F_UNLCK))
-    assert asked == [taken, given]
-
-
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_old_size_from_a_cache_is_not_a_truncated_log(times: int, path: str, kernel: SharedOs) -> None:
     with FileStore(path, coherence="locked") as store:
@@ -508,25 +360,6 @@ def test_cache_that_stays_stale_is_an_error_that_says_so(
         kernel.hides = 0
         store.set("k", "4")
         assert other.get("k") == b"4"
-
-
-def test_hole_that_is_filled_later_is_read_again(path: str, mounted: object) -> None:
-    """The requests of one append may arrive in any order: a look meanwhile finds zeros where data will be."""
-    with FileStore(path) as writer:
-        writer.set("k", "1")
-        start = os.path.getsize(path)
-        writer.set("long", os.urandom(20_000))
-        end = os.path.getsize(path)
-    whole = Path(path).read_bytes()
-    holed = bytearray(whole[: end - 100])
-    holed[start + 5000 : start + 9000] = bytes(4000)
-    Path(path).write_bytes(holed)
-    with FileStore(path) as reader, FileStore(path) as late:
-        assert reader.check(["long"]) is False
-        assert late.check(["long"]) is False
-        Path(path).write_bytes(whole)
-        assert late.add("n", 1) == 1
-        assert reader.get("long") == late.get("long")
 
 
 def test_zeros_seen_at_the_place_of_a_later_void_are_read_again(path: str, mounted: object) -> None:
@@ -577,20 +410,6 @@ def test_name_that_still_leads_to_a_removed_log_is_opened_again(
         log.close()
         at += 1
     assert at > 5
-
-
-def test_name_that_stays_stale_is_an_error_after_some_tries(
-    path: str, mounted: object, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(network, "OPEN_TRIES", 3)
-    with FileStore(path) as store:
-        store.set("k", "1")
-    before = len(os.listdir("/proc/self/fd"))
-    with kernel.fail(0, system.errno.ESTALE, names=("fstat",), for_good=True) as failed:
-        with pytest.raises(StoreUnavailableError, match="opening the log"):
-            FileStore(path)
-        assert len(failed) == 3
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])
@@ -653,38 +472,6 @@ def test_generation_removed_by_another_host_may_be_stale_and_is_skipped(
         kernel.open = open_
         with kernel.fail(number, system.errno.ESTALE):
             assert store.add("n", 1) == 2
-        assert other.get("n") == b"2"
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_generation_that_opens_by_a_remembered_name_and_is_stale_is_left(
-    number: int, path: str, mounted: object, kernel: SharedOs
-) -> None:
-    """NFS: open(2) of a file that this host still has open succeeds by the name it remembers; fstat(2) is ESTALE."""
-    known, known_fstat, stale, refused = kernel.open, kernel.fstat, set[int](), list[int]()
-
-    def open_(name: str, flags: int, *mode: int) -> int:
-        is_stale = not flags & os.O_CREAT and not os.path.exists(name)
-        fd = int(known(path if is_stale else name, flags, *mode))
-        (stale.add if is_stale else stale.discard)(fd)
-        return fd
-
-    def fstat(fd: int) -> os.stat_result:
-        if fd in stale:
-            refused.append(fd)
-            raise OSError(system.errno.ESTALE, "stale")
-        return cast("os.stat_result", known_fstat(fd))
-
-    with FileStore(path) as store, FileStore(path) as other:
-        store.add("n", 1)
-        store.compact()
-        other.compact()
-        other.compact()
-        kernel.open, kernel.fstat = open_, fstat
-        with kernel.fail(number, system.errno.ESTALE):
-            assert store.add("n", 1) == 2
-        assert refused
-        assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
         assert other.get("n") == b"2"
 
 
@@ -792,18 +579,6 @@ def test_mount_whose_locks_do_not_work_is_used_if_they_are_trusted(path: str, mo
             status(f"file://{path}?trust_locks=0")
 
 
-def test_local_coherence_can_be_requested_on_a_shared_mount(path: str, mounted: object, kernel: SharedOs) -> None:
-    with FileStore(path, coherence="local") as store:
-        store.set("k", "1")
-        assert "fdatasync" not in calls(kernel, store.set, "k", "2")
-        assert not kernel.direct
-
-
-def test_unknown_coherence_is_an_error_that_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="direct"):
-        FileStore("/nowhere", coherence="hopeful")
-
-
 def test_caution_of_a_mount_is_logged(path: str, mounted: object, caplog: pytest.LogCaptureFixture) -> None:
     mounted("beegfs x rw")  # type: ignore[operator]
     with FileStore(path):
@@ -867,18 +642,6 @@ def test_look_opens_the_name_once_a_second_and_reads_between_do_not(
         assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
 
 
-@pytest.mark.parametrize("how", ["direct", "locked"])
-def test_write_opens_a_new_descriptor_once_a_second(
-    how: str, path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with FileStore(path, coherence=how) as store:
-        store.set("k", "1")
-        look_soon(store, monkeypatch)
-        write = ["fstat", "write", "fdatasync"]
-        assert calls(kernel, store.set, "k", "2") == ["open", "fstat", *write]
-        assert calls(kernel, store.set, "k", "3") == write
-
-
 def test_write_after_a_pause_checks_one_half_of_liveness_before_the_lock(
     path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -901,24 +664,6 @@ def test_write_after_a_pause_checks_one_half_of_liveness_before_the_lock(
         done.clear()
         store.set("k", "3")
         assert done == ["lock"]
-
-
-@pytest.mark.parametrize("does", ["read", "write"])
-def test_look_makes_a_new_session_if_the_liveness_file_was_lost(
-    does: str, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with FileStore(path, coherence="direct") as store:
-        store.set("k", "1")
-        assert log_of(store).session == 1
-        os.unlink(path + ".alive")
-        log_of(store).liveness.checked_at = -math.inf
-        look_soon(store, monkeypatch)
-        if does == "read":
-            assert store.get("k") == b"1"
-            assert log_of(store).session == 0
-        else:
-            store.set("k", "2")
-            assert log_of(store).session == 2
 
 
 @pytest.mark.parametrize("how", ["direct", "locked"])
@@ -965,18 +710,6 @@ def test_file_deleted_during_a_look_is_gone_or_leads_to_a_later_generation(
         assert other.get("k") == b"1"
 
 
-def test_handle_in_a_later_generation_checks_the_name_of_the_log(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with FileStore(path, coherence="direct") as store:
-        store.set("k", "1")
-        store.compact()
-        assert store.get("k") == b"1"
-        os.unlink(path)
-        assert store.get("k") == b"1"
-        look_soon(store, monkeypatch)
-        with pytest.raises(StoreGoneError, match="was deleted"):
-            store.get("k")
-
-
 def test_soft_lock_look_drops_the_cached_pages_of_the_log(path: str, kernel: SharedOs) -> None:
     dropped: list[tuple[int, ...]] = []
     kernel.posix_fadvise = lambda *arguments: dropped.append(arguments)
@@ -992,39 +725,6 @@ def test_soft_lock_look_drops_the_cached_pages_of_the_log(path: str, kernel: Sha
     assert not dropped
 
 
-def test_flock_holder_blocks_locked_reads_and_a_soft_lock_holder_does_not(path: str) -> None:
-    """No byte range is locked beside flock(2); and of a marker file the kernel knows nothing, so it is of no use."""
-    for lock in ("flock", "soft"):
-        with (
-            FileStore(path + lock, lock=lock, coherence="locked") as store,
-            FileStore(path + lock, lock=lock, coherence="locked") as holder,
-        ):
-            holder.set("k", "1")
-            assert store.get("k") == b"1"
-            log_of(holder).handle.lock.try_lock()
-            try:
-                if lock == "flock":
-                    with pytest.raises(StoreTimeoutError, match="the log's lock was not released"):
-                        log_of(store).refresh(0)
-                else:
-                    assert store.get("k") == b"1"
-            finally:
-                log_of(holder).handle.lock.unlock()
-
-
-def test_cursor_counts_unread_bytes_from_after_the_pending_ones(path: str) -> None:
-    with FileStore(path, coherence="direct") as store:
-        store.set("k", "1")
-        log = log_of(store)
-        with open(path, "ab") as file:
-            file.write(bytes(100))
-        assert (log.cursor._file_has(100), log.cursor._file_has(101)) == (True, False)
-        log.handle.pending = b"five?"
-        assert (log.cursor._file_has(95), log.cursor._file_has(96)) == (True, False)
-        log.handle.pending = b""
-        assert log.handle.owned_fds <= log.handle.fds_in_use()
-
-
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_size_that_grows_before_the_data_arrives_is_no_error(times: int, path: str, kernel: SharedOs) -> None:
     with FileStore(path, coherence="locked") as store:
@@ -1033,47 +733,6 @@ def test_size_that_grows_before_the_data_arrives_is_no_error(times: int, path: s
         store.set("k", "2")
         kernel.hides = 0
         assert store.get("k") == b"2"
-
-
-@pytest.mark.parametrize("how", ["locked", "direct"])
-def test_damage_that_stays_is_reported_to_writers_and_readers(
-    how: str, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(network, "SETTLE_S", 0.01)
-    with FileStore(path, coherence=how) as store, FileStore(path, coherence=how) as other:
-        store.set("k", "1")
-        assert other.get("k") == b"1"
-        start = os.path.getsize(path)
-        for value in "23":
-            store.set("k", value)
-        with open(path, "r+b") as file:
-            file.seek(start + 20)
-            file.write(b"\xff\x00\xff")
-        for call in (lambda: other.set("n", "1"), lambda: other.get("k")):
-            with pytest.raises(CorruptLogError, match="fscoord verify") as caught:
-                call()
-            assert caught.value.offset == start
-
-
-def test_follower_enters_the_next_generation_without_sleeping(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with FileStore(path, coherence="locked") as store, FileStore(path, coherence="locked") as other:
-        store.add("n", 1)
-        other.add("n", 1)
-        store.compact()
-        monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"it sleeps for {seconds} s"))
-        assert other.add("n", 1) == 3
-
-
-@pytest.mark.parametrize("lock", ["ofd", "soft"])
-def test_descriptors_in_use_are_all_that_stay_open(lock: str, path: str, kernel: SharedOs) -> None:
-    with FileStore(path, lock=lock, coherence="locked") as store:
-        for _ in range(3):
-            store.set("k", "1")
-            assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
-    failing = kernel.fail(0, system.errno.ESTALE, names=("fstat",))
-    with failing as failed, FileStore(path, lock=lock, coherence="locked") as store:
-        assert failed
-        assert log_of(store).handle.owned_fds <= log_of(store).handle.fds_in_use()
 
 
 @pytest.mark.parametrize("how", ["locked", "direct"])
@@ -1092,90 +751,6 @@ def test_sync_failure_is_an_error_of_the_write(error: int, how: str, path: str, 
         assert log_of(store).access.coherence == how
 
 
-def test_log_that_fails_to_open_is_not_left_with_the_watchdog(path: str) -> None:
-    os.symlink("elsewhere", path)
-    with pytest.raises(InsecurePathError) as caught:
-        FileStore(path, coherence="direct")
-    assert path not in [call._path for call in hang_watchdog._open], caught.value  # which keeps what was half open
-
-
-@pytest.mark.parametrize("lock", ["ofd", "flock"])
-def test_kernel_calls_of_an_operation_are_watched_but_not_its_lock_wait(
-    lock: str, path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A wait has a deadline of its own, and is not stuck."""
-    seen: list[tuple[str, bool]] = []
-    with (
-        FileStore(path, lock=lock, coherence="locked") as store,
-        FileStore(path, lock=lock, coherence="locked") as other,
-    ):
-        other.set("k", "1")
-        call = log_of(store)._call
-
-        def wait(*_: object, **__: object) -> None:
-            seen.append(("wait", call._since > 0))
-            log_of(other).handle.lock.unlock()
-
-        monkeypatch.setattr(LogLock, "wait", wait)
-        for operation in (lambda: store.set("k", "2"), lambda: store.get("k")):
-            with kernel.instead(lambda name, *_: seen.append((name, call._since > 0))):
-                operation()
-                assert call._since == 0
-                log_of(other).handle.lock.try_lock()
-                store.set("k", "3")
-            assert call._since == 0
-            assert ("wait", False) in seen
-            seen.remove(("wait", False))
-            assert {is_watched for _, is_watched in seen} == {True}
-            seen.clear()
-
-
-def test_new_session_changes_all_buckets_and_its_later_writes_only_their_own(path: str) -> None:
-    with FileStore(path, coherence="direct") as store, FileStore(path, coherence="direct") as other:
-        store.set("k", "1")
-        sharing_of(store).take_changed_keys()
-        other.set("k", "2")
-        assert store.get("k") == b"2"
-        assert len(set(sharing_of(store).take_changed_keys())) == 4096
-        other.set("k", "3")
-        assert store.get("k") == b"3"
-        assert set(sharing_of(store).take_changed_keys()) == {bucket(b"k")}
-
-
-@pytest.mark.parametrize("error", [system.errno.ESTALE, system.errno.EIO])
-def test_server_that_refuses_the_lock_is_asked_four_times_in_a_row(
-    error: int, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The four tries follow each other at once, each through new descriptors. They end with no time-out."""
-    left, bind = 0, LogLock.bind
-
-    def refusing(lock: LogLock, fd: int, session: int) -> None:
-        bind(lock, fd, session)
-        take = lock.try_lock
-
-        def try_lock() -> object:
-            nonlocal left
-            if left:
-                left -= 1
-                raise OSError(error, os.strerror(error))
-            return take()
-
-        lock.try_lock = try_lock
-
-    monkeypatch.setattr(LogLock, "bind", refusing)
-    monkeypatch.setattr(LogLock, "wait", lambda *_, **__: pytest.fail("it waits for the lock"))
-    with FileStore(path, coherence="direct") as store:
-        for number in range(1, 5):
-            left = network.TRIES - 1
-            assert store.add("n", 1) == number
-        left = network.TRIES
-        with pytest.raises(StoreUnavailableError, match=os.strerror(error)) as caught:
-            store.add("n", 1)
-        assert not caught.value.maybe_applied
-        assert store.add("n", 1) == 5
-        assert log_of(store).access.coherence == "direct"
-
-
 def test_writer_without_direct_reads_goes_on_at_once(
     path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1186,20 +761,6 @@ def test_writer_without_direct_reads_goes_on_at_once(
         store.set("k", "2")
         assert log_of(store).access.coherence == "locked"
         assert store.get("k") == b"2"
-
-
-def test_reopened_log_has_its_name_checked_at_once(
-    path: str, kernel: SharedOs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(network, "PATH_CHECK_S", 1000.0)
-    with FileStore(path, coherence="direct") as store:
-        store.set("k", "1")
-        log_of(store).handle.path_checked_at = later = time.monotonic() + 500  # not due for long
-        assert store.get("k") == b"1"
-        assert log_of(store).handle.path_checked_at == later
-        log_of(store).handle.recovery |= SERVER_STATE
-        assert store.get("k") == b"1"
-        assert log_of(store).handle.path_checked_at < later
 
 
 def test_einval_of_a_read_that_was_not_direct_is_an_error(path: str, kernel: SharedOs) -> None:

@@ -60,120 +60,6 @@ def start(memory: Path) -> Iterator[Callable[[], Process]]:
         thread.join(HANG_S)
 
 
-def test_election_keeps_the_first_waiter_as_the_poller(start: Callable[[], Process]) -> None:
-    one = start()
-    other = Ticket()
-    for waiter in (one.waiter, other):
-        one.election.add(waiter)
-    assert one.election.try_elect(one.waiter)
-    assert one.election.try_elect(one.waiter)
-    assert not one.election.try_elect(other)
-    assert one.election.is_poller(one.waiter)
-    assert not one.election.is_poller(other)
-    one.election.remove(other)
-    assert one.election.is_poller(one.waiter)
-    assert len(one.election._held) == 1
-
-
-def test_poller_passes_its_role_to_another_thread_and_the_last_releases_it(start: Callable[[], Process]) -> None:
-    one = start()
-    other = Ticket()
-    for waiter in (one.waiter, other):
-        one.election.add(waiter)
-    assert one.election.try_elect(one.waiter)
-    (fd,) = one.election._held
-    one.election.remove(one.waiter)
-    assert one.called.is_set()
-    assert one.election._held == {fd}
-    assert one.election.try_elect(other)
-    one.called.clear()
-    one.election.remove(other)
-    assert not one.called.is_set()
-    assert not one.election._held
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
-    assert one.election.try_elect(one.waiter), "whoever comes later gets it again"
-
-
-def test_queued_process_becomes_the_poller_when_the_poller_leaves(start: Callable[[], Process]) -> None:
-    one, two = start(), start()
-    for process in (one, two):
-        process.election.add(process.waiter)
-    assert one.election.try_elect(one.waiter)
-    for _ in range(2):
-        assert not two.election.try_elect(two.waiter)
-        assert len(two.election._requested) == 1
-    (fd,) = two.election._requested
-    assert not two.called.is_set()
-    one.election.remove(one.waiter)
-    assert two.called.wait(HANG_S)
-    assert (two.election._held, two.election._requested) == ({fd}, set())
-    assert not two.election.is_poller(two.waiter)
-    assert two.election.try_elect(two.waiter)
-    assert not one.election.try_elect(one.waiter)
-
-
-def test_poller_role_granted_to_a_process_without_waiters_is_released(start: Callable[[], Process]) -> None:
-    one, two = start(), start()
-    for process in (one, two):
-        process.election.add(process.waiter)
-    assert one.election.try_elect(one.waiter)
-    assert not two.election.try_elect(two.waiter)
-    two.election.remove(two.waiter)
-    (fd,), (thread,) = two.election._requested, in_line()
-    assert thread.daemon, "or the process could not end while another has the lock"
-    before = one.election._byte(node_poller.TERM_BYTE)
-    with two.election._guard:  # the thread has the lock, and waits here until the poller has written that it left
-        one.election.remove(one.waiter)
-    thread.join(HANG_S)
-    assert (two.election._held, two.election._requested) == (set(), set())
-    assert not two.called.is_set()
-    assert one.election._byte(node_poller.TERM_BYTE) == before + 3, "another process may have been refused meanwhile"
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
-
-
-def test_election_that_was_closed_has_no_poller_in_its_process(start: Callable[[], Process]) -> None:
-    one, two = start(), start()
-    one.election.add(one.waiter)
-    assert one.election.try_elect(one.waiter)
-    one.election.close()
-    assert not one.election._held
-    assert not one.election.try_elect(one.waiter)
-    two.election.add(two.waiter)
-    assert two.election.try_elect(two.waiter)
-
-
-def test_poller_role_granted_to_a_closed_election_is_released(start: Callable[[], Process]) -> None:
-    one, two = start(), start()
-    for process in (one, two):
-        process.election.add(process.waiter)
-    assert one.election.try_elect(one.waiter)
-    assert not two.election.try_elect(two.waiter)
-    (thread,) = in_line()
-    two.election.close()
-    one.election.remove(one.waiter)
-    thread.join(HANG_S)
-    assert (two.election._held, two.election._requested) == (set(), set())
-
-
-def test_short_wait_beside_a_poller_has_no_thread_and_no_descriptor(start: Callable[[], Process]) -> None:
-    one, two = start(), start()
-    for process in (one, two):
-        process.election.add(process.waiter)
-    assert one.election.try_elect(one.waiter, may_queue=False)
-    with faulty_os() as faulty:
-        assert not two.election.is_vacant()
-        assert not two.election.try_elect(two.waiter, may_queue=False)
-    assert {name for name, _ in faulty.calls} == {"pread"}, "one look at the term byte each"
-    assert not two.election._requested
-    assert not in_line()
-    one.election.remove(one.waiter)
-    assert two.election.is_vacant()
-    assert two.election.try_elect(two.waiter, may_queue=False)
-    assert not one.election.is_vacant()
-
-
 @pytest.mark.parametrize("is_armed", [False, True])
 def test_poller_that_leaves_signals_the_bell_if_a_waiter_is_armed(start: Callable[[], Process], is_armed: bool) -> None:
     one, two = start(), start()
@@ -276,37 +162,6 @@ def test_election_request_that_fails_keeps_no_descriptor_and_is_repeated(
     assert two.election.try_elect(two.waiter)
 
 
-def test_fork_gives_the_child_no_part_in_the_election_of_its_parent(start: Callable[[], Process]) -> None:
-    one, two = start(), start()
-    for process in (one, two):
-        process.election.add(process.waiter)
-    assert one.election.try_elect(one.waiter)
-    assert not two.election.try_elect(two.waiter)
-    one.election.heartbeat(0.1)
-    descriptors = [*one.election._held, *two.election._requested]
-    assert len(descriptors) == 2
-    is_busy, may_end = threading.Event(), threading.Event()
-
-    def be_at_it() -> None:
-        with two.election._guard:
-            is_busy.set()
-            may_end.wait(HANG_S)
-
-    thread = threading.Thread(target=be_at_it)
-    thread.start()
-    try:
-        assert is_busy.wait(HANG_S)
-        child = os.fork()
-        if not child:
-            is_open = [os.path.exists(f"/proc/self/fd/{fd}") for fd in descriptors]
-            os._exit(any(is_open) or one.election.try_elect(one.waiter) or bool(two.election._requested))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    finally:
-        may_end.set()
-        thread.join()
-    assert one.election.is_poller(one.waiter)
-
-
 def test_forked_child_first_closes_the_election_of_its_parent(start: Callable[[], Process]) -> None:
     one = start()
     one.election.add(one.waiter)
@@ -319,43 +174,6 @@ def test_forked_child_first_closes_the_election_of_its_parent(start: Callable[[]
     assert not one.election.try_elect(one.waiter)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
-
-
-def test_poller_rings_every_waiter_when_it_is_elected(start: Callable[[], Process]) -> None:
-    """For what was written since the one before asked last."""
-    one = start()
-    marks = {number: one.bell.arm(number) for number in (0, 7, node_poller.SIZE - 1)}
-    one.election.add(one.waiter)
-    assert one.election.try_elect(one.waiter)
-    assert all(one.bell.is_rung(number, mark) for number, mark in marks.items())
-
-
-def test_notify_rings_only_armed_buckets(start: Callable[[], Process]) -> None:
-    one = start()
-    marks = {number: one.bell.arm(number) for number in (3, 4, 5)}
-    assert not one.election.notify([6, 9])
-    assert one.election.notify([4, 6, 1 << 20])
-    assert [one.bell.is_rung(number, mark) for number, mark in marks.items()] == [False, True, False]
-    assert not one.election.notify([4])
-    assert one.bell.arm(5) == marks[5]
-    one.bell.arm(4)
-    assert one.bell.is_rung(4, marks[4]), "whoever waits for it now, too, is another"
-
-
-def test_node_bell_counter_wraps_around(start: Callable[[], Process]) -> None:
-    one = start()
-    for _ in range(200):
-        mark = one.bell.arm(4)
-        assert one.election.notify([4])
-        assert one.bell.is_rung(4, mark)
-
-
-def test_hurry_request_from_before_the_election_is_ignored(start: Callable[[], Process]) -> None:
-    one = start()
-    one.election._put(node_poller.HURRY_BYTE, 5)
-    one.election.add(one.waiter)
-    assert one.election.try_elect(one.waiter)
-    assert not one.election.is_hurried(one.waiter)
 
 
 @pytest.mark.parametrize(("seconds", "pace"), [(0.001, 1), (0.1, 100), (0.255, 255), (9.0, 255)])

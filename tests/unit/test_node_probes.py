@@ -15,14 +15,14 @@ import pytest
 from support.internals import log_of, notifier_of, watcher_of
 from support.places import start_thread
 
-from fscoord import BrokenBarrierError, FileStore, StoreTimeoutError, barrier
+from fscoord import BrokenBarrierError, FileStore, barrier
 from fscoord._log import mount, opened
 from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity
 from fscoord._log.log import Log
 from fscoord._log.shared import network, node_poller, node_waiter
 from fscoord._log.shared.node_poller import PROBES_PER_S, RESULT_TABLE, SEEMS_DEAD, WANTED, WANTED_TABLE, NodeProbes
 from fscoord._log.wakeup import watcher as waiter_module
-from fscoord._log.wakeup.doorbell import CELLS_END, SIZE, Doorbell
+from fscoord._log.wakeup.doorbell import SIZE, Doorbell
 from fscoord._runtime import system
 from fscoord.inspect import dump
 from fscoord.stores.file import death_watch
@@ -216,42 +216,6 @@ def test_wrong_result_of_death_is_refuted_without_the_lock(
             writer.set("k", "1")
         assert waiter.result == []
         assert recorded == []
-
-
-@pytest.mark.parametrize("harm", ["truncate", "ones", "remove"])
-def test_damaged_tables_only_delay_the_detection(
-    harm: str, tmp_path: Path, requests: Requests, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(death_watch, "STALE_S", 0.1)
-    path = str(tmp_path / "log")
-    with FileStore(path) as one, FileStore(path) as two, FileStore(path) as other:
-        number = other.register()
-        with (
-            start_thread(one.wait_sessions, ["never"], [number], LIMIT_S) as first,
-            start_thread(two.wait_sessions, ["never"], [number], LIMIT_S) as second,
-        ):
-            until(lambda: election_of(one) is not None and result_of(one, number))
-            bell = node_poller.node_bell_path(log_of(one).handle.root.key)
-            if harm == "truncate":
-                os.truncate(bell, CELLS_END)
-            elif harm == "remove":
-                os.unlink(bell)
-            else:
-                with open(bell, "r+b") as file:
-                    file.seek(WANTED_TABLE)
-                    file.write(b"\xff" * 2 * SIZE)
-            other.close()
-        assert first.result == second.result == [number]
-
-
-def test_deadline_finds_a_death_that_no_poller_has_found(tmp_path: Path, requests: Requests) -> None:
-    path = str(tmp_path / "log")
-    with FileStore(path) as store, FileStore(path) as other, FileStore(path) as alive:
-        number, living = other.register(), alive.register()
-        other.close()
-        assert store.wait_sessions(["never"], [number], 0.02) == [number]
-        with pytest.raises(StoreTimeoutError):
-            store.wait_sessions(["never"], [living], 0.02)
 
 
 # The tables

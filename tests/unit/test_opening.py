@@ -7,19 +7,14 @@ import fcntl
 import os
 import threading
 import time
-import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.internals import log_of
-from support.logs import opened, put
-from support.plain_reader import read_log
 
 from fscoord import FileStore, StoreError, StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError
 from fscoord._log.files import safe_files
-from fscoord._log.files.opening import read_header
-from fscoord._log.format.header import Header
 from fscoord._log.locking import process_mutex
 from fscoord._log.locking.log_lock import OFD, LogLock
 from fscoord._runtime import system
@@ -28,45 +23,6 @@ from fscoord._runtime import system
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     return str(tmp_path / "log")
-
-
-LONG = Header(b"i" * 16, 1, run_ids=tuple((b"job %d" % number * 20, number) for number in range(100)))
-
-
-def test_header_longer_than_one_read_is_read_whole(path: str) -> None:
-    """Of a job that was started over a hundred times."""
-    header = LONG.encode()
-    assert len(header) > 3 * 4096
-    put(path, header)
-    with opened(path) as handle:
-        assert handle.log.handle.header == LONG
-        handle.write(b"k", b"v")
-        assert [found[1] for found in handle.look()] == [b"k"]
-    assert read_log(Path(path).read_bytes()).values == {b"k": b"v"}
-
-
-def test_header_is_read_up_to_its_maximum_size_only(path: str) -> None:
-    data = bytearray(LONG.encode() + bytes(1 << 20))
-    data[12:16] = b"\xff\xff\xff\xff"
-    put(path, bytes(data))
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        assert len(read_header(fd)) <= 1 << 16
-    finally:
-        os.close(fd)
-    before = Path(path).read_bytes()
-    with pytest.raises(StoreError, match="its size is damaged"):
-        FileStore(path)
-    assert Path(path).read_bytes() == before
-
-
-@pytest.mark.parametrize("kind", [0, 2, 3, 7, 255])
-def test_log_with_another_kind_of_lock_can_be_read_but_not_written(kind: int, path: str) -> None:
-    put(path, Header(b"i" * 16, kind).encode())
-    with pytest.raises(StoreError, match=r"this log is locked by .* locks, not by \"ofd\""):
-        FileStore(path)
-    with FileStore(path, read_only=True) as store:
-        assert store.num_keys() == 0
 
 
 def test_empty_file_stays_empty_where_the_mount_has_no_ofd_locks(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,29 +94,6 @@ def test_path_that_is_replaced_again_and_again_is_an_error(path: str, monkeypatc
     assert caught.value.path == path
 
 
-@pytest.mark.parametrize("header", [Header(b"i" * 16, 1), LONG], ids=["short", "long"])
-def test_header_that_arrives_in_two_reads_is_read_whole(
-    header: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = header.encode()
-    pieces: list[bytes] = []
-    monkeypatch.setattr(system, "os", Pieces(pieces))
-    for cut in {1, 70, 77, 78, len(data) - 5, len(data) - 4, len(data) - 1}:
-        pieces[:] = [data[:cut], data[cut:], b""]
-        assert read_header(-1) == data
-
-
-class Pieces(types.ModuleType):
-    """`os`, whose reads bring these `pieces`."""
-
-    def __init__(self, pieces: list[bytes]) -> None:
-        super().__init__("os")
-        self.read = lambda fd, size: pieces.pop(0)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-
 def test_opener_of_an_empty_file_initialises_it_when_the_lock_comes(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     lock = LogLock(path, fd, OFD, threading.RLock(), set())
@@ -182,12 +115,6 @@ def test_opener_of_an_empty_file_initialises_it_when_the_lock_comes(path: str, m
         assert os.fstat(fd).st_size > 0
     finally:
         os.close(fd)
-
-
-def test_error_without_a_system_text_keeps_its_own_text() -> None:
-    assert "opening failed: out of order" in str(safe_files.unavailable(OSError("out of order"), "/x/log", "opening"))
-    text = str(safe_files.unavailable(OSError(errno.EIO, "Input/output error"), "/x/log", "opening"))
-    assert text == "/x/log: opening failed: Input/output error"
 
 
 def test_fork_renews_the_process_mutexes_in_the_child(monkeypatch: pytest.MonkeyPatch) -> None:

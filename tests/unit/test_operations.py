@@ -17,7 +17,6 @@ from fscoord._waiting.wait import NOT_YET
 from fscoord.stores.file import operations
 from fscoord.stores.file.operations import (
     ABSENT,
-    COUNTS,
     EQUALS,
     PRESENT,
     RANKS,
@@ -129,18 +128,6 @@ def test_batch_decides_what_the_memory_store_does_one_by_one() -> None:
             }
 
 
-def test_refusal_leaves_the_draft_as_it_was() -> None:
-    state = KeyValueState()
-    applied(state, [(record.SET, b"text", b"x")])
-    draft = draft_of(state)
-    with pytest.raises(NotACounterError):
-        draft.add(Operation(record.ADD, b"text", b"1"), is_own=False)
-    with pytest.raises(CounterRangeError):
-        draft.add(Operation(record.ADD, b"n", b"%d" % 2**63), is_own=False)
-    assert draft.add(Operation(record.COMPARE_SET, b"text", b"y", b"x"), is_own=False)[1] == b"y"
-    assert draft.add(Operation(record.ADD, b"n", b"1"), is_own=False)[1] == 1
-
-
 def test_append_beyond_the_limit_counts_the_pieces_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "VALUE_MAX", 10)
     draft = draft_of(KeyValueState())
@@ -182,34 +169,6 @@ def rank(number: int, size: int) -> Operation:
     return Operation(record.APPEND, b"b/arrivals", own, rule=RANKS, done=b"b/complete", world_size=size)
 
 
-def count(size: int) -> Operation:
-    return Operation(record.ADD, b"n", b"", rule=COUNTS, done=b"end", world_size=size)
-
-
-@pytest.mark.parametrize("arrivals", [[rank(n, 3) for n in range(3)], [count(3)] * 3], ids=["ranks", "count"])
-def test_last_arrival_of_a_batch_sets_the_key_of_the_end(arrivals: list[Operation]) -> None:
-    draft = draft_of(KeyValueState())
-    decided = [draft.add(Operation.decode(each.encode()), is_own=False) for each in arrivals]
-    assert [result for _, result in decided] == [Arrived(NOT_YET, False), Arrived(NOT_YET, False), Arrived(None, True)]
-    assert [len(records) for records, _ in decided] == [1, 1, 2]
-    assert decided[-1][0][-1] == (record.SET, arrivals[0].done, b"1")
-
-
-def test_arrival_that_its_caller_must_judge_brings_the_new_value() -> None:
-    state = KeyValueState()
-    applied(state, [(record.APPEND, b"b/arrivals", b"0/2 ")])
-    draft = draft_of(state)
-    assert draft.add(rank(0, 2), is_own=False)[1] == Arrived(b"0/2 0/2 ", False)
-    assert draft.add(count(1), is_own=False)[1] == Arrived(None, True)
-    assert draft.add(count(1), is_own=False)[1] == Arrived(b"2", False)
-
-
-def test_arrival_after_the_end_does_not_wait() -> None:
-    state = KeyValueState()
-    applied(state, [(record.SET, b"b/complete", b"1")])
-    assert draft_of(state).add(rank(0, 2), is_own=False)[1] == Arrived(None, False)
-
-
 @pytest.mark.parametrize(("came", "left"), [(2, 0), (3, 1)])
 def test_arrival_that_is_found_in_the_log_gets_what_is_missing(came: int, left: int) -> None:
     """A batch that was torn between the two records of the last arrival would let all ranks wait for ever."""
@@ -223,28 +182,6 @@ def test_arrival_that_is_found_in_the_log_gets_what_is_missing(came: int, left: 
     records, result = decider.begin().resume(rank(came - 1, 3), noted)
     assert records == [(record.SET, b"b/complete", b"1")] * left
     assert result == Arrived(None if left else NOT_YET, bool(left))
-
-
-def test_results_of_operations_in_the_log_are_those_of_the_records() -> None:
-    state = KeyValueState()
-    applied(state, [(record.PUSH, b"q", b"first"), (record.PUSH, b"q", b"second")])
-    applied(state, [(record.APPEND, b"v", b"joi"), (record.APPEND, b"v", b"ned")])
-    decider = KeyValueDecider(state, no_fetch, no_fetch, "/log")
-    found = (record.POP, b"q", b"", 1, 1)
-    noted = decider.note(Operation(record.POP, b"q"), found)
-    state.apply([found, found])
-    assert decider.begin().resume(Operation(record.POP, b"q"), noted) == ([], b"first")
-    for operation, value, result in [
-        (Operation(record.ADD, b"n", b"2"), b"7", 7),
-        (Operation(record.COMPARE_SET, b"k", b"new", b"old"), b"new", b"new"),
-        (Operation(record.SET, b"k", b"v"), b"v", None),
-        (Operation(record.DELETE, b"k"), b"", True),
-        (Operation(record.COMPARE_SET, b"k", b"new", rule=ABSENT), b"new", True),
-        (Operation(record.DELETE, b"k", expected=b"v", rule=EQUALS), b"", True),
-        (Operation(record.DELETE, b"v", rule=PRESENT), b"", b"joined"),
-    ]:
-        noted = decider.note(operation, (operation.kind, operation.key, value, 1, 1))
-        assert decider.begin().resume(operation, noted) == ([], result)
 
 
 def test_long_result_that_can_not_be_read_any_more_is_an_error_that_says_so() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from zlib import crc32
 
 import pytest
 from hypothesis import given, strategies as st
 
-from fscoord import LimitExceededError
+from fscoord import CorruptLogError, FileStore, LimitExceededError
 from fscoord._log.format import record
-from fscoord._log.format.control_records import Session
-from fscoord._log.format.header import HEADER_MAX, HEADER_SIZE, MAGIC, Header
+from fscoord._log.format.control_records import Session, decode_control, encode_death
+from fscoord._log.format.generation_ref import GenerationRef
+from fscoord._log.format.header import HEADER_MAX, HEADER_SIZE, MAGIC, Header, LogIdentity, Provenance, provenance_of
 from fscoord._log.format.record import MalformedRecord, decode, encode
+from fscoord.inspect import verify
 
 KINDS = sorted(record.NAMES.keys() - {record.VOID})
 CHAIN = 0x1234_5678
@@ -444,3 +447,139 @@ def test_header_version_is_checked_before_other_fields() -> None:
 def test_header_keeps_a_last_run_without_a_name() -> None:
     header = Header(b"i" * 16, 1, run_ids=((b"job", 3), (b"", 5)))
     assert Header.decode(header.encode())[0] == header
+
+
+# The content of records
+
+
+SESSION = Session("host", 7)
+NEXT = GenerationRef(1, b"n" * 16, 500, 9, b"log.1.0123456789ab")
+LATER = GenerationRef(5, b"n" * 16, 0, 0, b"log.5.0123456789ab")
+
+
+def meaning(kind: str, value: bytes = b"", writer: int = 1, generation: int = 0, sealed: bool = False) -> object:
+    return decode_control((ord(kind), b"", value, writer, 9), generation, is_sealed=sealed)
+
+
+MALFORMED = {
+    "a session without a number": ("s", SESSION.encode(), 0),
+    "a session cut short": ("s", SESSION.encode()[:-1], 1),
+    "a session whose label is cut short": ("s", Session("h", 1, label="long").encode()[:-1], 1),
+    "the death of session 0": ("X", encode_death(0, bytes(16)), 1),
+    "a death cut short": ("X", b"\1\0\0\0", 1),
+    "a seal cut short": ("Z", NEXT.seal()[:30], 1),
+    "a seal that skips a generation": ("Z", NEXT._replace(generation=2, name=b"log.2.0123456789ab").seal(), 1),
+    "a way without a seal": ("f", LATER.forward(), 1),
+    "pairs cut short": ("M", b"\1", 1),
+    "a key in a multi-set that is too long": ("M", record.encode_pairs([(b"k" * 1025, b"v")]), 1),
+    "a capital letter of a later version": ("Q", b"", 1),
+    "an arrival": ("B", b"", 1),
+    "no letter": ("1", b"", 1),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_record_is_refused_with_words(name: str) -> None:
+    with pytest.raises(MalformedRecord) as caught:
+        meaning(*MALFORMED[name])
+    assert str(caught.value)
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+@pytest.mark.parametrize("later", [False, True])
+def test_malformed_record_is_damage_to_openers_and_to_verify(name: str, later: bool, tmp_path: Path) -> None:
+    kind, value, writer = MALFORMED[name]
+    path = tmp_path / "log"
+    data, chain = begin()
+    if later:
+        path.write_bytes(data)
+        path.chmod(0o600)
+        early = FileStore(path, read_only=True)
+        assert early.get("k") == b"v"
+    one, _ = record.encode(ord(kind), b"", value, writer, 9, chain)
+    path.write_bytes(data + one)
+    path.chmod(0o600)
+    assert verify(path).verdict == "damaged"
+    calls = [lambda: FileStore(path, read_only=True), lambda: FileStore(path)]
+    if later:
+        calls.append(lambda: early.get("k"))
+    for call in calls:
+        with pytest.raises(CorruptLogError):
+            call()
+    if later:
+        early.close()
+
+
+def begin(generation: int = 0) -> tuple[bytes, int]:
+    """A log with a session and a key: its bytes, and the chain after them."""
+    data = Header(bytes([65 + generation]) * 16, 1, generation=generation).encode()
+    chain = Header.decode(data)[1].chain
+    for kind, key, value in (("s", b"", SESSION.encode()), ("S", b"k", b"v")):
+        one, chain = record.encode(ord(kind), key, value, 1, 5, chain)
+        data += one
+    return data, chain
+
+
+def test_forward_in_a_later_generation_is_malformed() -> None:
+    with pytest.raises(MalformedRecord, match="only generation 0"):
+        meaning("f", LATER.forward(), generation=2, sealed=True)
+
+
+@pytest.mark.parametrize("kind", "SsXZEM")
+def test_seal_is_followed_by_a_forward_only(kind: str) -> None:
+    with pytest.raises(MalformedRecord, match="after the seal"):
+        meaning(kind, sealed=True)
+
+
+# Which log a file belongs to: the table of docs/format.md
+
+
+LINEAGE = b"l" * 16
+IN_GENERATION_3 = Header(b"i" * 16, 1, generation=3, lineage=LINEAGE, root_inode=10, inode=13)
+
+
+@pytest.mark.parametrize(
+    ("root", "file", "expected"),
+    [
+        (10, 13, Provenance.OWN),
+        (20, 23, Provenance.OTHER_ROOT),
+        (20, 13, Provenance.OTHER_ROOT),
+        (10, 23, Provenance.COPY),
+        (0, 0, Provenance.OWN),
+        (0, 23, Provenance.COPY),
+        (20, 0, Provenance.OTHER_ROOT),
+    ],
+)
+def test_provenance_follows_from_both_inode_numbers(root: int, file: int, expected: Provenance) -> None:
+    assert provenance_of(IN_GENERATION_3, root, file) is expected
+
+
+@pytest.mark.parametrize("numbers", [(1, 2), (10, 13), (0, 0)])
+def test_provenance_without_lasting_inode_numbers_is_own(numbers: tuple[int, int]) -> None:
+    assert provenance_of(IN_GENERATION_3._replace(root_inode=0, inode=0), *numbers) is Provenance.OWN
+
+
+def test_provenance_of_generation_0_is_own_or_copy() -> None:
+    first = IN_GENERATION_3._replace(generation=0, inode=10)
+    assert provenance_of(first, 10, 10) is Provenance.OWN
+    assert provenance_of(first, 20, 20) is Provenance.COPY
+
+
+@pytest.mark.parametrize(
+    ("header", "inode", "owned"),
+    [
+        (IN_GENERATION_3, 13, True),
+        (IN_GENERATION_3, 14, False),
+        (IN_GENERATION_3._replace(lineage=b"x" * 16), 13, False),
+        (IN_GENERATION_3._replace(root_inode=11), 13, False),
+        (IN_GENERATION_3._replace(inode=14), 13, False),
+        (IN_GENERATION_3._replace(generation=99), 13, True),
+    ],
+)
+def test_identity_owns_a_file_that_names_it_in_every_field(header: Header, inode: int, owned: bool) -> None:
+    assert LogIdentity(LINEAGE, 10).owns(header, inode) is owned
+
+
+def test_identity_owns_nothing_without_lasting_inode_numbers() -> None:
+    assert not LogIdentity(LINEAGE, 0).owns(IN_GENERATION_3._replace(root_inode=0), 13)
+    assert not LogIdentity(LINEAGE, 10).owns(IN_GENERATION_3._replace(inode=0), 0)

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from faults.test_compaction import die_at, generations, in_child, outcome
 from support.faulty import faulty_os
-from support.internals import log_of
+from support.internals import classify_run, log_of, parse_run_id, supersede
 from support.plain_reader import read_log, read_newest
 
 from fscoord import FileStore, StaleRunError, StoreError, open_store
-from fscoord._log.format.header import classify_run, parse_run_id, supersede
 
 LIMIT_S = 60
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from support.faulty import FaultyOs, faulty_os
+from support.internals import safe_files
 
 from fscoord import InsecurePathError
-from fscoord._log.files import safe_files
 
 STRANGER = 4711
 

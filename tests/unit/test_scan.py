@@ -18,7 +18,7 @@ from fscoord import StoreTimeoutError, StoreUnavailableError, UnsupportedFilesys
 from fscoord._log.format import record
 from fscoord._log.format.record import LogPosition
 from fscoord._log.inspect import scan
-from fscoord._log.inspect.scan import CHUNK, Damaged, Scan, Sound, Torn, WriterLockout
+from fscoord._log.inspect.scan import CHUNK, Scan, Sound, Torn, WriterLockout
 from fscoord._log.locking.log_lock import FLOCK, OFD, SOFT, LogLock
 from fscoord._runtime import system
 
@@ -92,20 +92,6 @@ def test_scan_reads_a_file_to_its_end_in_pieces_of_any_size(file: File, monkeypa
 
 
 # -- keeping writers away
-
-
-@pytest.mark.parametrize("kind", [OFD, FLOCK])
-def test_lockout_excludes_writers_until_it_is_released(kind: int, file: File) -> None:
-    lockout = file.lockout(kind)
-    lockout.release()
-    for _ in range(2):
-        lockout.acquire()
-        assert lockout.is_held
-    with pytest.raises(BlockingIOError):
-        Holder(file.path, kind)
-    lockout.release()
-    assert not lockout.is_held
-    Holder(file.path, kind).close()
 
 
 @pytest.mark.parametrize(
@@ -189,16 +175,6 @@ def test_marker_is_waited_for_a_second_at_most(
     lockout.release()
 
 
-def test_marker_is_not_waited_for_under_other_kinds_of_lock(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path(f"{file.path}.lock").symlink_to("somebody")
-    naps: list[float] = []
-    monkeypatch.setattr(system, "time", FaultyTime(naps.append))
-    lockout = file.lockout()
-    lockout.acquire()
-    lockout.release()
-    assert not naps
-
-
 def test_tail_that_may_be_unfinished_is_judged_under_the_lock(file: File) -> None:
     whole, chain = record.encode(record.SET, b"k", b"v", 1, 2, CHAIN)
     os.write(file.fd, whole + whole[:10])
@@ -215,14 +191,3 @@ def test_tail_that_may_be_unfinished_is_judged_under_the_lock(file: File) -> Non
     with closing(Holder(file.path, OFD)):
         assert list(scanned.segments()) == [], "there is nothing to judge"
     assert not lockout.is_held
-
-
-@pytest.mark.parametrize(("kind", "piece"), [(record.SEAL, Torn), (record.FORWARD, Damaged), (record.BELL, Damaged)])
-def test_zero_sector_after_a_seal_is_torn_and_elsewhere_damage(kind: int, piece: type, file: File) -> None:
-    """What is posted there is synced, so that a sector of zeros is what was not; elsewhere it is damage."""
-    whole, chain = record.encode(kind, b"", b"v", 1, 2, CHAIN)
-    last, _ = record.encode(record.SET, b"k", b"x" * 2000, 1, 2, chain)
-    data = whole + last
-    os.write(file.fd, data[:1024] + bytes(512) + data[1536:])
-    found = list(Scan(file.lockout(), LogPosition(0, CHAIN), durable=False).segments())
-    assert [type(one) for one in found] == [Sound, piece]

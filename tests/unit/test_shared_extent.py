@@ -21,7 +21,7 @@ from fscoord._log.format.control_records import encode_death
 from fscoord._log.liveness.own_session import Liveness
 from fscoord._log.replay.cursor import Cursor
 from fscoord._log.shared import extent as shared_extent, network, node_waiter
-from fscoord._log.shared.extent import EXTENT_MAX, Extent, FileId, joined
+from fscoord._log.shared.extent import Extent
 from fscoord._log.shared.network import NetworkAccess
 from fscoord._log.shared.node_poller import node_bell_path
 from fscoord._log.shared.node_waiter import NodeWaiter
@@ -29,31 +29,6 @@ from fscoord._log.wakeup import watcher
 from fscoord._log.wakeup.doorbell import Doorbell, bucket
 
 FILE = (3, 4, 0)
-
-
-# The bytes that a handle keeps
-
-
-def test_extents_without_a_gap_are_joined() -> None:
-    first = joined(None, Extent(FILE, 100, b"ab"))
-    assert first == Extent(FILE, 100, b"ab")
-    both = joined(first, Extent(FILE, 102, b"cd"))
-    assert both == Extent(FILE, 100, b"abcd")
-    assert both.end == 104
-
-
-@pytest.mark.parametrize(("file", "start"), [(FILE, 103), (FILE, 101), ((3, 4, 1), 102)])
-def test_extent_after_a_gap_replaces_the_one_before_it(file: FileId, start: int) -> None:
-    assert joined(Extent(FILE, 100, b"ab"), Extent(file, start, b"x")) == Extent(file, start, b"x")
-
-
-def test_joined_extent_has_a_limit() -> None:
-    last = joined(Extent(FILE, 7, b"a" * (EXTENT_MAX - 1)), Extent(FILE, EXTENT_MAX + 6, b"b"))
-    assert last == Extent(FILE, 7, b"a" * (EXTENT_MAX - 1) + b"b")
-    last = joined(last, Extent(FILE, last.end, b"cd"))
-    assert last == Extent(FILE, 9, b"a" * (EXTENT_MAX - 3) + b"bcd")
-    long = b"e" * 5 + b"d" * EXTENT_MAX
-    assert joined(last, Extent(FILE, last.end, long)) == Extent(FILE, last.end + 5, b"d" * EXTENT_MAX)
 
 
 # The extent in a bell
@@ -64,15 +39,6 @@ def bell(tmp_path: Path) -> Iterator[Doorbell]:
     made = Doorbell(str(tmp_path / "bell"), 0o600)
     yield made
     made.close()
-
-
-def test_extent_is_read_as_it_was_published(bell: Doorbell) -> None:
-    assert shared_extent.read(bell) is None
-    for extent in (Extent(FILE, 1 << 40, b"abc"), Extent(FILE, 1 << 41, b"x" * EXTENT_MAX), Extent((3, 9, 0), 7, b"y")):
-        shared_extent.publish(bell, extent)
-        assert shared_extent.read(bell) == extent
-    bell.arm(bucket(b"k"))
-    assert shared_extent.read(bell) == extent, "the bytes of the buckets lie elsewhere"
 
 
 def test_extent_that_goes_further_stays(bell: Doorbell) -> None:
@@ -146,27 +112,6 @@ def extent_of(store: FileStore) -> Extent:
 def write_from_afar(store: FileStore, key: str, value: bytes = b"v") -> None:
     """Write as another host does, without a ring and without an extent for this host."""
     log_of(store).update(record.SET, key.encode(), value, None, HANG_S)
-
-
-def test_handle_keeps_the_bytes_of_the_file_that_it_reads_and_writes(path: str, rng: Any) -> None:
-    with FileStore(path) as one, FileStore(path, spill_bytes=40) as two:
-        for number in range(200):
-            store = rng.choice([one, two])
-            rng.choice(
-                [
-                    lambda store=store, number=number: store.set(f"k{number % 7}", "x" * (number % 90)),
-                    lambda store=store: store.add("n", 1),
-                    lambda store=store: store.check(["n"]),
-                    lambda store=store: store.queue_push("q", "item"),
-                ]
-            )()
-            data = Path(path).read_bytes()
-            for each in (one, two):
-                found = access_of(each).recent
-                if found is not None:
-                    assert data[found.start : found.end] == found.data
-                    assert found.end == log_of(each).handle.offset
-        assert extent_of(one).data, "it has kept some"
 
 
 def test_handle_does_not_keep_a_record_that_is_not_complete(path: str) -> None:
@@ -351,15 +296,6 @@ def test_closed_handle_reads_no_extent(path: str) -> None:
         two.close()
         one.set("a", "1")
         assert not sharing_of(two).read_extent(extent_of(one))
-
-
-def test_leader_publishes_no_extent_if_no_waiter_is_armed(path: str, poller: FileStore) -> None:
-    with FileStore(path, timeout=HANG_S) as writer:
-        writer.set("nobody waits", "1")
-        bell = Doorbell(node_bell_path(log_of(writer).handle.root.key), 0o600)
-        found = shared_extent.read(bell)
-        assert found is None or found.end < log_of(writer).handle.offset
-        bell.close()
 
 
 def test_poller_publishes_what_it_has_read_of_another_host(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 from faults.test_fork import until
+from support.internals import SlowWaitLogger, line_module as _line, system, timing
 from support.places import start_thread
 
 from fscoord import FileStore, barrier
-from fscoord._runtime import system
-from fscoord._waiting import timing
-from fscoord._waiting.timing import SlowWaitLogger
-from fscoord.recipes import Lock, _line
+from fscoord.recipes import Lock
 
 HANG_S = 60
 

@@ -14,7 +14,6 @@ from support.internals import log_of, notifier_of, state_of, watcher_of
 
 from fscoord import FileStore, StoreGoneError, StoreTimeoutError
 from fscoord._log.wakeup import watcher as waiter
-from fscoord._log.wakeup.doorbell import bucket
 from fscoord._log.wakeup.watcher import Waiter
 from fscoord._waiting.wait import KEYS, NOT_YET, WaitRequest
 from fscoord.stores.file.waits import FileWait, condition_of
@@ -46,27 +45,6 @@ def asleep(store: FileStore, key: bytes) -> tuple[FileWait[Any], Waiter]:
     assert wait._waiter in watcher_of(store)._sleeping
     assert wait._waiter is not None
     return wait, wait._waiter
-
-
-def test_wait_takes_the_waiter_of_the_wait_before(store: FileStore) -> None:
-    first, its_waiter = asleep(store, b"a")
-    first.close()
-    second, waiter_of_second = asleep(store, b"b")
-    assert waiter_of_second is its_waiter
-    assert (its_waiter._bucket, its_waiter.was_rung) == (bucket(b"b"), False)
-    second.close()
-
-
-def test_waits_at_the_same_time_have_a_waiter_each(store: FileStore) -> None:
-    waits = [asleep(store, b"a"), asleep(store, b"b")]
-    assert waits[0][1] is not waits[1][1]
-    for wait, _ in waits:
-        wait.close()
-    assert list(notifier_of(store)._spare.values()) == [waits[1][1]], "one is kept"
-    third, fourth = asleep(store, b"c"), asleep(store, b"d")
-    assert third[1] is not fourth[1]
-    third[0].close()
-    fourth[0].close()
 
 
 def test_sleep_with_a_waiter_that_is_used_again_begins_as_the_first_did(
@@ -114,12 +92,6 @@ def test_waiter_of_an_outdated_watcher_is_not_used_again(store: FileStore) -> No
     other.close()
     notifier_of(store).keep_spare(its_waiter)
     assert list(notifier_of(store)._spare.values()) == [waiter_of_other]
-
-
-def test_waiter_with_a_death_watch_is_not_used_again(store: FileStore) -> None:
-    with pytest.raises(StoreTimeoutError):
-        store.wait_sessions(["a"], [store.register()], 0.05)
-    assert not notifier_of(store)._spare
 
 
 def test_closed_store_keeps_no_waiter_and_so_no_descriptor(path: Path) -> None:

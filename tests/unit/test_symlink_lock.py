@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from fscoord import FileStore, StoreTimeoutError
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._log.shared import symlink_lock as log_marker
@@ -91,18 +90,6 @@ def left_by_another(path: str) -> None:
     assert os.path.lexists(path)
 
 
-def test_marker_is_held_by_its_maker_until_released(path: str) -> None:
-    one, other = SymlinkLock(path), SymlinkLock(path)
-    one.acquire()
-    assert is_taken(other)
-    one.release()
-    assert not os.path.lexists(path)
-    assert not is_taken(other)
-    other.acquire()
-    one.release()
-    assert is_taken(one)
-
-
 def test_holder_is_named_by_the_marker_and_by_no_other_file(path: str) -> None:
     assert holder(path) is None
     marker = SymlinkLock(path)
@@ -117,14 +104,6 @@ def test_holder_is_named_by_the_marker_and_by_no_other_file(path: str) -> None:
     os.unlink(path)
     os.symlink(f"fe80::1:17:1:{'ab' * 16}:1:1:1:x.1", path)
     assert holder(path) == "fe80::1:17", "a host's name may hold colons"
-
-
-def test_marker_of_an_unforked_process_names_it_too(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system, "process_epoch", lambda: 1)
-    marker = SymlinkLock(path)
-    marker.acquire()
-    assert holder(path) == f"{system.hostname()}:{os.getpid()}"
-    marker.release()
 
 
 @pytest.mark.usefixtures("looks_each_time")
@@ -167,19 +146,6 @@ def test_marker_of_an_earlier_attempt_is_found_by_its_maker(path: str, lossy: Lo
     assert not os.path.lexists(path)
 
 
-def test_marker_is_not_read_at_each_of_many_attempts(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look is a request or two to a server."""
-    looked: list[str] = []
-    read = log_marker._read
-    monkeypatch.setattr(log_marker, "_read", lambda path: (looked.append(path), read(path))[1])
-    monkeypatch.setattr(log_marker, "CHECK_INTERVAL_S", 1e9)
-    one, other = SymlinkLock(path), SymlinkLock(path)
-    one.acquire()
-    assert [is_taken(other) for _ in range(5)] == [True] * 5
-    assert looked == [path]
-    one.release()
-
-
 def test_soft_lock_that_is_closed_removes_the_marker_of_a_failed_attempt(path: str, lossy: Lossy) -> None:
     lock = LogLock(path.removesuffix(".lock"), -1, SOFT, threading.RLock(), set())
     lock._symlink_lock._checked_at = float("inf")
@@ -189,29 +155,6 @@ def test_soft_lock_that_is_closed_removes_the_marker_of_a_failed_attempt(path: s
     assert os.path.lexists(path)
     lock.close()
     assert not os.path.lexists(path)
-
-
-def test_marker_that_was_released_is_not_taken_as_held(path: str, lossy: Lossy) -> None:
-    """A marker that only a cache still shows is no hold."""
-    one = SymlinkLock(path)
-    one.acquire()
-    text = os.readlink(path)
-    one.release()
-    os.symlink(text, path)
-    assert is_taken(one)
-
-
-def test_marker_made_by_a_failed_attempt_is_removed(path: str, lossy: Lossy) -> None:
-    for clean in (SymlinkLock.release, SymlinkLock.acquire):
-        lossy.next["symlink"] = [broken()]
-        one = SymlinkLock(path)
-        with pytest.raises(OSError, match="Input/output error"):
-            one.acquire()
-        assert os.path.lexists(path)
-        one._checked_at = float("inf")
-        clean(one)
-        one.release()
-        assert not os.path.lexists(path)
 
 
 def test_removal_repeated_after_an_error_leaves_the_marker_of_another(path: str, lossy: Lossy) -> None:
@@ -239,33 +182,6 @@ def test_marker_that_cannot_be_read_is_removed_by_the_next_release(path: str, lo
     assert not is_taken(other)
 
 
-def test_file_in_place_of_the_marker_is_not_removed(path: str) -> None:
-    one = SymlinkLock(path)
-    one.acquire()
-    os.unlink(path)
-    Path(path).touch()
-    one.release()
-    assert os.path.lexists(path)
-
-
-def test_marker_that_was_removed_by_hand_is_not_removed_again(path: str) -> None:
-    one, other = SymlinkLock(path), SymlinkLock(path)
-    one.acquire()
-    os.unlink(path)
-    other.acquire()
-    one.release()
-    assert is_taken(one)
-    other.release()
-
-
-@pytest.mark.usefixtures("looks_each_time")
-def test_marker_of_an_ended_process_of_this_host_is_removed(path: str) -> None:
-    left_by_another(path)
-    marker = SymlinkLock(path)
-    assert is_taken(marker)
-    assert not is_taken(marker)
-
-
 def without_field(number: int) -> Callable[[str], str]:
     def change(text: str) -> str:
         fields = text.rsplit(":", 7)
@@ -286,17 +202,6 @@ def test_marker_of_a_process_unknown_to_this_host_stays(path: str, where: int) -
     assert is_taken(marker)
     assert is_taken(marker)
     assert os.readlink(path) == text
-
-
-@pytest.mark.usefixtures("looks_each_time")
-def test_marker_of_a_process_whose_pid_was_reused_is_removed(path: str) -> None:
-    one = SymlinkLock(path)
-    one.acquire()
-    text = os.readlink(path)
-    os.unlink(path)
-    os.symlink(without_field(2)(text), path)  # it began at another time
-    assert is_taken(one)
-    assert not is_taken(one)
 
 
 @pytest.fixture
@@ -348,27 +253,3 @@ def test_marker_of_a_dead_process_stays_without_abstract_socket_names(
     marker = SymlinkLock(path)
     assert is_taken(marker)
     assert is_taken(marker)
-
-
-def test_fork_does_not_release_the_marker_of_the_parent(path: str) -> None:
-    marker = SymlinkLock(path)
-    marker.acquire()
-    pid = os.fork()
-    if not pid:
-        marker.release()
-        os._exit(0 if os.path.lexists(path) and is_taken(marker) else 1)
-    assert os.waitpid(pid, 0)[1] == 0
-    marker.release()
-    assert not os.path.lexists(path)
-
-
-def test_lock_timeout_names_the_holder_of_a_stale_marker_and_the_remedy(tmp_path: Path) -> None:
-    path = str(tmp_path / "log")
-    with FileStore(path, lock="soft", timeout=0.1) as store:
-        os.symlink("far-away:17:1:" + "ab" * 16 + ":1:1:1:x.1", f"{path}.lock")
-        with pytest.raises(StoreTimeoutError) as caught:
-            store.set("k", "1")
-        assert caught.value.holder == "far-away:17"
-        assert str(caught.value).endswith(f"rm {path}.lock")
-        os.unlink(f"{path}.lock")
-        store.set("k", "1")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.internals import Timeout
 from support.recipes import RECIPES, WAITED_FOR, new
 
 import fscoord
@@ -32,7 +33,6 @@ from fscoord import (
     rendezvous,
     synchronize,
 )
-from fscoord._arguments import Timeout
 from fscoord.barriers import StoreBarrier
 from fscoord.inspect import copy, repair, verify
 from fscoord.recipes import (

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.logs import make, put, steps
+from support.faulty import faulty_os, faulty_system
+from support.internals import (
+    OFD,
+    Generation,
+    GenerationRef,
+    Header,
+    LogCopy,
+    LogPosition,
+    Report,
+    generation_name,
+    log_of,
+    record,
+    repair,
+    scan,
+)
+from support.logs import make, put, write_every_kind
+from support.plain_reader import read_log
 
-from fscoord import FileStore
-from fscoord._log.format import record
-from fscoord._log.format.generation_ref import GenerationRef, generation_name
-from fscoord._log.format.header import Header
-from fscoord._log.format.record import LogPosition
-from fscoord._log.inspect import scan
-from fscoord._log.inspect.verify import Generation, Report
-from fscoord._log.locking.log_lock import OFD
-from fscoord.inspect import verify
+from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreUnavailableError
+from fscoord.inspect import dump, verify
 
 
 @pytest.fixture
@@ -113,46 +123,6 @@ def test_verify_reports_a_missing_generation_by_its_name(path: str) -> None:
     assert "put this file back" in report.findings[0].advice
 
 
-def test_verify_reports_sizes_counts_and_progress_of_each_file(path: str) -> None:
-    compacted(path)
-    data = contents(path)
-    put(path, data)
-    seen: list[tuple[str, int, int]] = []
-    report = verify(path, on_progress=lambda *given: seen.append(given))
-    file = generation(path, 1)
-    sizes = os.path.getsize(path), os.path.getsize(file)
-    assert report.generations == (
-        Generation(path, 0, sizes[0], len(steps(data)), 0, "sealed"),
-        Generation(file, 1, sizes[1], len(steps(contents(file))), 0, "whole"),
-    )
-    assert seen == [(path, sizes[0], sizes[0]), (file, sizes[1], sizes[1])]
-
-
-def test_verify_reports_a_torn_record_with_its_offset_and_size(path: str) -> None:
-    data = make(path, lambda handle: handle.write(b"k", b"v" * 50))
-    start = steps(data)[-1].start
-    put(path, data[:-20])
-    report = verify(path)
-    assert [finding[:4] for finding in report.findings] == [(path, start, len(data) - 20 - start, False)]
-    assert report.generations == (Generation(path, 0, start, len(steps(data)) - 1, 0, "torn"),)
-    assert report.verdict == "torn"
-    with FileStore(path) as store:
-        store.set("k", "over it")
-    (found,) = verify(path).generations
-    assert (found.voids, found.ends, found.size) == (1, "whole", os.path.getsize(path))
-
-
-def test_verify_reports_files_beside_the_log_named_like_a_generation(path: str) -> None:
-    compacted(path, 2)
-    later, same, before = file_of(path, 3, 7), file_of(path, 2, 8), file_of(path, 1, 9)
-    for file in (later, same, before, f"{path}.2.x", f"{path}.alive", file_of(path + "2", 3, 1)):
-        put(file, b"")
-    report = verify(path)
-    assert report.verdict == "sound"
-    assert [finding[:4] for finding in report.findings] == [(file, 0, 0, False) for file in (before, same, later)]
-    assert ["no seal names it" in finding.message for finding in report.findings] == [False, False, True]
-
-
 def hinted(path: str, number: int) -> bytes:
     """A forward record to generation `number`, and what makes it look as if it were the value of a torn record."""
     named = GenerationRef(number, bytes(16), 0, 0, generation_name(b"log", number, bytes(6)))
@@ -214,13 +184,6 @@ FIRST_CHAIN = Header.decode(Header(b"1" * 16, OFD, generation=1).encode())[1].ch
 """What the first record of the generation that `seal` makes is chained over."""
 
 
-def test_snapshot_that_fills_its_file_is_sound(path: str) -> None:
-    file = seal(path, *encoded(FIRST_CHAIN, b"1", b"2"))
-    report = verify(path)
-    assert (report.verdict, report.findings) == ("sound", ())
-    assert report.generations[1] == Generation(file, 1, os.path.getsize(file), 2, 0, "whole")
-
-
 @pytest.mark.parametrize("forward", [False, True])
 def test_snapshot_that_ends_elsewhere_is_damage_from_its_beginning(forward: bool, path: str) -> None:
     """Whatever a forward record says of the same generation: it names no snapshot."""
@@ -244,26 +207,7 @@ def test_snapshot_with_a_damaged_record_is_reported_once(path: str) -> None:
     assert "checksum" in report.findings[0].message
 
 
-def test_multi_set_with_an_invalid_list_of_keys_is_damage(path: str) -> None:
-    header = Header(b"0" * 16, OFD).encode()
-    data, _ = encoded(Header.decode(header)[1].chain, b"?", kind=record.MULTI_SET)
-    put(path, header + data)
-    assert told(verify(path)) == [(path, len(header), len(data))]
-
-
 # -- how what follows damage is found
-
-
-@pytest.mark.parametrize("more", [1, 2, 3])
-def test_smallest_record_is_found_after_a_few_other_bytes(more: int, path: str) -> None:
-    header = Header(b"0" * 16, OFD).encode()
-    data, _ = record.encode(record.SET, b"", b"", 1, 2, 5)
-    put(path, header + b"?" * more + data)
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        assert scan.find_next(fd, LogPosition(len(header), 3)) == LogPosition(len(header) + more, 5)
-    finally:
-        os.close(fd)
 
 
 def found_behind(path: str, junk: bytes, data: bytes) -> LogPosition | None:
@@ -290,8 +234,122 @@ def test_length_beyond_the_end_of_the_file_costs_no_search(path: str, monkeypatc
     assert found_behind(path, junk, data) == LogPosition(1 + len(junk), 5)
 
 
-def test_record_whose_kind_is_no_letter_is_not_found_after_damage(path: str) -> None:
-    data, _ = record.encode(ord("1"), b"", b"", 1, 2, 5)
-    assert found_behind(path, b"", data) is None
-    data, _ = record.encode(ord("q"), b"", b"", 1, 2, 5)
-    assert found_behind(path, b"", data) == LogPosition(1, 5)
+# A copy in the making
+
+
+def test_copy_is_written_in_pieces_each_once_and_synced_before_it_appears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "_BUFFER", 1000)
+    path = tmp_path / "copy"
+    records = [(record.SET, b"%d" % number, bytes([number]) * 400, 1, number) for number in range(10)]
+    done: list[str] = []
+
+    def note(name: str, _: object, arguments: tuple[Any, ...]) -> None:
+        if name == "fsync":
+            done.append(os.readlink(f"/proc/self/fd/{arguments[0]}"))
+        elif name in ("write", "link"):
+            done.append(name)
+
+    with faulty_os() as faulty, faulty.instead(note), LogCopy(str(path), Header(b"i" * 16, OFD, False), 0o640) as copy:
+        for found in records:
+            copy.add(found)
+        assert done == ["write"] * 3
+        assert not path.exists()
+        copy.finish()
+        birth = done.pop(4)
+    assert done == [*["write"] * 4, "link", str(tmp_path)]
+    assert birth.startswith(f"{path}.")
+    log = read_log(path.read_bytes())
+    assert log.ends == "whole"
+    assert log.values == {key: value for _, key, value, *_ in records}
+    assert os.listdir(tmp_path) == ["copy"]
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_copy_that_is_given_up_or_comes_too_late_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "copy"
+    with LogCopy(str(path), Header(b"i" * 16, OFD, False), 0o600) as copy:
+        copy.add((record.SET, b"k", b"v", 1, 1))
+    assert os.listdir(tmp_path) == []
+    with LogCopy(str(path), Header(b"i" * 16, OFD, False), 0o600) as copy:
+        path.write_bytes(b"another's")
+        with pytest.raises(ValueError, match="nothing is overwritten"):
+            copy.finish()
+    assert os.listdir(tmp_path) == ["copy"]
+    assert path.read_bytes() == b"another's"
+
+
+# dump
+
+
+@pytest.fixture
+def log_path(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+def test_dump_of_a_file_that_is_no_log_is_an_error(log_path: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError):
+        list(dump(log_path))
+    with pytest.raises(InsecurePathError):
+        list(dump(tmp_path))
+    Path(log_path).write_bytes(b"text")
+    with pytest.raises(CorruptLogError, match="not a log of fscoord"):
+        list(dump(log_path))
+
+
+def compact_once(log_path: str) -> str:
+    """Make a log that has a second generation; return the path of that."""
+    with FileStore(log_path) as store:
+        store.set("k", "1")
+        store.compact()
+        assert store.get("k") == b"1"
+        return log_of(store).handle.file
+
+
+def next_record(data: bytes, kind: int, value: bytes) -> bytes:
+    """A record that follows the last of the whole log `data`."""
+    return record.encode(kind, b"", value, 9, 1, record.chain_at_end(data))[0]
+
+
+@pytest.mark.parametrize("how", ["header", "another"])
+def test_generation_that_is_not_the_expected_one_is_damage_at_its_beginning(how: str, log_path: str) -> None:
+    file = compact_once(log_path)
+    make(log_path + "2", write_every_kind)
+    Path(file).write_bytes(b"no log" * 100 if how == "header" else Path(log_path + "2").read_bytes())
+    opened: list[str] = []
+    closed: list[str] = []
+
+    def note(name: str, _: object, arguments: tuple[Any, ...]) -> None:
+        if name == "open":
+            opened.append(arguments[0])
+        elif name == "close":
+            link = f"/proc/self/fd/{arguments[0]}"
+            closed.append(os.readlink(link) if os.path.lexists(link) else "what may be another's by now")
+
+    with (
+        faulty_system() as faulty,
+        faulty.instead(note),
+        pytest.raises(
+            CorruptLogError, match="not a log of fscoord" if how == "header" else "not the next generation"
+        ) as caught,
+    ):
+        list(dump(log_path))
+    assert (caught.value.offset, caught.value.path) == (0, log_path)
+    assert opened == closed == [log_path, file]
+
+
+def test_prefix_that_is_bad_at_the_very_end_is_damage_and_not_torn(log_path: str) -> None:
+    data = make(log_path, write_every_kind)
+    put(log_path, data + b"no prefix" + b"\xff" * 4)
+    with pytest.raises(CorruptLogError) as caught:
+        list(dump(log_path))
+    assert caught.value.offset == len(data)
+
+
+def test_session_record_that_describes_nobody_is_damage(log_path: str) -> None:
+    data = make(log_path, write_every_kind)
+    put(log_path, data + next_record(data, record.SESSION, b"nobody"))
+    with pytest.raises(CorruptLogError, match="cut short") as caught:
+        list(dump(log_path))
+    assert caught.value.offset == len(data)

@@ -76,45 +76,6 @@ def doubled(first: float, last: float, times: int) -> list[float]:
     return [min(first * 2**number, last) for number in range(times)]
 
 
-def test_sleep_with_a_watch_doubles_up_to_a_limit() -> None:
-    watch: Any = Sleeps(has_events=True)
-    waiting = Waiter(watch)
-    assert [sleep(watch, waiting) for _ in range(9)] == doubled(waiter.SLOW_FIRST_S, waiter.SLOW_LAST_S, 9)
-
-
-def test_sleep_with_a_death_watch_doubles_up_to_its_limit() -> None:
-    watch: Any = Sleeps(has_events=True)
-    waiting = Waiter(watch, lambda: 7.0)
-    assert [sleep(watch, waiting) for _ in range(9)] == doubled(waiter.DEATH_WATCH_FIRST_S, 7.0, 9)
-    deaf: Any = Sleeps(has_events=False)
-    polling = Waiter(deaf, lambda: 7.0)
-    assert max(sleep(deaf, polling) for _ in range(12)) <= 1.25 * deaf.poll_last
-
-
-def test_polls_without_events_have_random_intervals() -> None:
-    watch: Any = Sleeps(has_events=False)
-    waiting = Waiter(watch)
-    pauses = [sleep(watch, waiting) for _ in range(30)]
-    for pause, plain in zip(pauses, doubled(waiter.POLL_FIRST_S, watch.poll_last, 30), strict=True):
-        assert 0.75 * plain <= pause <= 1.25 * plain
-    assert len(set(pauses)) == 30
-
-
-@pytest.mark.parametrize("has_events", [False, True])
-def test_sleep_is_never_longer_than_the_time_left(has_events: bool) -> None:
-    watch: Any = Sleeps(has_events=has_events)
-    waiting = Waiter(watch)
-    for left in (0.0, 1e-6):
-        assert sleep(watch, waiting, left) <= left
-
-
-def test_sleep_is_not_lengthened_after_a_ring() -> None:
-    watch: Any = Sleeps(has_events=True)
-    waiting = Waiter(watch)
-    watch.rings = True
-    assert [sleep(watch, waiting) for _ in range(3)] == [waiter.SLOW_FIRST_S] * 3
-
-
 @pytest.mark.parametrize("watches_for_deaths", [False, True])
 def test_event_from_before_the_arming_does_not_ring(watches_for_deaths: bool) -> None:
     watch: Any = Sleeps(has_events=True)
@@ -302,13 +263,6 @@ def test_waiter_asks_for_faster_polls_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(asked) == 1
 
 
-def test_waiter_that_is_not_the_poller_notifies_no_others() -> None:
-    election = Election(elects=False)
-    node: Any = Node(election)
-    new_waiter(node).notify_node([7])
-    assert not election.notified
-
-
 @pytest.mark.parametrize("doing", ["join", "pass on", "sleep", "is rung", "arm"])
 def test_node_bell_that_fails_is_dropped_and_the_log_is_read(doing: str) -> None:
     election = Election()
@@ -366,17 +320,6 @@ def test_waiter_beside_a_poller_looks_itself_at_intervals(monkeypatch: pytest.Mo
     assert waiting.was_rung
 
 
-def test_waiter_whose_role_may_have_changed_asks_and_sleeps_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    election = Election(elects=False)
-    node: Any = Node(election)
-    waiting = new_waiter(node)
-    first_sleep(waiting)
-    monkeypatch.setattr(election, "_elects", True)
-    waiting.role_changed = True
-    assert 0 < waiting.max_sleep(FAR) <= 1.25 * waiter.POLL_FIRST_S, "it is the poller now"
-    assert node.sleeping == 1
-
-
 def test_waiter_queues_for_the_role_of_the_poller_after_a_while(clock: Clock) -> None:
     """Most waits are shorter, and a thread for each would cost more than the wait."""
     election = Election(elects=False)
@@ -419,12 +362,3 @@ def first_sleep(waiting: Waiter) -> float:
     seconds = waiting.max_sleep(FAR)
     assert 0.75 * node_waiter.QUEUE_AFTER_S <= seconds <= 1.25 * node_waiter.QUEUE_AFTER_S
     return seconds
-
-
-def test_wait_that_ends_in_its_sleep_is_no_longer_woken() -> None:
-    watch: Any = Sleeps(has_events=True)
-    waiting = Waiter(watch)
-    assert waiting.max_sleep(FAR) > 0
-    waiting.close()
-    waiting.close()
-    assert watch.sleeping == 0

@@ -10,6 +10,7 @@ import pytest
 import trustme
 import urllib3
 from support.etcd_server import Server
+from support.internals import streams_of
 from support.places import HANG_S, start_thread, until
 
 import fscoord
@@ -53,12 +54,12 @@ def test_tls_with_certificates_on_both_sides(secure_server: Server, files: dict[
         store.set("k", "v")
         store.announce_rank(0)
         with store.clone() as other, start_thread(other.get, "later") as waiter:
-            until(lambda: other._client._streams)
+            until(lambda: streams_of(other))
             store.set("later", "1")
         assert waiter.result == b"1"
         waiting = store.clone()
         thread = start_thread(waiting.get, "never")
-        until(lambda: waiting._client._streams)
+        until(lambda: streams_of(waiting))
         waiting.close()
         with pytest.raises(StoreClosedError):
             thread.join()
@@ -107,7 +108,7 @@ def test_user_that_logs_in_can_use_only_permitted_keys(guarded: Server) -> None:
         store.set("k", "v")
         store.announce_rank(0)
         with store.clone() as other, start_thread(other.get, "later") as waiter:
-            until(lambda: other._client._streams)
+            until(lambda: streams_of(other))
             store.set("later", "1")
         assert waiter.result == b"1"
     address = f"etcd://{guarded.address}/yours?user=me&password=secret&timeout=300"
@@ -136,7 +137,7 @@ def test_login_is_repeated_after_the_server_restarts(guarded: Server) -> None:
     with guarded.open("mine", timeout=HANG_S, user="me", password="secret") as store:
         store.set("k", "v")
         with store.clone() as other, start_thread(other.get, "later") as waiter:
-            until(lambda: other._client._streams)
+            until(lambda: streams_of(other))
             guarded.kill()
             guarded.start()
             store.set("later", "1")

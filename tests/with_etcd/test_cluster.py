@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.etcd_server import Trio
+from support.internals import streams_of
 from support.places import HANG_S, start_thread, until
 
 from fscoord import EtcdStore
@@ -33,7 +34,7 @@ def test_waits_counters_and_sessions_outlive_the_leader(trio: Trio) -> None:
             store.add("n", 1)
             sure += 1
         waits = [start_thread(other.get, "later"), start_thread(other.queue_pop, "q")]
-        until(lambda: len(other._client._streams) == 2)
+        until(lambda: len(streams_of(other)) == 2)
         trio.kill(trio.leader())
         maybe = 0
         for _ in range(10):

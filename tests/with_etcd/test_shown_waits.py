@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from support.etcd_server import Server
+from support.internals import timing
 from support.places import start_thread, until
 
 from fscoord import PrefixStore, barrier
-from fscoord._waiting import timing
 from fscoord.recipes import Lock
 from fscoord.status import SessionStatus, status
 from fscoord.store import Store

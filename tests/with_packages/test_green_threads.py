@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.internals import lock_range as _range, system
 from support.places import HANG_S
 
 from fscoord import FileStore
-from fscoord._log.locking.log_lock import _range
-from fscoord._runtime import system
 
 pytestmark = pytest.mark.packages
 

@@ -17,15 +17,13 @@ from xml.etree import ElementTree as ET
 import pages
 import pytest
 import tooz
-from support.internals import log_of
+from support.internals import Liveness, log_of, system
 from support.places import HANG_S, start_thread, until
 from support.processes import let_go, wait_until_ready
 from tooz import coordination
 from tooz.coordination import Characteristics, CoordinationDriver
 
 from fscoord import FileStore
-from fscoord._log.liveness.own_session import Liveness
-from fscoord._runtime import system
 from fscoord.recipes import Election, Lock, force_release
 
 pytestmark = pytest.mark.packages
