@@ -283,14 +283,14 @@ class FileStore(Sessions):
         name, values = key_bytes(key), self._state.values
         limit = self._timeout if timeout is None else self._seconds(timeout, default)
         self._log.refresh(limit)
-        value = values.get(name)
-        if value.__class__ is bytes and values is self._state.values:  # see `KeyValueState.reset`
+        value, is_current = values.get(name), values is self._state.values  # see `KeyValueState.reset`
+        if value.__class__ is bytes and is_current:
             return value
         if not isinstance(default, EllipsisType):
             found = self._peek(name)
             return default if found is None else found
-        values_of = Values(self._log, self._state, [name])
-        wait: FileWait[list[bytes]] = FileWait(self._notifier, values_of, limit, has_looked=value is None)
+        values_of, is_missing = Values(self._log, self._state, [name]), value is None and is_current
+        wait: FileWait[list[bytes]] = FileWait(self._notifier, values_of, limit, has_looked=is_missing)
         return block_on(wait)[0]
 
     def _peek(self, key: bytes) -> bytes | None:
