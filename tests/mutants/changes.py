@@ -812,8 +812,8 @@ MUTANTS = (
     Mutant(
         "a read without the mutex takes a value from before the log was applied again",
         "FileStore.get",
-        " and values is self._state.values:  # see",
-        ":  # see",
+        "values.get(name), values is self._state.values",
+        "values.get(name), True",
         ("tests/unit/test_reads_beside_replay.py",),
     ),
     Mutant(

@@ -26,7 +26,7 @@ from fscoord import (
 )
 from fscoord._runtime import system
 from fscoord.stores import file
-from fscoord.stores.file import lifecycle, operations, waits
+from fscoord.stores.file import lifecycle, operations
 
 HANG_S = 120
 
@@ -347,7 +347,6 @@ def test_handle_with_a_rank_or_label_registers_when_it_is_opened(tmp_path: Path,
 def test_append_up_to_the_value_limit_succeeds_and_beyond_it_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waits, "VALUE_MAX", 10)
     monkeypatch.setattr(operations, "VALUE_MAX", 10)
     with FileStore(tmp_path / "store") as store:
         store.append("k", "12345")
