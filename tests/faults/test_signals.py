@@ -409,7 +409,7 @@ def test_signal_handler_that_calls_the_store_works_or_is_refused(
     path: str, operation: str, dirty: bool, handler: str, rng: random.Random
 ) -> None:
     """At every point of a call: never a hang; the call goes on as if nothing had been; nothing is lost or doubled."""
-    step = 3 if operation == "wait" else 1  # it has many points
+    step = 2 if operation == "wait" else 1  # it has many points
     number, reached, refused = rng.randint(1, step) - step, True, 0
     with pair(path, "ofd") as both:
         may_time_out = operation in ("get", "multi_get") and handler == "delete_key"
