@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,9 +140,9 @@ def repeat(store: Store, count: int, method: str, *given: Any) -> None:
         getattr(store, method)(*given)
 
 
-def meet_often(store: Store, rank: int, size: int, rounds: int, pause: float = 0.0) -> None:
-    """Meet the other ranks at one barrier after another, each after a pause."""
-    for number in range(rounds):
+def meet_often(store: Store, rank: int, size: int, numbers: Iterable[int], pause: float) -> None:
+    """Meet the other ranks at the barriers with these numbers, at each after a pause."""
+    for number in numbers:
         time.sleep(pause)
         barrier(store, size, f"often {number}", rank=rank)
 
