@@ -283,7 +283,7 @@ def test_resolver_that_does_not_answer_ends_operations_and_keeps_one_thread(
         with pytest.raises(StoreUnavailableError, match=r"^timeout: .*no connection within") as caught:
             store.set("k", "v")
         assert not caught.value.maybe_applied
-    until(lambda: _thread._count() == before + 1)
+    until(lambda: _thread._count() <= before + 1)  # a thread of an earlier test may have ended meanwhile
     assert len(asked) == 1
     answers.set()
     store.set_timeout(HANG_S)
