@@ -773,7 +773,7 @@ class StoreView(Store):
         return self._inner._trace_place(key)
 
 
-# What the other modules of this package need of any store.
+# The functions by which the other modules of this package use any store.
 
 
 def needed_store(store: T, *methods: str) -> T:

@@ -565,7 +565,7 @@ class AutoResetEvent:
 
 
 exiting: list[int] = []
-"""The number of this process, once it is exiting and has begun to close its stores."""
+"""The number of this process, once it is known to be exiting."""
 
 EXIT_MAX_S: Final = 60.0
 """The longest sleep of `is_ended_by_exit`, in seconds, because an exit handler of the program may join the thread."""
@@ -608,7 +608,16 @@ def try_kernel_thread(name: str, call: Callable[..., object], *arguments: Any) -
 
 
 def thread_refused(name: str, refusal: RuntimeError) -> StoreUnavailableError:
-    """Return the error of an operation that needs the thread `name`, which the interpreter refuses with `refusal`."""
+    """Return the error of an operation that needs the thread `name`, which the interpreter refuses with `refusal`.
+
+    From Python 3.12 on, an interpreter that exits refuses threads before it calls the first exit function. So this
+    function sleeps at exit, as `is_ended_by_exit` says. No exit function of this package needs a mutex that a caller of
+    this function holds.
+    """
+    if str(refusal).endswith("at interpreter shutdown"):
+        exiting.append(os.getpid())
+        if is_ended_by_exit():
+            time.sleep(EXIT_MAX_S)
     text = f"the thread {name!r} can't be started ({refusal}); end other threads, raise the limit (ulimit -u), or use"
     return StoreUnavailableError(f"{text} the main interpreter", errno=errno.EAGAIN)
 

@@ -240,8 +240,9 @@ class CallExecutor:
         if isinstance(thread, RuntimeError):  # no thread is left
             with self._mutex:
                 self._threads -= 1
-                if not self._threads:
-                    raise system.thread_refused("fscoord-aio", thread)
+                are_others = self._threads > 0
+            if not are_others:
+                raise system.thread_refused("fscoord-aio", thread)
 
     def _withdraw(self, call: PendingCall[Any]) -> bool:
         """Remove `call` from the calls to make, unless a thread has begun it; return whether it was removed."""

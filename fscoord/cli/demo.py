@@ -95,7 +95,7 @@ def demo(processes: int, directory: str, kill: bool, timeout: float, trace: str 
     with raise_on_termination(), FileStore() as store:
         files = example.fill(store, directory)
         if not files:
-            raise click.UsageError(f"there is no text file below {directory}")
+            raise click.UsageError(f"{directory} holds no text file")
         words = [str(processes), str(timeout), *(["kill"] if kill else [])]
         with _started(str(store.path), directory, words, processes, trace) as members:
             lost = _losses(store, members)

@@ -7,8 +7,8 @@ earlier signal, for example if a terminal and a launcher both send SIGINT. `undo
 nothing behind.
 
 CPython runs signal handlers when it enters a Python function, when it jumps backwards, and after a C function has
-returned, and at no other point. So the public method is the wrapper itself, and there is no call between its ``def``
-and its ``try``: an exception of a handler there would not be caught. `go_on_in_thread` is a C function, and it is the
+returned, and at no other point. So the public method is the wrapper itself, and makes no call between its ``def`` and
+its ``try``: an exception of a handler there would not be caught. `go_on_in_thread` is a C function, and it is the
 first call of its block, so it is called even if signals are pending. Signal handlers never run in the thread that it
 starts.
 """
@@ -128,7 +128,7 @@ def in_steps(do: Callable[Concatenate[U, P], WaitSteps[T]]) -> Callable[Concaten
 
 
 PARTS: Final[dict[Any, tuple[Callable[..., Any], Undo | None, tuple[type[BaseException], ...]]]] = {}
-"""What each decorated method is made of: the given method, its `undo` and its `passes`. `fscoord.aio` uses them."""
+"""The parts of each decorated method: the given method, its `undo` and its `passes`. `fscoord.aio` uses them."""
 
 
 def _named_as(do: Any, method: T, hidden: int) -> T:

@@ -102,6 +102,11 @@ def _address(params: RendezvousParameters) -> str:
         raise ValueError(f"unknown store_type {given!r}; known are {', '.join(_PREFIXES)}")
     if endpoint.lower().startswith(prefix) or (store_type == "file" and not endpoint):
         return endpoint
+    if "://" in endpoint:
+        raise ValueError(
+            f"the endpoint {endpoint!r} is not an address for store_type={store_type}: it must begin with {prefix}, or"
+            " name only the place"
+        )
     if store_type == "tcp":
         host, port = parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)
         return f"tcp://{f'[{host}]' if ':' in host else host}:{port}"

@@ -86,8 +86,22 @@ def test_daemon_thread_sleeps_on_silently_when_its_process_exits(tmp_path: Path,
     assert (done.returncode, done.stdout, done.stderr) == (0, "[True, True, True]\n", "")
 
 
-def test_event_loop_of_a_daemon_thread_sleeps_on_silently_when_its_process_exits(tmp_path: Path) -> None:
-    done = run(tmp_path / "store", last=SLEEPS, open=OPEN, work="asyncio.run(forever())")
+@pytest.mark.parametrize(
+    ("opening", "work"),
+    [
+        (OPEN, "asyncio.run(forever())"),
+        # From Python 3.12 on, the interpreter refuses a thread before it has called the first exit function.
+        (
+            f"{OPEN}; go = threading.Semaphore(0); atexit.register(go.release, 3)",
+            "begun.release(); go.acquire(); asyncio.run(forever())",
+        ),
+    ],
+    ids=["before", "during"],
+)
+def test_event_loop_of_a_daemon_thread_sleeps_on_silently_when_its_process_exits(
+    tmp_path: Path, opening: str, work: str
+) -> None:
+    done = run(tmp_path / "store", last=SLEEPS, open=opening, work=work)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[True, True, True]\n", "")
 
 

@@ -119,6 +119,13 @@ def test_store_type_that_is_unknown_is_refused_with_the_names_of_all(create, eve
     assert events()[0].message.startswith("ValueError: unknown store_type 'zookeeper'")
 
 
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "mem://x"])
+@pytest.mark.parametrize("store_type", ["etcd", "file", "tcp"])
+def test_address_of_another_kind_than_the_store_type_is_refused(create, endpoint, store_type):
+    with pytest.raises(ValueError, match=f"{endpoint}' is not an address for store_type={store_type}"):
+        create(endpoint, store_type=store_type)
+
+
 def test_rendezvous_without_a_name_is_refused_and_the_store_closed(tmp_path, events):
     with pytest.raises(ValueError, match="run id"):
         create_backend(parameters(str(tmp_path / "job"), run_id=""))

@@ -94,6 +94,22 @@ def test_thread_that_begins_to_read_events_finds_that_one_was_read_for_it(
     waiting.close()
 
 
+def test_error_of_the_events_goes_to_the_waiter_that_reads_them(make: Callable[..., ChangeWatcher]) -> None:
+    watch = make("auto", is_local=True)
+
+    def wait(_: float) -> bool:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    watch._events.wait = wait
+    with pytest.raises(OSError, match="Bad file"):
+        watch.block(Waiter(watch), LIMIT_S)
+    failed: list[OSError] = []
+    waiting: Any = Waiter(watch)
+    waiting.fail = failed.append  # as a waiter beside a poller, which then polls
+    watch.block(waiting, LIMIT_S)
+    assert [error.errno for error in failed] == [errno.EBADF]
+
+
 def test_watch_in_an_event_loop_listens_again_after_its_first_process(make: Callable[..., ChangeWatcher]) -> None:
     for listens in (True, False):
         loop = Loop(listens=listens)

@@ -1,4 +1,4 @@
-"""What a log needs only on a mount that several hosts share. A reader of a local log need not know this folder.
+"""The parts of a log for mounts that several hosts share. A reader of a local log need not know this folder.
 
 `network` reads and writes coherently, and `hang_watchdog` reports calls that hang in the kernel. `symlink_lock` is a
 lock for mounts without advisory locks. `node_poller` lets one process of a host poll the server for all processes of

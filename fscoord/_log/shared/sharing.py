@@ -67,7 +67,7 @@ class ChangedKeys:
 
 
 class Sharing:
-    """What one handle does because other hosts write to its log.
+    """The parts of one handle for a log that other hosts write, too.
 
     Args:
         machine: the state machine of the log.

@@ -116,7 +116,7 @@ NEW, UNARMED, ARMED, RUNG = range(4)
 """The states of a wait before a look or a sleep.
 
 NEW: it has not looked. Most waits end with their first look, so this look arms nothing, unless it writes.
-UNARMED: the next look arms first. There is no sleep before this look.
+UNARMED: the next look arms first. The wait does not sleep before this look.
 ARMED: the wait was armed, and a look after that has found nothing. So it sleeps.
 RUNG: a ring has ended the sleep. The next look usually finds the key, so it arms nothing.
 """
