@@ -220,11 +220,12 @@ class SharedState:
         Raises:
             RendezvousStateError: there was a state before, and now there is none.
         """
+        was_there = self._has_been_there  # before the look: another thread may write the first state right after it
         found = self._backend.get_state()
         if found is not None:
             self._has_been_there = True
             return State.decode(found[0]), found[1]
-        if self._has_been_there:
+        if was_there:
             raise errors.RendezvousStateError(
                 f"the state of the rendezvous has been removed from the backend {self._backend.name!r}: end all nodes"
                 " of this rendezvous, and start them with another id or another store"

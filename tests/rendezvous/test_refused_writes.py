@@ -175,6 +175,19 @@ def test_state_that_a_backend_loses_is_distinguished_from_one_that_never_was():
         shared.change(lambda state: evict(state, ["n"]))
 
 
+def test_first_state_that_another_thread_writes_during_a_read_has_not_been_removed(monkeypatch):
+    backend = Silent()
+    shared = SharedState(backend, HashStore())
+
+    def write_after_the_read():
+        monkeypatch.undo()
+        shared.write(State(sequence=1), None)
+
+    monkeypatch.setattr(backend, "get_state", write_after_the_read)
+    assert shared.read() == (State(), None)
+    assert shared.read()[0] == State(sequence=1)
+
+
 def test_nodes_that_refuse_each_other_their_writes_come_through():
     """Contention is no fault: each refusal means that another node's write was taken."""
     store = HashStore(timeout=HANG_S)
