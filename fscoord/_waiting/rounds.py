@@ -17,7 +17,7 @@ A barrier without ranks counts its callers in ``{prefix}/num_members``, and the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from fscoord._arguments import MalformedText, key_text, parse_uint63
@@ -28,6 +28,7 @@ __all__ = [
     "RoundState",
     "Rounds",
     "Verdict",
+    "add_arrivals",
     "is_last",
     "is_of_barrier",
     "open_rounds",
@@ -113,6 +114,29 @@ def is_last(text: bytes, own: bytes, world_size: int) -> bool | None:
         if count == world_size and _are_all(text.split(end)[:-1], world_size):
             return True if text.endswith(b" " + own) or text == own else None
     return None
+
+
+def add_arrivals(
+    text: bytes, ranks: Iterable[int], own: int | None, world_size: int, *, is_first: bool = False
+) -> tuple[bytes, bool] | None:
+    """Return the tokens that add the arrivals of `ranks` and `own` to `text`, and whether all ranks have then arrived.
+
+    Return None if `text` has tokens other than arrivals and time-outs in this world size. With `is_first`, the token of
+    `own` is added even if `text` has one, and the result is None if `text` has the arrivals of all ranks.
+    """
+    size, come = b"/%d" % world_size, set()
+    for token in text.split():
+        rank, slash, end = token.removeprefix(b"-").partition(b"/")
+        if slash + end != size or not rank.isdigit() or len(rank) > 19 or int(rank) >= world_size:
+            return None
+        if token[0] != 45:  # a minus
+            come.add(int(rank))
+    if is_first and len(come) == world_size:
+        return None
+    new = [rank for rank in ranks if rank not in come and rank != own]
+    if own is not None and (is_first or own not in come):
+        new.append(own)  # last, as if the other ranks had appended their arrivals before
+    return b"".join([b"%d%b " % (rank, size) for rank in new]), len(come.union(new)) == world_size
 
 
 def _are_all(names: list[bytes], world_size: int) -> bool:

@@ -188,6 +188,15 @@ class Doorbell:
         system.os.utime(self.fd)
         self._signal_fifo()
 
+    def has_name(self) -> bool:
+        """Return whether the path still leads to the open file."""
+        try:
+            named, found = system.os.stat(self.path, follow_symlinks=False), system.os.fstat(self.fd)
+        except OSError as error:
+            raise_if_foreign(error)
+            return False
+        return (named.st_dev, named.st_ino) == (found.st_dev, found.st_ino)
+
     def _signal_fifo(self) -> None:
         """Wake the processes that read the FIFO, if there may be one."""
         if system.os.pread(self.fd, 1, FIFO_BYTE) != b"\1":

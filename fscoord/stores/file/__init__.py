@@ -28,7 +28,7 @@ from fscoord._log.files import safe_files
 from fscoord._log.files.opening import COMPACT_BYTES, SPILL_BYTES
 from fscoord._log.files.safe_files import FilePath
 from fscoord._log.format import record
-from fscoord._log.log import SEVERAL, Log
+from fscoord._log.log import SEVERAL, Decide, Log
 from fscoord._log.opened import open_log_file
 from fscoord._log.wakeup.watcher import MODES
 from fscoord._runtime import system, tracing
@@ -37,6 +37,7 @@ from fscoord._waiting.wait import NotYet, block_on, new_tuple
 from fscoord.errors import FscoordError, QueueEmptyError
 from fscoord.store import Capabilities
 from fscoord.stores.file import lifecycle
+from fscoord.stores.file.arrival_slots import ArrivalSlots
 from fscoord.stores.file.lifecycle import check_platform, log_options, path_argument
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.operations import ABSENT, EQUALS, PLAIN, PRESENT, Draft, Operation
@@ -169,6 +170,7 @@ class FileStore(Sessions):
         self._notifiers: weakref.WeakSet[ChangeNotifier] = weakref.WeakSet()
         self._combiner = lifecycle.new_combiner(self._log, self._state, self._notifier.notify)
         self._notifier.slots = WaitSlots(self._log, mode)
+        self._slots = ArrivalSlots(self._log, self._notifier) if self._log.shared is None else None
         self._typical_call_s = TYPICAL_CALL_S if self._log.mount.is_local else math.inf
         lifecycle.register(self, is_participant=self._wanted.world_size > 0)
         if tracing.recorder is not None:
@@ -229,6 +231,9 @@ class FileStore(Sessions):
             found, kind, value = self._decide(name, operation)
             if not kind:
                 return found, 0, b""
+            for gone in absent:
+                if self._slots is not None:
+                    self._slots.clear(gone)
             records = [(record.DELETE, gone, b"") for gone in absent if state.has(gone)]
             records.append((kind, name, value))
             records += [(record.SET, new, b"1") for new in present]
@@ -382,6 +387,7 @@ class FileStore(Sessions):
         limit: float | None = None,
         started: float | None = None,
         arm: Callable[[], None] | None = None,
+        decide: Decide | None = None,
     ) -> Any:
         """Carry out `operation`, and return its result.
 
@@ -390,6 +396,7 @@ class FileStore(Sessions):
             limit: how long it may take, in seconds; None: the store's timeout.
             started: when the call of which the operation is a part began (monotonic, in seconds); None: now.
             arm: arms the wait that follows an arrival.
+            decide: decides the operation, on a log that only this host mounts; None: `Draft.decide`.
         """
         if limit is None:
             limit = self._timeout
@@ -398,7 +405,9 @@ class FileStore(Sessions):
                 arm()  # before the arrival can be in the log, and so before the record of the last arrival
             return self._combiner.write(operation, limit, started)
         kind, name = operation.kind, operation.key
-        result = self._log.update(kind, name, operation, self._decide, limit, arm)
+        if decide is None:
+            decide = self._decide if kind != record.DELETE else self._decide_delete
+        result = self._log.update(kind, name, operation, decide, limit, arm)
         if self._log.handle.bell and kind != record.POP:  # nothing waits for the end of a queue
             if kind == record.MULTI_SET:
                 self._notifier.notify([each for each, _ in record.decode_pairs(operation.value)])
@@ -406,6 +415,11 @@ class FileStore(Sessions):
                 is_last = operation.done and result.is_last
                 self._notifier.notify((name, operation.done) if is_last else (name,))
         return result
+
+    def _decide_delete(self, key: bytes, operation: Operation) -> tuple[Any, int, Any]:
+        if self._slots is not None:
+            self._slots.clear(key)
+        return self._decide(key, operation)
 
     def _look(self, limit: float, answer: Callable[[], T]) -> T:
         """Read the new records, and return the result of `answer` on the state of the store at one moment."""

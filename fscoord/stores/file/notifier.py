@@ -80,13 +80,18 @@ class ChangeNotifier:
         self._shared = None if watches_every_key else log.shared
         self.passes_on_changes = self._shared is not None
 
-    def notify(self, names: Iterable[bytes]) -> None:
-        """Wake the waiters for one of the keys `names`, which have just been written."""
+    def open_bell(self) -> Doorbell | None:
+        """Return the bell that was announced last, or None if there is none, or it can't be opened."""
         bell, count = self._bell, self._log.handle.bell
         if self._announcements != count or (bell is not None and bell.fd < 0):
-            bell = self._bell = self._open_bell()
+            bell = self._bell = self._find_or_warn()
             # After the bell is open: another thread that writes meanwhile would find no bell, and not ring.
             self._announcements = count
+        return bell
+
+    def notify(self, names: Iterable[bytes]) -> None:
+        """Wake the waiters for one of the keys `names`, which have just been written."""
+        bell = self.open_bell()
         if bell is not None:
             try:
                 if self.passes_on_changes:
@@ -266,7 +271,7 @@ class ChangeNotifier:
         bell = None
         has_use = node or not (self._wanted.read_only or self._watches_every_key)
         if self._mode != "poll" and (node or local) and system.has_inotify() and has_use:
-            bell = self._open_bell()
+            bell = self._find_or_warn()
         elect = PollerElection if node else None
         return ChangeWatcher(
             self._log.handle.file, bell, self._mode, is_local=local, elect=elect, backend=self._backend
@@ -292,12 +297,16 @@ class ChangeNotifier:
                 "%s: no waiter was woken at the end of session %d: %s", self._log.path, session, error
             )
 
+    def bell_exists(self) -> bool:
+        """Return whether the log has a bell by name."""
+        return system.os.path.lexists(self._log.path + BELL_SUFFIX)
+
     def _find_bell(self, *, create: bool) -> Doorbell:
         if self._uses_node_bell:
             return Doorbell(node_bell_path(self._log.handle.root.key), 0o600, create=create)
         return Doorbell(self._log.path + BELL_SUFFIX, self._wanted.mode, create=create, like=self._log.path)
 
-    def _open_bell(self) -> Doorbell | None:
+    def _find_or_warn(self) -> Doorbell | None:
         try:
             return self._find_bell(create=True)
         except (OSError, FscoordError) as error:

@@ -56,9 +56,9 @@ class Arrived(NamedTuple):
     is_last: bool
 
 
-_LAST: Final = Arrived(None, is_last=True)
-_ARRIVED_LATE: Final = Arrived(None, is_last=False)
-_WAITS: Final = Arrived(NOT_YET, is_last=False)
+LAST: Final = Arrived(None, is_last=True)
+PASSED: Final = Arrived(None, is_last=False)
+WAITS: Final = Arrived(NOT_YET, is_last=False)
 
 
 class Operation(NamedTuple):
@@ -232,7 +232,7 @@ class Draft:
         last = is_last(text, operation.value, operation.world_size)
         if last is None:
             return Arrived(text, is_last=False)
-        return _LAST if last else _ARRIVED_LATE if self._has(operation.done) else _WAITS
+        return LAST if last else PASSED if self._has(operation.done) else WAITS
 
     def resume(self, operation: Operation, noted: Any) -> tuple[Records, Any]:
         """Return the records that `operation` still needs after its first one, which is in the log, and its result.

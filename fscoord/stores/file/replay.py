@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 from zlib import crc32
 
 from fscoord._log.files.spill import NEVER, Fetch, Spilled, SpilledRecord, Spot, checksum_of_both
@@ -76,6 +76,8 @@ class KeyValueState:
     def __init__(self, spill_bytes: int = 0) -> None:
         self.values: dict[bytes, StoredValue] = {}
         self.queues: dict[bytes, deque[bytes | Spilled]] = {}
+        self.watchers: dict[bytes, set[Any]] = {}
+        """The calls that watch for a delete of a key, by the key. The delete sets their attribute ``is_deleted``."""
         self._least = spill_bytes or NEVER
         self._long: set[bytes] = set()
         """The keys whose value or queue may be spilled; some of them may have been deleted."""
@@ -88,6 +90,7 @@ class KeyValueState:
         `values` before it reads the log, and uses a value from it only if `values` is still the same object afterwards.
         """
         self.values, self.queues, self._long = {}, {}, set()
+        self.watchers = {}  # the deletes before the calls will be applied again
 
     def mark_spilled(self, keys: set[bytes]) -> None:
         """Record that the next records have spilled values of `keys`."""
@@ -114,6 +117,9 @@ class KeyValueState:
             elif kind == record.DELETE:
                 values.pop(key, None)
                 self.queues.pop(key, None)
+                if key in self.watchers:
+                    for watcher in list(self.watchers.get(key, ())):  # a copy: other threads change the set
+                        watcher.is_deleted = True
             elif kind == record.PUSH:
                 self.queues.setdefault(key, deque()).append(value)
             elif kind == record.POP:

@@ -6,15 +6,13 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from fscoord._arguments import Key, Timeout, check_int64, key_text, keys_bytes, to_seconds
 from fscoord._log.files.opening import LogOptions
-from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
 from fscoord._log.liveness.liveness_file import ProcessIdentity
-from fscoord._log.log import Log
+from fscoord._log.log import Decide, Log
 from fscoord._waiting.wait import (
     KEYS,
     THREAD_BACKEND,
@@ -24,15 +22,16 @@ from fscoord._waiting.wait import (
     WaitBackend,
     WaitRequest,
     block_on,
-    new_tuple,
 )
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Member, Store
+from fscoord.stores.file.arrival import Arrival
+from fscoord.stores.file.arrival_slots import ArrivalSlots
 from fscoord.stores.file.notifier import ChangeNotifier
-from fscoord.stores.file.operations import COUNTS, RANKS, Operation
+from fscoord.stores.file.operations import Operation
 from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.traced_wait import trace_place
-from fscoord.stores.file.waits import AnyChange, Condition, FileWait, Keys, condition_of
+from fscoord.stores.file.waits import AnyChange, Condition, FileWait, condition_of
 
 if TYPE_CHECKING:
     from fscoord._log.shared.combining.combiner import Combiner
@@ -53,6 +52,8 @@ class Sessions(Store):
     _options: dict[str, Any]
     _notifier: ChangeNotifier
     _combiner: Combiner | None
+    _decide: Decide
+    _slots: ArrivalSlots | None
     _notifiers: weakref.WeakSet[ChangeNotifier]
     _change_notifier: ChangeNotifier | None = None
     _records_waits = True
@@ -172,6 +173,7 @@ class Sessions(Store):
         limit: float | None = None,
         started: float | None = None,
         arm: Callable[[], None] | None = None,
+        decide: Decide | None = None,
     ) -> Any:
         """Carry out `operation`, and return its result."""
 
@@ -180,13 +182,10 @@ class Sessions(Store):
         return super()._arrive(request) if wait is None else block_on(wait)
 
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: ChangeNotifier) -> FileWait[bytes | None] | None:
-        key, token, done, world_size, timeout, _, started, waits = request
-        if not waits:
+        if not request.waits:
             return None
-        kind, rule = (record.APPEND, RANKS) if token else (record.ADD, COUNTS)
-        arrival = new_tuple(Operation, (kind, key, token, b"", rule, done, world_size))
-        after = Keys(self._log, self._state, [done], request)
-        return FileWait(notifier, after, timeout, None, started, partial(self._write, arrival, None, started))
+        arrival = Arrival(self._log, self._state, request, self._write, self._decide, self._slots)
+        return FileWait(notifier, arrival, request.timeout, None, request.started)
 
     def _trace_place(self, key: bytes) -> tuple[str, str]:
         return trace_place(self._log), key_text(key)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar, cast
 from zlib import crc32
 
-from fscoord._arguments import called, key_text, missing_error
+from fscoord._arguments import called, missing_error
 from fscoord._log.files.spill import Fetch
 from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
@@ -17,13 +17,12 @@ from fscoord._log.wakeup.doorbell import LAST_BUCKET
 from fscoord._log.wakeup.watcher import Waiter
 from fscoord._runtime import system, tracing
 from fscoord._waiting import timing
-from fscoord._waiting.awaited import BARRIER, KEY, QUEUE, Awaited
+from fscoord._waiting.awaited import KEY, QUEUE
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import (
     ITEM,
     NOT_YET,
     VALUES,
-    ArrivalRequest,
     NeededRanks,
     NotYet,
     WaitRequest,
@@ -31,7 +30,7 @@ from fscoord._waiting.wait import (
 )
 from fscoord.stores.file.death_watch import DeathWatch, RankNeeds, SessionNeeds
 from fscoord.stores.file.notifier import ChangeNotifier
-from fscoord.stores.file.operations import Arrived, Operation
+from fscoord.stores.file.operations import Operation
 from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.traced_wait import TracedWait
 
@@ -80,6 +79,10 @@ class Condition(ABC, Generic[T]):
     other_key = b""
     """A further key whose change may end the wait, or empty."""
 
+    arrive: Callable[[Callable[[], None], Waiter | None], T | NotYet] | None = None
+    """For an arrival: the first look, which writes. It is called with the function that arms the wait, and the waiter.
+    It arms after its write in a slot, or under the log's lock after the append. None: the first look is `look`."""
+
     _log: Log
 
     @abstractmethod
@@ -91,6 +94,9 @@ class Condition(ABC, Generic[T]):
             reads: whether to read on in the log first. Otherwise the wait has just read on in the shared extent of its
                 node, which can't show that a key does not exist.
         """
+
+    def close(self) -> None:
+        """Release what the condition keeps. It may be called twice."""
 
     def give_up(self, waited: float) -> T:
         """End the wait at its deadline, after `waited` seconds: raise `StoreTimeoutError`, or return an answer."""
@@ -139,9 +145,6 @@ class FileWait(Generic[T]):
         timeout: the longest wait, in seconds.
         slow_logger: logs warnings if the wait is long; None: the wait makes one when it needs one.
         started: when the wait began, by the monotonic clock; None: now.
-        arrive: an arrival, which is the first look. It is called with the function that arms the wait, and calls that
-            function under the log's lock, after the append. So the record of the last arrival can only come after the
-            wait is armed, and no further look is needed before the sleep.
         has_looked: whether the caller has found that the condition does not hold.
     """
 
@@ -157,7 +160,6 @@ class FileWait(Generic[T]):
         timeout: float,
         slow_logger: SlowWaitLogger | None = None,
         started: float | None = None,
-        arrive: Callable[[Callable[[], None]], Arrived] | None = None,
         *,
         has_looked: bool = False,
     ) -> None:
@@ -167,13 +169,12 @@ class FileWait(Generic[T]):
         self._deadline = now + timeout
         self._slow_logger = slow_logger
         self._due = slow_logger.due if slow_logger is not None else now + timing.SHOW_S
-        self._arrive = arrive
         self._state = UNARMED if has_looked else NEW
 
     def look(self) -> T | NotYet:
         state, condition, notifier, now = self._state, self._condition, self._notifier, system.time.monotonic()
         left = self._deadline - now
-        arrive = self._arrive if state == NEW else None
+        arrive = condition.arrive if state == NEW else None
         found: Any
         # Before an arrival has the lock, because a new bell is announced under the lock.
         if self._waiter is None and (state == UNARMED or arrive is not None) and left > 0:
@@ -188,7 +189,7 @@ class FileWait(Generic[T]):
         if arrive is not None:
             if notifier.passes_on_changes:
                 notifier.stand_for_election(self._waiter)
-            found, _ = arrive(self._arm)
+            found = arrive(self._arm, self._waiter)
         else:
             reads = True
             if state == UNARMED and left > 0:
@@ -309,6 +310,8 @@ class FileWait(Generic[T]):
             # Not before `_waiter` is None: a second `close`, after a signal handler has interrupted the first, must not
             # close a waiter that another wait uses by then.
             self._notifier.keep_spare(waiter)
+        if self._condition.arrive is not None:
+            self._condition.close()
         own_logger = self._own_logger
         if own_logger is not None:
             own_logger.end()
@@ -341,11 +344,10 @@ def condition_of(
     return condition
 
 
-class Keys(Condition[Any]):
+class Keys(Condition["list[int]"]):
     """The condition that each key has a value or a non-empty queue, or that a needed session or rank is dead.
 
-    The answer is the list of the dead sessions or ranks. It is also empty if the wait needs no rank any more. After an
-    arrival the answer is None.
+    The answer is the list of the dead sessions or ranks. It is also empty if the wait needs no rank any more.
 
     A single key is looked up without the mutex; see `KeyValueState.reset` for what keeps that safe. If another thread
     applies records at that moment, the look may find some of them applied, which is an earlier state of the store.
@@ -354,28 +356,15 @@ class Keys(Condition[Any]):
         log: the log of the store.
         state: its state.
         keys: the keys.
-        arrival: the request of the arrival that the wait follows, or None.
     """
 
-    def __init__(
-        self, log: Log, state: KeyValueState, keys: list[bytes], arrival: ArrivalRequest | None = None
-    ) -> None:
+    def __init__(self, log: Log, state: KeyValueState, keys: list[bytes]) -> None:
         self._log = log
         self._state = state
         self._keys = self.missing = keys
         self._single = keys[0] if len(keys) == 1 else None
-        self._arrival = arrival
 
-    def new_slow_logger(self, started: float) -> SlowWaitLogger:
-        arrival = self._arrival
-        if arrival is None:
-            return super().new_slow_logger(started)
-        if arrival.new_slow_logger is not None:
-            return arrival.new_slow_logger(started)
-        name, _, _ = arrival.done.rpartition(b"/")  # of a barrier without ranks, which gives no words itself
-        return SlowWaitLogger(__name__, self._describe, started, Awaited(BARRIER, key_text(name)))
-
-    def look(self, timeout: float, *, reads: bool) -> list[int] | NotYet | None:
+    def look(self, timeout: float, *, reads: bool) -> list[int] | NotYet:
         state, single = self._state, self._single
         values = state.values
         if reads:
@@ -384,12 +373,12 @@ class Keys(Condition[Any]):
             is_there = single in values or single in state.queues
             if values is state.values:
                 if is_there:
-                    return [] if self._arrival is None else None
+                    return []
                 if self.death_watch is None:
                     return NOT_YET
         self.missing = self._log.inspect(lambda: state.missing(self._keys))
         if not self.missing:
-            return [] if self._arrival is None else None
+            return []
         dead = self.death_watch.find_dead(timeout) if self.death_watch else NOT_YET
         if dead and dead is not NOT_YET:  # a process may have set the keys, and died, after the look for them
             self.missing = self._log.inspect(lambda: self._state.missing(self._keys))

@@ -1,0 +1,222 @@
+"""`Arrival`: the wait of one call at a barrier, which begins with the arrival of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fscoord._arguments import key_text
+from fscoord._log.format import record
+from fscoord._log.log import SEVERAL, Decide, Log
+from fscoord._log.wakeup.doorbell import Doorbell
+from fscoord._log.wakeup.watcher import Waiter
+from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._waiting.awaited import BARRIER, Awaited
+from fscoord._waiting.rounds import add_arrivals
+from fscoord._waiting.timing import SlowWaitLogger
+from fscoord._waiting.wait import NOT_YET, ArrivalRequest, NotYet, new_tuple
+from fscoord.stores.file.arrival_slots import COLUMNS, LATE_S, SLOT, ArrivalSlots, ranks_of, row_of
+from fscoord.stores.file.operations import COUNTS, LAST, PASSED, RANKS, WAITS, Arrived, Operation
+from fscoord.stores.file.replay import KeyValueState
+from fscoord.stores.file.waits import Condition, Write
+
+
+class Arrival(Condition["bytes | None"]):
+    """The condition that all ranks have arrived. Its first look is the arrival of the caller itself.
+
+    The answer is that of an `ArrivalRequest`. A rank arrives in a slot if the store has slots; see `arrival_slots`.
+    Any other caller arrives in the log.
+
+    Args:
+        log: the log of the store.
+        state: its state.
+        request: the arrival.
+        write: carries out an operation.
+        decide_alone: decides an arrival in the log without slots.
+        slots: the slots of the store; None: it has none.
+    """
+
+    is_deleted = False
+    """Whether a key of the barrier was deleted since the arrival, which then does not count again."""
+
+    _bell: Doorbell | None = None  # the bell that has the slots of the barrier
+    _place = -1  # the offset in the bell of the slot that this call uses; -1: none
+    _is_in_log = False  # whether the log has the arrival of this call
+    _is_watching = False
+
+    def __init__(
+        self,
+        log: Log,
+        state: KeyValueState,
+        request: ArrivalRequest,
+        write: Write,
+        decide_alone: Decide,
+        slots: ArrivalSlots | None,
+    ) -> None:
+        self._log = log
+        self._state = state
+        self._request = request
+        self._key, token, self._done, self._size, timeout, *_ = request
+        self._write, self._decide_alone = write, decide_alone
+        self._rank = int(token[: token.index(b"/")]) if token else -1
+        self._slots = slots if token and 1 < self._size <= COLUMNS else None
+        self._late = timeout - LATE_S if timeout > LATE_S else 0.0
+        self.missing = [self._done]
+
+    def new_slow_logger(self, started: float) -> SlowWaitLogger:
+        request = self._request
+        if request.new_slow_logger is not None:
+            return request.new_slow_logger(started)
+        name, _, _ = request.done.rpartition(b"/")  # of a barrier without ranks, which gives no words itself
+        return SlowWaitLogger(__name__, self._describe, started, Awaited(BARRIER, key_text(name)))
+
+    def arrive(self, arm: Callable[[], None], waiter: Waiter | None) -> bytes | NotYet | None:
+        """Arrive, and return what `look` returns. `arm` arms `waiter`, so that the end of the barrier wakes it."""
+        if self._slots is None:
+            return self._arrive_in_log(arm)
+        if self._find_slots() and waiter is not None and waiter.watcher.bell is not None and self._write_slot():
+            arm()
+            return self.look(self._request.timeout, reads=True)
+        # Not armed under the lock: other ranks may write their slots until the look that follows, which arms first.
+        return self._arrive_in_log(None, self._decide_first)
+
+    def _arrive_in_log(self, arm: Callable[[], None] | None, decide: Decide | None = None) -> bytes | NotYet | None:
+        self._is_in_log = True
+        found: bytes | NotYet | None
+        found, _ = self._write(self._operation(), None, self._request.started, arm, decide)
+        return found
+
+    def _operation(self) -> Operation:
+        _, token, done, size, *_ = self._request
+        kind, rule = (record.APPEND, RANKS) if token else (record.ADD, COUNTS)
+        return new_tuple(Operation, (kind, self._key, token, b"", rule, done, size))
+
+    def _find_slots(self) -> bool:
+        """Find the slots of the barrier in the run that the handle has read. Return False if the log has no bell."""
+        slots = self._slots
+        assert slots is not None, "only callers with ranks get here"
+        self._bell = slots.bell()
+        self._content = content = slots.content(self._key, self._size)
+        self._row, self._run = row_of(content), self._log.handle.header.run
+        return self._bell is not None
+
+    def _write_slot(self) -> bool:
+        """Arrive in the slot of the caller's rank. Return False if the caller must arrive in the log."""
+        slots, bell, content, key = self._slots, self._bell, self._content, self._key
+        assert slots is not None, "checked by the caller"
+        assert bell is not None, "checked by the caller"
+        place = self._row + SLOT * self._rank
+        # One C function, so of several threads only one gets the slot. `close` gives it back.
+        if slots.users.setdefault(place, self) is not self:
+            return False
+        self._place = place
+        try:
+            known = slots.known.get(place)
+            if known is None:
+                slots.known[place] = known = system.os.pread(bell.fd, SLOT, place)
+                self._log.refresh(self._request.timeout)  # after the slot was read
+                if self._log.handle.header.run != self._run:
+                    return False
+            values = self._state.values
+            if known == content or key in values or self._done in values:
+                return False
+            self._watch()
+            slots.known[place] = content  # before the write: if that is interrupted, the next call arrives in the log
+            system.os.pwrite(bell.fd, content, place)
+        except OSError as error:
+            raise_if_foreign(error)
+            return False
+        return True
+
+    def _watch(self) -> None:
+        """Watch for deletes of the barrier's keys from now on."""
+        watchers = self._state.watchers
+        self._is_watching = True
+        for key in (self._key, self._done):
+            watchers.setdefault(key, set()).add(self)
+
+    def look(self, timeout: float, *, reads: bool) -> bytes | NotYet | None:
+        state, done = self._state, self._done
+        values = state.values
+        if reads:
+            self._log.refresh(timeout)
+        is_there = done in values or done in state.queues
+        if values is not state.values:  # another thread reads the log again; see `KeyValueState.reset`
+            is_there = self._log.inspect(lambda: state.has(done))
+        if is_there:
+            return None
+        return NOT_YET if self._bell is None else self._look_at_slots(self._bell, timeout)
+
+    def _look_at_slots(self, bell: Doorbell, timeout: float) -> bytes | NotYet | None:
+        """Read the slots, after a look at the log that has not found the end of the barrier."""
+        if self.is_deleted or self._log.handle.header.run != self._run:
+            return NOT_YET
+        try:
+            found = system.os.pread(bell.fd, SLOT * self._size, self._row)
+        except OSError as error:
+            raise_if_foreign(error)
+            found = b""
+        if found != self._content * self._size and (self._is_in_log or timeout > self._late):
+            text = self._state.values.get(self._key)
+            if not isinstance(text, (bytes, bytearray)):
+                return NOT_YET
+            added = add_arrivals(bytes(text), ranks_of(found, self._content), None, self._size)
+            if added is None or not added[1]:
+                return NOT_YET
+        answer: bytes | NotYet | None
+        answer, _ = self._write(self._operation(), timeout, None, None, self._decide)
+        return answer
+
+    # -- under the log's lock --------------------------------------------------------------------------------------
+
+    def _decide(self, key: bytes, operation: Operation) -> tuple[Arrived, int, Any]:
+        """Decide, after a look at the slots, what this call appends."""
+        if self._state.has(self._done):
+            return PASSED, 0, b""
+        if self.is_deleted or self._log.handle.header.run != self._run:
+            return WAITS, 0, b""
+        own = None if self._is_in_log else self._rank
+        return self._merge(own) or self._decide_alone(key, operation)
+
+    def _decide_first(self, key: bytes, operation: Operation) -> tuple[Arrived, int, Any]:
+        """Decide an arrival in the log. The arrivals in slots count if the log does not have all arrivals."""
+        self._find_slots()
+        self._watch()
+        if self._state.has(self._done):
+            return self._decide_alone(key, operation)
+        return self._merge(self._rank, is_first=True) or self._decide_alone(key, operation)
+
+    def _merge(self, own: int | None, *, is_first: bool = False) -> tuple[Arrived, int, Any] | None:
+        """Decide with the arrivals in slots. Return None if the arrivals in the log must be decided without slots.
+
+        Args:
+            own: the rank of the caller if its arrival is to be appended.
+            is_first: whether to append it even if the log has an arrival of this rank.
+        """
+        slots, text = self._slots, self._state.values.get(self._key, b"")
+        assert slots is not None, "only callers with ranks get here"
+        if not isinstance(text, (bytes, bytearray)):
+            return None
+        added = add_arrivals(bytes(text), slots.arrived(self._content), own, self._size, is_first=is_first)
+        if added is None:
+            return None
+        tokens, is_full = added
+        if not is_full:
+            self._is_in_log = self._is_in_log or own is not None
+            return WAITS, record.APPEND if tokens else 0, tokens
+        pairs = record.encode_pairs([(self._key, bytes(text) + tokens), (self._done, b"1")])
+        return LAST, SEVERAL, [(record.MULTI_SET, b"", pairs)]
+
+    def close(self) -> None:
+        """Give back the slot, and end the watch for deletes. It may be called twice."""
+        if self._place >= 0 and self._slots is not None and self._slots.users.get(self._place) is self:
+            del self._slots.users[self._place]
+        if self._is_watching:
+            watchers = self._state.watchers
+            for key in (self._key, self._done):
+                others = watchers.get(key)
+                if others is not None:
+                    others.discard(self)
+                    if not others:
+                        watchers.pop(key, None)

@@ -1,0 +1,138 @@
+"""`ArrivalSlots`: slots in the bell, in which the ranks of one host arrive at barriers without the log's lock.
+
+A rank arrives by writing its *slot*: a hash of the barrier, and the world size. Then it arms the bell for the end of
+the barrier, reads the log on, and reads the slots of all ranks in one call. The rank that finds all slots written takes
+the log's lock and appends one record, which leaves the same keys as an arrival of each rank would. So a rank neither
+queues for the lock nor decodes the arrivals of the other ranks, and its costs do not grow with their number.
+
+The record is the truth, and slots are hints. It is appended only under the lock, after the log was read on, and only
+if each rank then has an arrival in the log or in its slot. These rules keep that sound:
+
+- A rank writes its slot, arms, looks at the log, and then reads the slots. The last rank to read finds all slots, or
+  the barrier has ended since the rank had armed, and the ring wakes it.
+- A handle reads a slot once before it first writes to it, and then reads the log on. If the slot has the hash already,
+  or the log has a key of the barrier, the rank arrives in the log: it may have arrived by an earlier call or process.
+- Before a key of a barrier is deleted, its slots are cleared, under the same hold of the lock, even if the log has no
+  such key. A call that was waiting during the delete never counts again: it waits for the end of the barrier alone.
+- A rank that has waited for `LATE_S` appends an arrival for each rank that has a slot. So tools show the arrivals of a
+  barrier that lasts, and a rank that times out leaves its arrival, as everywhere.
+- The slots count only if the bell still has its name, because a delete clears the slots in the file of that name.
+
+There are `ROWS` rows, so that barriers of several groups, or of several threads of a rank, rarely share slots. A slot
+that another barrier has overwritten only delays a barrier: its ranks arrive in the log after `LATE_S`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fscoord._log.files import safe_files
+from fscoord._log.log import Log
+from fscoord._log.wakeup.doorbell import Doorbell
+from fscoord._runtime import system
+from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._waiting.rounds import ARRIVALS, COMPLETE
+from fscoord.stores.file.notifier import ChangeNotifier
+
+ROWS: Final = 64
+COLUMNS: Final = 1024
+"""The largest world size of a barrier by slots."""
+HASH: Final = 12
+SLOT: Final = HASH + 4
+"""The size of a slot in bytes: the hash of the barrier, and the world size. An empty slot has zeros."""
+START: Final = 1 << 16
+"""The offset of the slots in the bell."""
+LATE_S: Final = 0.05
+"""How many seconds a rank waits until it also arrives in the log."""
+EMPTY: Final = bytes(SLOT)
+
+
+class ArrivalSlots:
+    """The slots of one handle on a log that only this host mounts.
+
+    Attributes:
+        known: the last content of each slot that the handle has read or written, by the offset of the slot.
+        users: the call that uses a slot, by the offset of the slot. A C function adds it, so one thread gets the slot.
+    """
+
+    def __init__(self, log: Log, notifier: ChangeNotifier) -> None:
+        self._log = log
+        self._notifier = notifier
+        self._bell: Doorbell | None = None
+        self._run = -1
+        self._hash: Any = None
+        self.known: dict[int, bytes] = {}
+        self.users: dict[int, object] = {}
+
+    def bell(self) -> Doorbell | None:
+        """Return the bell that has the slots, or None if the log has no bell, so that no rank arrives by a slot."""
+        bell = self._notifier.open_bell()
+        if bell is not self._bell:
+            self._bell = bell
+            self.known = {}
+        return bell
+
+    def content(self, key: bytes, world_size: int) -> bytes:
+        """Return the content of a slot of the barrier that has the key `key`, in the run that the handle has read."""
+        run = self._log.handle.header.run
+        if run != self._run:
+            blake2b = system.import_uninterrupted("hashlib").blake2b
+            seed = self._log.handle.root.header.log_id + run.to_bytes(8, "little")
+            self._hash, self._run = blake2b(seed, digest_size=HASH, usedforsecurity=False), run
+        found = self._hash.copy()
+        found.update(key[: key.rindex(b"/")])
+        content: bytes = found.digest() + world_size.to_bytes(4, "little")
+        return content
+
+    def arrived(self, content: bytes) -> list[int]:
+        """Return the ranks whose slots have `content`. The caller holds the log's lock.
+
+        The list is empty if the file of the slots has lost its name, because a delete may have missed it.
+        """
+        bell = self.bell()
+        if bell is None:
+            return []
+        try:
+            if not bell.has_name():
+                return []
+            data = system.os.pread(bell.fd, SLOT * int.from_bytes(content[HASH:], "little"), row_of(content))
+        except OSError as error:
+            raise_if_foreign(error)
+            return []
+        return ranks_of(data, content)
+
+    def clear(self, key: bytes) -> None:
+        """Clear the slots of a barrier if `key` is one of its keys, before `key` is deleted under the log's lock.
+
+        Raises:
+            StoreUnavailableError: the slots can't be cleared, so the key must not be deleted.
+        """
+        if not key.endswith((ARRIVALS, COMPLETE)):
+            return
+        bell = self.bell()
+        try:
+            if bell is None:
+                if self._log.handle.bell and self._notifier.bell_exists():
+                    raise OSError(system.errno.ENXIO, "its bell can't be opened")
+                return
+            wanted = self.content(key, 0)
+            row = row_of(wanted)
+            data = system.os.pread(bell.fd, SLOT * COLUMNS, row)
+            place = data.find(wanted[:HASH])
+            while place >= 0:
+                if place % SLOT == 0:
+                    system.os.pwrite(bell.fd, EMPTY, row + place)
+                place = data.find(wanted[:HASH], place + 1)
+        except OSError as error:
+            raise_if_foreign(error)
+            raise safe_files.unavailable(error, self._log.path, "clearing the slots of a barrier") from error
+
+
+def row_of(content: bytes) -> int:
+    """Return the offset in the bell of the row for a slot with `content`."""
+    return START + content[0] % ROWS * (COLUMNS * SLOT)
+
+
+def ranks_of(data: bytes, content: bytes) -> list[int]:
+    """Return the ranks whose slots in the row `data` have `content`."""
+    return [place // SLOT for place in range(0, len(data), SLOT) if data[place : place + SLOT] == content]
