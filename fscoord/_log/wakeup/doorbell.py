@@ -98,6 +98,9 @@ class Doorbell:
     Attributes:
         is_new: whether this object created the file.
         fd: the descriptor of the bell; -1 after `close`, and in a forked child.
+        known_slots: the last content of each slot that was read or written by this object, by the offset of the slot.
+            The slots are in the bell, after the cells; see `fscoord.stores.file.arrival_slots`.
+        slot_users: the call that uses a slot, by the offset of the slot.
 
     Raises:
         OSError: the bell can't be opened or created.
@@ -113,6 +116,8 @@ class Doorbell:
         self._next_token = count(crc32(origin.encode()), 2).__next__
         self._mode = mode
         self._fifo = -1
+        self.known_slots: dict[int, bytes] = {}
+        self.slot_users: dict[int, object] = {}
         self._descriptors = descriptors = system.Descriptors()
         system.close_when_collected(self, descriptors)
         self.fd = -1

@@ -108,13 +108,13 @@ class Arrival(Condition["bytes | None"]):
         assert bell is not None, "checked by the caller"
         place = self._row + SLOT * self._rank
         # One C function, so of several threads only one gets the slot. `close` gives it back.
-        if slots.users.setdefault(place, self) is not self:
+        if bell.slot_users.setdefault(place, self) is not self:
             return False
         self._place = place
         try:
-            known = slots.known.get(place)
+            known = bell.known_slots.get(place)
             if known is None:
-                slots.known[place] = known = system.os.pread(bell.fd, SLOT, place)
+                bell.known_slots[place] = known = system.os.pread(bell.fd, SLOT, place)
                 self._log.refresh(self._request.timeout)  # after the slot was read
                 if self._log.handle.header.run != self._run:
                     return False
@@ -122,7 +122,7 @@ class Arrival(Condition["bytes | None"]):
             if known == content or key in values or self._done in values:
                 return False
             self._watch()
-            slots.known[place] = content  # before the write: if that is interrupted, the next call arrives in the log
+            bell.known_slots[place] = content  # before the write: if that is interrupted, the next call arrives in the log
             system.os.pwrite(bell.fd, content, place)
         except OSError as error:
             raise_if_foreign(error)
@@ -210,8 +210,9 @@ class Arrival(Condition["bytes | None"]):
 
     def close(self) -> None:
         """Give back the slot, and end the watch for deletes. It may be called twice."""
-        if self._place >= 0 and self._slots is not None and self._slots.users.get(self._place) is self:
-            del self._slots.users[self._place]
+        bell, self._bell = self._bell, None
+        if bell is not None and bell.slot_users.get(self._place) is self:
+            del bell.slot_users[self._place]
         if self._is_watching:
             watchers = self._state.watchers
             for key in (self._key, self._done):

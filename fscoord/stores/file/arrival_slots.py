@@ -48,29 +48,15 @@ EMPTY: Final = bytes(SLOT)
 
 
 class ArrivalSlots:
-    """The slots of one handle on a log that only this host mounts.
-
-    Attributes:
-        known: the last content of each slot that the handle has read or written, by the offset of the slot.
-        users: the call that uses a slot, by the offset of the slot. A C function adds it, so one thread gets the slot.
-    """
+    """The slots of one handle on a log that only this host mounts."""
 
     def __init__(self, log: Log, notifier: ChangeNotifier) -> None:
         self._log = log
         self._notifier = notifier
-        self._bell: Doorbell | None = None
         self._run = -1
         self._hash: Any = None
-        self.known: dict[int, bytes] = {}
-        self.users: dict[int, object] = {}
-
-    def bell(self) -> Doorbell | None:
-        """Return the bell that has the slots, or None if the log has no bell, so that no rank arrives by a slot."""
-        bell = self._notifier.open_bell()
-        if bell is not self._bell:
-            self._bell = bell
-            self.known = {}
-        return bell
+        self.bell = notifier.open_bell
+        """Returns the bell that has the slots, or None if the log has no bell, so that no rank arrives by a slot."""
 
     def content(self, key: bytes, world_size: int) -> bytes:
         """Return the content of a slot of the barrier that has the key `key`, in the run that the handle has read."""
