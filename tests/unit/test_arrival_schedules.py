@@ -1,0 +1,441 @@
+"""Arrivals in slots on every schedule of a few ranks: no barrier ends early, and no rank sleeps when all have arrived.
+
+The ranks run the code of `Arrival` itself. Each system call is a step, after which any other rank may go on, crash, or
+be restarted. A hold of the log's lock has two steps, because nobody else can append between them: the read of the log,
+and the append with the unlock. The bell is abstract here: a ring wakes each rank that is armed (`test_bell_schedules`).
+The invariants, and a model with which this test agrees, are those of the note from which the protocol was built.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from fscoord._log.format import record
+from fscoord._log.log import SEVERAL
+from fscoord._runtime import system
+from fscoord._waiting.rounds import ARRIVALS, COMPLETE
+from fscoord._waiting.wait import NOT_YET, ArrivalRequest
+from fscoord.stores.file.arrival import Arrival
+from fscoord.stores.file.arrival_slots import SLOT, ArrivalSlots
+from fscoord.stores.file.operations import Draft
+from fscoord.stores.file.replay import KeyValueState
+
+LIMIT_S = 100.0
+LATE_S = 1.0
+"""A time left at which a rank arrives in the log, too."""
+
+MEET, DELETE = "meet", "delete"
+READY, ASLEEP, DEAD = "ready", "asleep", "dead"
+
+Step = tuple[str, bytes]
+
+
+class Progress(NamedTuple):
+    """The progress of one actor: its step and what its process knows, the calls since, and their results."""
+
+    step: int = 0
+    phase: str = READY
+    position: int = 0
+    known: tuple[tuple[int, bytes], ...] = ()
+    arrival: tuple[tuple[str, Any], ...] = ()
+    results: tuple[Any, ...] = ()
+    crashes: int = 0
+
+
+class State(NamedTuple):
+    """The state of the world. `pending` has the ranks whose arrivals at a barrier count and are not used up."""
+
+    records: tuple[tuple[tuple[int, bytes, bytes], ...], ...]
+    slots: tuple[tuple[int, bytes], ...]
+    holder: int
+    armed: frozenset[tuple[int, bytes]]
+    rung: frozenset[int]
+    pending: frozenset[tuple[bytes, int]]
+    actors: tuple[Progress, ...]
+
+
+class Pause(BaseException):
+    """Raised by the call before which an actor loses the processor."""
+
+
+class FalseEnd(AssertionError):
+    """A barrier ends without the arrival of a rank."""
+
+
+class World:
+    """The slots, the log, its lock and the bell, which the actors share. It takes the place of the package's `os`.
+
+    Args:
+        programs: the steps of each actor. The number of an actor is its rank.
+        size: the world size: the first so many actors take part.
+        crashing: the actors that may crash once at any step.
+        restarts: whether such an actor begins its step again, in a new process.
+        polls: whether a sleep may end without a ring.
+    """
+
+    fd = 3
+    has_bell = True
+
+    def __init__(
+        self,
+        programs: list[list[Step]],
+        size: int,
+        *,
+        crashing: Iterable[int] = (),
+        restarts: bool = False,
+        polls: bool = False,
+    ) -> None:
+        self.programs, self.size = programs, size
+        self.crashing, self.restarts, self.polls = set(crashing), restarts, polls
+
+    def begin(self) -> State:
+        nothing: frozenset[Any] = frozenset()
+        return State((), (), -1, nothing, nothing, nothing, (Progress(),) * len(self.programs))
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    def next_states(self, state: State) -> tuple[list[tuple[str, State]], bool]:
+        """Return the states after each possible step, and whether one of the steps needs no crash, restart or poll."""
+        found: list[tuple[str, State]] = []
+        can_go_on = False
+        for number, progress in enumerate(state.actors):
+            if progress.phase == DEAD:
+                if self.restarts:
+                    found.append((f"{number} restarts", self._with(state, number, Progress(progress.step, crashes=1))))
+                continue
+            if progress.step == len(self.programs[number]):
+                continue
+            if number in self.crashing and not progress.crashes:
+                dead = Progress(progress.step, DEAD, crashes=1)
+                crashed = state._replace(
+                    holder=-1 if state.holder == number else state.holder,
+                    armed=frozenset(each for each in state.armed if each[0] != number),
+                    rung=state.rung - {number},
+                )
+                found.append((f"{number} crashes", self._with(crashed, number, dead)))
+            for is_poll in (False, True) if progress.phase == ASLEEP and self.polls else (False,):
+                after = self.advance(state, number, is_poll=is_poll)
+                if after is not None:
+                    found.append((f"{number} polls" if is_poll else f"{number}: {self._done}", after))
+                    can_go_on = can_go_on or not is_poll
+        return found, can_go_on
+
+    @staticmethod
+    def _with(state: State, number: int, progress: Progress) -> State:
+        return state._replace(actors=(*state.actors[:number], progress, *state.actors[number + 1 :]))
+
+    def advance(self, state: State, number: int, *, is_poll: bool) -> State | None:
+        """Return the state after the next call of actor `number`, or None if the actor can't go on."""
+        progress = state.actors[number]
+        if progress.phase == ASLEEP and not progress.results and not is_poll and number not in state.rung:
+            return None
+        self._now, self._number, self._past, self._step = state, number, progress.results, progress.step
+        self._position, self._new, self._has_moved, self._is_poll = 0, list[Any](), False, is_poll
+        after: Progress
+        try:
+            after = self._run(progress)
+        except Pause:
+            if not self._has_moved:
+                return None
+            after = progress._replace(results=(*progress.results, *self._new))
+        return self._with(self._now, number, after)
+
+    def _run(self, progress: Progress) -> Progress:
+        """Run the present step of an actor from its beginning, or from its last sleep."""
+        self._state, self._seen = KeyValueState(), 0
+        self._apply_to(progress.position)
+        kind, name = self.programs[self._number][progress.step]
+        self._bell = SimpleNamespace(fd=self.fd, has_name=lambda: True, known_slots=dict(progress.known), slot_users={})
+        log: Any = SimpleNamespace(
+            handle=SimpleNamespace(
+                bell=1,
+                header=SimpleNamespace(run=1),
+                root=SimpleNamespace(header=SimpleNamespace(log_id=b"log")),
+            ),
+            refresh=lambda _: self._read(),
+            inspect=lambda answer: answer(),
+            path="log",
+        )
+        notifier: Any = SimpleNamespace(open_bell=lambda: self._bell, bell_exists=lambda: True)
+        slots = ArrivalSlots(log, notifier)
+        if kind == DELETE:
+            for key in (name + ARRIVALS, name + COMPLETE):
+                self._transact(key, None, lambda key, _: self._delete(slots, key))
+        elif not self._meet(log, slots, name, progress):
+            return Progress(
+                progress.step, ASLEEP, self._seen, self._known(), tuple(self._saved), crashes=progress.crashes
+            )
+        return Progress(progress.step + 1, READY, self._seen, self._known(), crashes=progress.crashes)
+
+    def _known(self) -> tuple[tuple[int, bytes], ...]:
+        return tuple(sorted(self._bell.known_slots.items()))
+
+    def _delete(self, slots: ArrivalSlots, key: bytes) -> tuple[None, int, bytes]:
+        slots.clear(key)
+        return None, record.DELETE if self._state.has(key) else 0, b""
+
+    def _meet(self, log: Any, slots: ArrivalSlots, name: bytes, progress: Progress) -> bool:
+        """Begin or go on with a barrier. Return False if the actor sleeps there."""
+        token, done, self._armed_for = b"%d/%d " % (self._number, self.size), name + COMPLETE, b""
+        found: Any
+        request = ArrivalRequest(name + ARRIVALS, token, done, self.size, LIMIT_S)
+        decide = Draft(self._state, lambda _: b"", "log").decide
+        arrival = Arrival(log, self._state, request, self._write, decide, slots)
+        waiter: Any = SimpleNamespace(watcher=SimpleNamespace(bell=self._bell))
+        if progress.phase == READY:
+            found = arrival.arrive(lambda: self._arm(done), waiter)
+        else:
+            for attribute, value in progress.arrival:
+                setattr(arrival, attribute, value)
+            arrival._bell = self._bell
+            self._bell.slot_users[arrival._place] = arrival
+            if dict(progress.arrival).get("_is_watching"):
+                arrival._watch()
+            self._armed_for = b""
+            is_rung = self._wake()
+            found = arrival.look(LIMIT_S, reads=True) if is_rung else NOT_YET
+            if not is_rung:
+                self._arm(done)
+                found = arrival.look(LATE_S, reads=True)
+        if found is NOT_YET and self._armed_for != done:
+            self._arm(done)
+            found = arrival.look(LIMIT_S, reads=True)
+        kept = {key: value for key, value in vars(arrival).items() if isinstance(value, (int, bytes))}
+        self._saved = sorted(kept.items())
+        if found is NOT_YET:
+            return False
+        assert found is None or self._state.has(done), f"rank {self._number} is left to settle {found!r}"
+        return True
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def _call(self, call: Callable[[], Any], what: str) -> Any:
+        """Return the result of `call`: that of an earlier run, or of the one call that is made now."""
+        if self._position < len(self._past):
+            self._position += 1
+            return self._past[self._position - 1]
+        if self._has_moved:
+            raise Pause
+        found = call()
+        self._has_moved, self._done = True, what
+        self._new.append(found)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def pread(self, _: int, size: int, offset: int) -> bytes:
+        def read() -> bytes:
+            slots = dict(self._now.slots)
+            return b"".join([slots.get(place, bytes(SLOT)) for place in range(offset, offset + size, SLOT)])
+
+        found: bytes = self._call(read, "reads slots")
+        return found
+
+    def pwrite(self, _: int, data: bytes, offset: int) -> None:
+        def write() -> None:
+            slots = {**dict(self._now.slots), offset: data}
+            self._now = self._now._replace(slots=tuple(sorted(slots.items())))
+            if any(data):
+                self._arrive(self._number)
+
+        self._call(write, "writes a slot")
+
+    def _read(self) -> None:
+        self._apply_to(self._call(lambda: len(self._now.records), "looks at the log"))
+
+    def _apply_to(self, end: int) -> None:
+        for records in self._now.records[self._seen : end]:
+            self._state.apply([(*each, 0, 0) for each in records])
+        self._seen = end
+
+    def _arm(self, done: bytes) -> None:
+        def arm() -> None:
+            armed = self._now.armed | {(self._number, done)}
+            self._now = self._now._replace(armed=armed, rung=self._now.rung - {self._number})
+
+        self._armed_for = done
+        self._call(arm, "arms")
+
+    def _wake(self) -> bool:
+        def wake() -> bool:
+            if self._number not in self._now.rung and not self._is_poll:
+                raise Pause
+            is_rung = self._number in self._now.rung
+            armed = frozenset(each for each in self._now.armed if each[0] != self._number)
+            self._now = self._now._replace(rung=self._now.rung - {self._number}, armed=armed)
+            return is_rung
+
+        return bool(self._call(wake, "wakes"))
+
+    def _write(self, operation: Any, *given: Any) -> Any:
+        result = self._transact(operation.key, operation, given[3])
+        if result.is_last:
+
+            def ring() -> None:
+                rung = frozenset(number for number, key in self._now.armed if key == operation.done)
+                armed = frozenset(each for each in self._now.armed if each[0] not in rung)
+                self._now = self._now._replace(armed=armed, rung=self._now.rung | rung)
+
+            self._call(ring, "rings")
+        return result
+
+    def _transact(self, key: bytes, operation: Any, decide: Callable[[bytes, Any], tuple[Any, int, Any]]) -> Any:
+        def lock() -> int:
+            if self._now.holder >= 0:
+                raise Pause
+            self._now = self._now._replace(holder=self._number)
+            return len(self._now.records)
+
+        self._apply_to(self._call(lock, "locks"))
+        result, kind, value = decide(key, operation)
+
+        def append() -> int:
+            if kind:
+                records = tuple(value) if kind == SEVERAL else ((kind, key, value),)
+                self._judge(records)
+                self._now = self._now._replace(records=(*self._now.records, records))
+            self._now = self._now._replace(holder=-1)
+            return len(self._now.records)
+
+        self._apply_to(self._call(append, "appends and unlocks" if kind else "unlocks"))
+        return result
+
+    def _arrive(self, rank: int) -> None:
+        _, name = self.programs[self._number][self._step]
+        self._now = self._now._replace(pending=self._now.pending | {(name, rank)})
+
+    def _judge(self, records: tuple[tuple[int, bytes, bytes], ...]) -> None:
+        """Check the records that are appended now, and what they do to the arrivals that count."""
+        for kind, key, value in records:
+            pairs = dict(record.decode_pairs(value)) if kind == record.MULTI_SET else {key: value}
+            name = next(iter(pairs)).rpartition(b"/")[0]
+            token, text = b"%d/%d " % (self._number, self.size), pairs.get(name + ARRIVALS, b"")
+            before = b"" if kind == record.APPEND else bytes(self._state.values.get(name + ARRIVALS, b""))  # type: ignore[arg-type]
+            if text.count(token) > before.count(token):
+                self._arrive(self._number)
+            elif kind == record.DELETE:
+                self._now = self._now._replace(
+                    pending=frozenset(
+                        each for each in self._now.pending if each[0] != name or self._is_inside(each[1], name)
+                    )
+                )
+            if name + COMPLETE in pairs and kind != record.DELETE:
+                absent = [rank for rank in range(self.size) if (name, rank) not in self._now.pending]
+                if absent:
+                    raise FalseEnd(f"{name!r} ends without rank {absent}")
+                self._now = self._now._replace(pending=frozenset(x for x in self._now.pending if x[0] != name))
+
+    def _is_inside(self, rank: int, name: bytes) -> bool:
+        progress = self._now.actors[rank]
+        steps = self.programs[rank]
+        is_there = progress.step < len(steps) and steps[progress.step] == (MEET, name)
+        return is_there and (progress.phase == ASLEEP or (progress.phase == READY and bool(progress.results)))
+
+
+def explore(world: World, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Try every schedule, and return the number of states."""
+    begin = world.begin()
+    ways: dict[State, tuple[State, str] | None] = {begin: None}
+    todo = [begin]
+    with monkeypatch.context() as patch:
+        patch.setattr(system, "os", world)
+        while todo:
+            state = todo.pop()
+            try:
+                found, can_go_on = world.next_states(state)
+                if not can_go_on:
+                    check_rest(world, state)
+            except AssertionError as error:
+                raise AssertionError(f"{error}, on the schedule {schedule(ways, state)}") from error
+            for step, after in found:
+                if after not in ways:
+                    ways[after] = (state, step)
+                    todo.append(after)
+    return len(ways)
+
+
+def schedule(ways: dict[State, tuple[State, str] | None], state: State) -> str:
+    steps = []
+    while (way := ways[state]) is not None:
+        state, step = way
+        steps.append(step)
+    return "; ".join(reversed(steps))
+
+
+def check_rest(world: World, state: State) -> None:
+    """Fail if a rank sleeps at a barrier where all have arrived, although no actor can go on without a poll."""
+    for _ in range(4 if world.polls else 0):
+        for number, progress in enumerate(state.actors):
+            if progress.phase == ASLEEP:
+                state = run_on(world, world.advance(state, number, is_poll=True) or state)
+    for number, progress in enumerate(state.actors):
+        if progress.phase == ASLEEP:
+            _, name = world.programs[number][progress.step]
+            values = KeyValueState()
+            for records in state.records:
+                values.apply([(*each, 0, 0) for each in records])
+            assert not values.has(name + COMPLETE), f"rank {number} sleeps at {name!r}, which has ended"
+            arrived = {rank for each, rank in state.pending if each == name}
+            assert arrived != set(range(world.size)), f"rank {number} sleeps at {name!r}, where all have arrived"
+
+
+def run_on(world: World, state: State) -> State:
+    """Let the actors go on, without crashes and polls, until none can."""
+    while True:
+        for number, progress in enumerate(state.actors):
+            after = None
+            if progress.phase != DEAD and progress.step < len(world.programs[number]):
+                after = world.advance(state, number, is_poll=False)
+            if after is not None:
+                state = after
+                break
+        else:
+            return state
+
+
+def meets(*names: bytes) -> list[Step]:
+    return [(MEET, name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "names"), [(2, (b"a", b"b")), (2, (b"a", b"b", b"c")), (3, (b"a",))], ids=["2x2", "2x3", "3x1"]
+)
+def test_barriers_need_no_poll(monkeypatch: pytest.MonkeyPatch, ranks: int, names: tuple[bytes, ...]) -> None:
+    print(explore(World([meets(*names)] * ranks, ranks), monkeypatch), "states")
+
+
+@pytest.mark.parametrize(("ranks", "names"), [(2, (b"a", b"b")), (3, (b"a",))], ids=["2x2", "3x1"])
+def test_polls_change_nothing(monkeypatch: pytest.MonkeyPatch, ranks: int, names: tuple[bytes, ...]) -> None:
+    print(explore(World([meets(*names)] * ranks, ranks, polls=True), monkeypatch), "states")
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_ranks_may_crash_at_every_call(monkeypatch: pytest.MonkeyPatch, restarts: bool) -> None:
+    world = World([meets(b"a", b"b")] * 2, 2, crashing=[0, 1], restarts=restarts, polls=True)
+    print(explore(world, monkeypatch), "states")
+
+
+def test_one_of_three_may_crash_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    print(explore(World([meets(b"a")] * 3, 3, crashing=[0], polls=True), monkeypatch), "states")
+
+
+@pytest.mark.parametrize("crashing", [(), (0,)], ids=["", "crash"])
+def test_keys_may_be_deleted_and_used_again(monkeypatch: pytest.MonkeyPatch, crashing: tuple[int, ...]) -> None:
+    """Rank 0 deletes the keys of the barrier once it has passed, and both ranks use them again."""
+    again = [*meets(b"a"), (DELETE, b"a"), *meets(b"b", b"a")]
+    programs = [again, meets(b"a", b"b", b"a")]
+    print(explore(World(programs, 2, crashing=crashing, restarts=True, polls=True), monkeypatch), "states")
+
+
+def test_remains_of_a_dead_rank_are_deleted_before_the_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third process deletes the keys at any time, also while a rank is in its call."""
+    programs = [meets(b"a"), meets(b"a"), [(DELETE, b"a")]]
+    world = World(programs, 2, crashing=[0], restarts=True, polls=True)
+    world.may_hang = True  # a delete during a call takes away the arrival, as everywhere
+    print(explore(world, monkeypatch), "states")
