@@ -18,10 +18,12 @@ import pytest
 from fscoord._log.format import record
 from fscoord._log.log import SEVERAL
 from fscoord._runtime import system
+from fscoord._waiting import rounds
 from fscoord._waiting.rounds import ARRIVALS, COMPLETE
 from fscoord._waiting.wait import NOT_YET, ArrivalRequest
+from fscoord.stores.file import arrival
 from fscoord.stores.file.arrival import Arrival
-from fscoord.stores.file.arrival_slots import SLOT, ArrivalSlots
+from fscoord.stores.file.arrival_slots import HASH, SLOT, ArrivalSlots
 from fscoord.stores.file.operations import Draft
 from fscoord.stores.file.replay import KeyValueState
 
@@ -29,7 +31,8 @@ LIMIT_S = 100.0
 LATE_S = 1.0
 """A time left at which a rank arrives in the log, too."""
 
-MEET, DELETE = "meet", "delete"
+# The slots of the barriers a and 40 are in one row, and those of the others elsewhere.
+MEET, DELETE, DELETE_BOTH = "meet", "delete", "delete both"
 READY, ASLEEP, DEAD = "ready", "asleep", "dead"
 
 Step = tuple[str, bytes]
@@ -48,7 +51,9 @@ class Progress(NamedTuple):
 
 
 class State(NamedTuple):
-    """The state of the world. `pending` has the ranks whose arrivals at a barrier count and are not used up."""
+    """The state of the world. `pending` has the ranks whose arrivals at a barrier count, and are not used up by its end; `used` has the
+    ranks whose present calls were counted by an end.
+    """
 
     records: tuple[tuple[tuple[int, bytes, bytes], ...], ...]
     slots: tuple[tuple[int, bytes], ...]
@@ -56,6 +61,7 @@ class State(NamedTuple):
     armed: frozenset[tuple[int, bytes]]
     rung: frozenset[int]
     pending: frozenset[tuple[bytes, int]]
+    used: frozenset[int]
     actors: tuple[Progress, ...]
 
 
@@ -76,10 +82,11 @@ class World:
         crashing: the actors that may crash once at any step.
         restarts: whether such an actor begins its step again, in a new process.
         polls: whether a sleep may end without a ring.
+        in_log: the actors that arrive in the log, because they poll, and so watch no bell.
     """
 
     fd = 3
-    has_bell = True
+    may_hang = arms_under_lock = False
 
     def __init__(
         self,
@@ -89,13 +96,14 @@ class World:
         crashing: Iterable[int] = (),
         restarts: bool = False,
         polls: bool = False,
+        in_log: Iterable[int] = (),
     ) -> None:
-        self.programs, self.size = programs, size
+        self.programs, self.size, self.in_log = programs, size, set(in_log)
         self.crashing, self.restarts, self.polls = set(crashing), restarts, polls
 
     def begin(self) -> State:
         nothing: frozenset[Any] = frozenset()
-        return State((), (), -1, nothing, nothing, nothing, (Progress(),) * len(self.programs))
+        return State((), (), -1, nothing, nothing, nothing, nothing, (Progress(),) * len(self.programs))
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
@@ -116,6 +124,7 @@ class World:
                     holder=-1 if state.holder == number else state.holder,
                     armed=frozenset(each for each in state.armed if each[0] != number),
                     rung=state.rung - {number},
+                    used=state.used - {number},
                 )
                 found.append((f"{number} crashes", self._with(crashed, number, dead)))
             for is_poll in (False, True) if progress.phase == ASLEEP and self.polls else (False,):
@@ -143,6 +152,8 @@ class World:
             if not self._has_moved:
                 return None
             after = progress._replace(results=(*progress.results, *self._new))
+        if after.step > progress.step:
+            self._now = self._now._replace(used=self._now.used - {number})
         return self._with(self._now, number, after)
 
     def _run(self, progress: Progress) -> Progress:
@@ -163,7 +174,9 @@ class World:
         )
         notifier: Any = SimpleNamespace(open_bell=lambda: self._bell, bell_exists=lambda: True)
         slots = ArrivalSlots(log, notifier)
-        if kind == DELETE:
+        if kind == DELETE_BOTH:
+            self._transact(b"", None, lambda *_: self._delete_both(slots, name))
+        elif kind == DELETE:
             for key in (name + ARRIVALS, name + COMPLETE):
                 self._transact(key, None, lambda key, _: self._delete(slots, key))
         elif not self._meet(log, slots, name, progress):
@@ -179,33 +192,39 @@ class World:
         slots.clear(key)
         return None, record.DELETE if self._state.has(key) else 0, b""
 
+    def _delete_both(self, slots: ArrivalSlots, name: bytes) -> tuple[None, int, Any]:
+        keys = [name + ARRIVALS, name + COMPLETE]
+        for key in keys:
+            slots.clear(key)
+        return None, SEVERAL, [(record.DELETE, key, b"") for key in keys if self._state.has(key)]
+
     def _meet(self, log: Any, slots: ArrivalSlots, name: bytes, progress: Progress) -> bool:
         """Begin or go on with a barrier. Return False if the actor sleeps there."""
         token, done, self._armed_for = b"%d/%d " % (self._number, self.size), name + COMPLETE, b""
         found: Any
         request = ArrivalRequest(name + ARRIVALS, token, done, self.size, LIMIT_S)
         decide = Draft(self._state, lambda _: b"", "log").decide
-        arrival = Arrival(log, self._state, request, self._write, decide, slots)
-        waiter: Any = SimpleNamespace(watcher=SimpleNamespace(bell=self._bell))
+        call = Arrival(log, self._state, request, self._write, decide, slots)
+        waiter: Any = SimpleNamespace(watcher=SimpleNamespace(bell=None if self._number in self.in_log else self._bell))
         if progress.phase == READY:
-            found = arrival.arrive(lambda: self._arm(done), waiter)
+            found = call.arrive(lambda: self._arm(done), waiter)
         else:
             for attribute, value in progress.arrival:
-                setattr(arrival, attribute, value)
-            arrival._bell = self._bell
-            self._bell.slot_users[arrival._place] = arrival
+                setattr(call, attribute, value)
+            call._bell = self._bell
+            self._bell.slot_users[call._place] = call
             if dict(progress.arrival).get("_is_watching"):
-                arrival._watch()
+                call._watch()
             self._armed_for = b""
             is_rung = self._wake()
-            found = arrival.look(LIMIT_S, reads=True) if is_rung else NOT_YET
+            found = call.look(LIMIT_S, reads=True) if is_rung else NOT_YET
             if not is_rung:
                 self._arm(done)
-                found = arrival.look(LATE_S, reads=True)
+                found = call.look(LATE_S, reads=True)
         if found is NOT_YET and self._armed_for != done:
             self._arm(done)
-            found = arrival.look(LIMIT_S, reads=True)
-        kept = {key: value for key, value in vars(arrival).items() if isinstance(value, (int, bytes))}
+            found = call.look(LIMIT_S, reads=True) if not self.arms_under_lock else found
+        kept = {key: value for key, value in vars(call).items() if isinstance(value, (int, bytes))}
         self._saved = sorted(kept.items())
         if found is NOT_YET:
             return False
@@ -308,7 +327,8 @@ class World:
 
     def _arrive(self, rank: int) -> None:
         _, name = self.programs[self._number][self._step]
-        self._now = self._now._replace(pending=self._now.pending | {(name, rank)})
+        if rank not in self._now.used:
+            self._now = self._now._replace(pending=self._now.pending | {(name, rank)})
 
     def _judge(self, records: tuple[tuple[int, bytes, bytes], ...]) -> None:
         """Check the records that are appended now, and what they do to the arrivals that count."""
@@ -329,7 +349,9 @@ class World:
                 absent = [rank for rank in range(self.size) if (name, rank) not in self._now.pending]
                 if absent:
                     raise FalseEnd(f"{name!r} ends without rank {absent}")
-                self._now = self._now._replace(pending=frozenset(x for x in self._now.pending if x[0] != name))
+                inside = {rank for rank in range(self.size) if rank == self._number or self._is_inside(rank, name)}
+                pending = frozenset(each for each in self._now.pending if each[0] != name)
+                self._now = self._now._replace(pending=pending, used=self._now.used | inside)
 
     def _is_inside(self, rank: int, name: bytes) -> bool:
         progress = self._now.actors[rank]
@@ -371,8 +393,8 @@ def schedule(ways: dict[State, tuple[State, str] | None], state: State) -> str:
 def check_rest(world: World, state: State) -> None:
     """Fail if a rank sleeps at a barrier where all have arrived, although no actor can go on without a poll."""
     for _ in range(4 if world.polls else 0):
-        for number, progress in enumerate(state.actors):
-            if progress.phase == ASLEEP:
+        for number in range(len(state.actors)):
+            if state.actors[number].phase == ASLEEP:
                 state = run_on(world, world.advance(state, number, is_poll=True) or state)
     for number, progress in enumerate(state.actors):
         if progress.phase == ASLEEP:
@@ -382,7 +404,8 @@ def check_rest(world: World, state: State) -> None:
                 values.apply([(*each, 0, 0) for each in records])
             assert not values.has(name + COMPLETE), f"rank {number} sleeps at {name!r}, which has ended"
             arrived = {rank for each, rank in state.pending if each == name}
-            assert arrived != set(range(world.size)), f"rank {number} sleeps at {name!r}, where all have arrived"
+            has_all = arrived == set(range(world.size))
+            assert world.may_hang or not has_all, f"rank {number} sleeps at {name!r}, where all have arrived"
 
 
 def run_on(world: World, state: State) -> State:
@@ -404,7 +427,7 @@ def meets(*names: bytes) -> list[Step]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "names"), [(2, (b"a", b"b")), (2, (b"a", b"b", b"c")), (3, (b"a",))], ids=["2x2", "2x3", "3x1"]
+    ("ranks", "names"), [(2, (b"a", b"40")), (2, (b"a", b"40", b"b")), (3, (b"a",))], ids=["2x2", "2x3", "3x1"]
 )
 def test_barriers_need_no_poll(monkeypatch: pytest.MonkeyPatch, ranks: int, names: tuple[bytes, ...]) -> None:
     print(explore(World([meets(*names)] * ranks, ranks), monkeypatch), "states")
@@ -435,7 +458,83 @@ def test_keys_may_be_deleted_and_used_again(monkeypatch: pytest.MonkeyPatch, cra
 
 def test_remains_of_a_dead_rank_are_deleted_before_the_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """A third process deletes the keys at any time, also while a rank is in its call."""
-    programs = [meets(b"a"), meets(b"a"), [(DELETE, b"a")]]
+    programs = [meets(b"a"), meets(b"a"), [(DELETE_BOTH, b"a")]]
     world = World(programs, 2, crashing=[0], restarts=True, polls=True)
     world.may_hang = True  # a delete during a call takes away the arrival, as everywhere
     print(explore(world, monkeypatch), "states")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_rank_that_arrives_in_the_log_meets_the_others_without_a_poll(
+    monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    print(explore(World([meets(b"a")] * ranks, ranks, in_log=[ranks - 1]), monkeypatch), "states")
+
+
+def deleting() -> World:
+    world = World([meets(b"a"), meets(b"a"), [(DELETE_BOTH, b"a")]], 2, crashing=[0], restarts=True, polls=True)
+    world.may_hang = True
+    return world
+
+
+def ignore(*_: object, **__: object) -> None:
+    pass
+
+
+def look_at_slots_alone(self: Arrival, timeout: float, **_: object) -> Any:
+    return self._look_at_slots(self._bell, timeout)
+
+
+def all_arrived(_: ArrivalSlots, content: bytes) -> Iterable[int]:
+    return range(int.from_bytes(content[HASH:], "little"))
+
+
+def passing_twice() -> World:
+    """Rank 1 passes, deletes the keys and comes again, and rank 0 has one call."""
+    world = World([meets(b"a"), [*meets(b"a"), (DELETE_BOTH, b"a"), *meets(b"a")]], 2, polls=True)
+    world.may_hang = True
+    return world
+
+
+MUTANTS: dict[str, tuple[Any, str, Any, Callable[[], World]]] = {
+    "slots are not cleared": (ArrivalSlots, "clear", ignore, deleting),
+    "a deleted arrival counts again": (Arrival, "is_deleted", property(lambda _: False, ignore), passing_twice),
+    "the log is not read after the slot was written": (
+        Arrival,
+        "look",
+        look_at_slots_alone,
+        lambda: World([meets(b"a", b"40")] * 2, 2),
+    ),
+    "arrivals in the log do not count with those in slots": (
+        arrival,
+        "add_arrivals",
+        lambda *given, **named: add_arrivals_alone(*given, **named),
+        lambda: World([meets(b"a")] * 2, 2, in_log=[1]),
+    ),
+    "slots are not read after an arrival in the log": (
+        World,
+        "arms_under_lock",
+        True,
+        lambda: World([meets(b"a")] * 2, 2, in_log=[1]),
+    ),
+    "the slots are not read again under the lock": (
+        ArrivalSlots,
+        "arrived",
+        all_arrived,
+        lambda: World([meets(b"a")] * 2, 2, polls=True),
+    ),
+}
+
+
+def add_arrivals_alone(text: bytes, ranks: Iterable[int], own: int | None, size: int, **given: Any) -> Any:
+    """Add arrivals as `rounds.add_arrivals`, and ignore those in slots if the log has any."""
+    return rounds.add_arrivals(text, [] if text else ranks, own, size, **given)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_each_rule_is_needed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    owner, attribute, mutant, make = MUTANTS[name]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, attribute, mutant, raising=False)
+        with pytest.raises(AssertionError, match="on the schedule"):
+            explore(make(), monkeypatch)
