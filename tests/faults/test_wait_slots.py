@@ -77,10 +77,10 @@ def wait_of(path: str, rank: int = 0) -> ShownWait | None:
 
 def shown(path: str, rank: int = 0) -> ShownWait:
     """Return what the rank waits for, as soon as that is shown."""
-    until(lambda: wait_of(path, rank))
-    found = wait_of(path, rank)
-    assert found is not None
-    return found
+    looks: list[ShownWait | None] = []
+    until(lambda: looks.append(wait_of(path, rank)) or looks[-1])  # one look: the wait may end before another
+    assert looks[-1] is not None
+    return looks[-1]
 
 
 def slots(path: str) -> list[int]:
