@@ -722,7 +722,7 @@ def test_request_that_is_withdrawn_while_the_leader_reads_it_is_not_appended(
     with ExitStack() as stack:
         leader, author = opened(path, stack, 2)
         author.set_timeout(NEVER_S)
-        with Seat(author) as seat:
+        with Seat(author):
             thread = start_thread(author.add, "n", 1)
             until(lambda: only_told)  # before, it would find the seat free, and lead
         is_there = Station.is_there
