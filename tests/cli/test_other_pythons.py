@@ -82,6 +82,7 @@ def archive(tmp_path_factory):
 )
 def test_command_from_an_archive_starts_its_processes(archive, words, said):
     """The Python has no other fscoord to fall back to, and the archive has a relative path."""
-    done = call([sys._base_executable, "-S", "app.pyz"], *words, directory=archive)
+    python = f"{sys.base_exec_prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    done = call([python, "-S", "app.pyz"], *words, directory=archive)
     assert (done.returncode, done.stderr) == (0, "")
     assert said in {None, done.stdout}
