@@ -13,7 +13,7 @@ from fscoord._runtime.escaping import printable
 from fscoord._waiting.rounds import RoundState
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, common, given_timeout, store_argument, store_url, time_span
-from fscoord.cli.output import can_redraw, flush, table_lines, utc_text, write, write_json
+from fscoord.cli.output import can_redraw, flush, table_lines, utc_text, write, write_json, write_lines
 from fscoord.recipes.holdings import LineState
 from fscoord.status.findings import (
     SLOW_S,
@@ -121,7 +121,7 @@ def _show(picture: Picture, findings: Sequence[StatusFinding], *, is_all: bool, 
         return
     lines = [*findings_lines(findings), *_table(picture, is_all=is_all)]
     lines += [f"note: {note}" for note in picture.notes]
-    write("".join(f"{printable(line)}\n" for line in lines).encode())
+    write_lines(map(printable, lines))
 
 
 def findings_lines(findings: Iterable[StatusFinding]) -> list[str]:

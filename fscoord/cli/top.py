@@ -12,7 +12,7 @@ import click
 from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
 from fscoord.cli.options import common, given_timeout, store_argument, store_url, time_span
-from fscoord.cli.output import can_redraw, flush, write
+from fscoord.cli.output import can_redraw, flush, write_lines
 from fscoord.cli.ps import chosen, findings_lines, row_of, slow_option
 from fscoord.status.findings import StatusFinding, clock_text, find_all
 from fscoord.status.picture import Picture, SessionStatus
@@ -128,7 +128,7 @@ def top(ctx: click.Context, interval: float, count: int | None, sort: str, slow:
             _show_live(looks, keys, interval, count)
             return
         for number, frame in enumerate(looks, 1):
-            write("".join(f"{printable(line)}\n" for line in lines_of(frame)).encode())
+            write_lines(map(printable, lines_of(frame)))
             flush()
             if number == count:
                 return
