@@ -25,8 +25,6 @@ from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.recipes._cleanup import PARTS, await_end, go_on_in_thread
 from fscoord.store import Store, needed_store, wait_on
 
-__all__ = ["SlicedWaits", "StoreDriver", "all_steps", "bound", "for_tasks", "overriding"]
-
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")

@@ -22,8 +22,6 @@ from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.wait import NotYet, Request, Wait, WaitSteps, next_look
 from fscoord.aio._asyncio_backend import AsyncioWaker, call_soon, finish
 
-__all__ = ["CALL_WAS_MADE", "CallExecutor", "PendingCall"]
-
 CALL_WAS_MADE: Final = (Exception, asyncio.CancelledError)
 """The exceptions of `CallExecutor.run` after which the call has certainly been made. After any other exception, such as
 that of a Ctrl-C or of the end of the loop, the call may not have been made."""
