@@ -19,7 +19,7 @@ from fscoord._runtime import system, tracing
 from fscoord._runtime.escaping import printable
 from fscoord._runtime.signals import defer_signals, raise_on_termination
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import as_json, time_limit, verbose
+from fscoord.cli.options import as_json, seconds_option, time_limit, verbose
 from fscoord.cli.output import counted, show, table_lines
 from fscoord.cli.trace import write_page
 from fscoord.errors import FscoordError
@@ -57,14 +57,7 @@ if not system.os.path.isdir(OWN_SOURCES):
     help="The directory with the text. [default: the sources of fscoord itself]",
 )
 @click.option("--kill", is_flag=True, help="One process dies during its work. The others name it and do its work.")
-@click.option(
-    "--timeout",
-    type=time_limit,
-    metavar="SECONDS",
-    default=60,
-    show_default=True,
-    help="How long the processes wait for each other.",
-)
+@seconds_option("--timeout", kind=time_limit, default=60, help="How long the processes wait for each other.")
 @click.option(
     "--trace",
     metavar="DIR",

@@ -10,7 +10,7 @@ import click
 
 from fscoord._runtime.escaping import printable
 from fscoord.cli.exit_codes import FALSE, UNAVAILABLE
-from fscoord.cli.options import DirectoryPath, as_json, time_limit, verbose
+from fscoord.cli.options import DirectoryPath, as_json, number_option, seconds_option, time_limit, verbose
 from fscoord.cli.output import show, tell
 from fscoord.doctor.examination import EXPECTED_WAIT_S, OPEN_WAIT_S, examine
 from fscoord.doctor.prediction import LONE_ADD_REQUESTS, Job, predict, round_trip_of
@@ -32,30 +32,20 @@ MARKS = {"ok": "ok", "bad": "BAD", "unknown": "?", "info": "-"}
     show_default=True,
     help="The kind of lock for which the verdict holds.",
 )
-@click.option(
+@number_option(
     "-n",
     "--instances",
-    metavar="NUMBER",
-    type=click.IntRange(1),
     help="How many instances are started at once. [default: the number in the launcher's environment]",
 )
-@click.option(
+@seconds_option(
     "--wait",
-    type=time_limit,
-    metavar="SECONDS",
+    kind=time_limit,
     help=f"How long to wait for other instances. [default: {EXPECTED_WAIT_S:g} if they are expected, {OPEN_WAIT_S:g} on"
     " a mount that hosts share, else 0]",
 )
-@click.option(
-    "--nodes",
-    metavar="NUMBER",
-    type=click.IntRange(1),
-    help="How many nodes the job will have. [default: the hosts that took part]",
-)
-@click.option(
+@number_option("--nodes", help="How many nodes the job will have. [default: the hosts that took part]")
+@number_option(
     "--ranks-per-node",
-    metavar="NUMBER",
-    type=click.IntRange(1),
     help="How many ranks the job will have on each node. [default: the number in the launcher's environment, else 1]",
 )
 @as_json

@@ -18,6 +18,7 @@ from fscoord.cli.completion import complete_name
 from fscoord.cli.options import (
     as_json,
     limit_text,
+    number_option,
     raw,
     store_argument,
     store_url,
@@ -135,15 +136,8 @@ def _participant_document(each: Participant) -> dict[str, Any]:
 
 @click.command()
 @click.argument("key", type=raw, shell_complete=complete_name("/arrivals", "/num_members"))
-@click.option(
-    "-n",
-    "--world-size",
-    metavar="NUMBER",
-    type=click.IntRange(min=1),
-    required=True,
-    help="How many processes must arrive.",
-)
-@click.option("--rank", metavar="RANK", type=click.IntRange(min=0), help="The rank of this process, counted from 0.")
+@number_option("-n", "--world-size", required=True, help="How many processes must arrive.")
+@number_option("--rank", metavar="RANK", least=0, help="The rank of this process, counted from 0.")
 @click.option("--fail-fast", is_flag=True, help="With --rank: fail as soon as a missing rank is known dead.")
 @with_store
 def barrier(store: Store, key: bytes, world_size: int, rank: int | None, fail_fast: bool) -> None:

@@ -19,6 +19,7 @@ from fscoord.cli.options import (
     as_json,
     content,
     limit_text,
+    number_option,
     raw,
     with_store,
     with_store_that_appears,
@@ -102,11 +103,9 @@ def rwlock(side: str | None) -> str:
 
 
 @click.command(context_settings=VERBATIM)
-@click.option(
+@number_option(
     "-j",
     "--slots",
-    metavar="NUMBER",
-    type=click.IntRange(min=1),
     required=True,
     help="How many processes may hold the semaphore. All processes must give the same number.",
 )
@@ -155,7 +154,7 @@ def holders(store: Store, name: bytes, as_json: bool) -> int:
 
 @click.command("break-lock")
 @name_argument
-@click.option("--token", metavar="NUMBER", type=click.IntRange(min=1), help="Take away only the hold with this token.")
+@number_option("--token", help="Take away only the hold with this token.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @with_store
 def break_lock(store: Store, name: bytes, token: int | None, yes: bool) -> int:
@@ -271,14 +270,7 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, waits: HoldOpt
 
 @click.command()
 @election_argument
-@click.option(
-    "--after",
-    metavar="TERM",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Wait for a leader of a later term than this term.",
-)
+@number_option("--after", metavar="TERM", least=0, default=0, help="Wait for a leader of a later term than this term.")
 @as_json
 @with_store_that_appears
 def leader(store: Store, name: bytes, after: int, as_json: bool) -> None:

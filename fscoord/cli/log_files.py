@@ -15,6 +15,7 @@ from fscoord.cli.options import (
     complete_file,
     json_option,
     named_url,
+    seconds_option,
     store_argument,
     store_option,
     store_url,
@@ -103,13 +104,8 @@ def _beginning(value: bytes) -> bytes:
 
 LOCK_LIMIT_S = 10
 
-lock_option = click.option(
-    "--timeout",
-    type=time_limit,
-    default=LOCK_LIMIT_S,
-    metavar="SECONDS",
-    show_default=True,
-    help="How long to wait for the log lock.",
+lock_option = seconds_option(
+    "--timeout", kind=time_limit, default=LOCK_LIMIT_S, help="How long to wait for the log lock."
 )
 
 

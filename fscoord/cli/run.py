@@ -17,7 +17,7 @@ from fscoord._runtime import system, tracing
 from fscoord._runtime.escaping import closer_look, printable
 from fscoord._runtime.signals import forward_signals, parse_signals, raise_on_termination
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import verbose
+from fscoord.cli.options import number_option, verbose
 from fscoord.cli.output import telling_if_slow
 from fscoord.launch import Agent, Announcer, Console, Job, Outcome, Streams, parse_streams
 from fscoord.launch.agent import file_name
@@ -204,14 +204,7 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_nam
     "--local-addr", metavar="ADDRESS", help="The address by which other nodes reach this node. [default: its host name]"
 )
 @click.option("--standalone", is_flag=True, help="One node, whatever the other options and the environment say.")
-@click.option(
-    "--max-restarts",
-    metavar="N",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="The number of failures that the job survives.",
-)
+@number_option("--max-restarts", metavar="N", least=0, default=0, help="The number of failures that the job survives.")
 @click.option(
     "--monitor-interval",
     metavar="SECONDS",
@@ -268,10 +261,10 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_nam
     default="",
     help="The local ranks that are shown. [default: all]",
 )
-@click.option(
+@number_option(
     "--console",
     metavar="RANK",
-    type=click.IntRange(min=0),
+    least=0,
     help="The rank whose worker has the console itself, so that its output is not copied line by line. [default: 0, if"
     " it is the only worker]",
 )

@@ -11,7 +11,7 @@ import click
 
 from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
-from fscoord.cli.options import common, given_timeout, store_argument, store_url, time_span
+from fscoord.cli.options import common, given_timeout, number_option, seconds_option, store_argument, store_url
 from fscoord.cli.output import can_redraw, flush, write_lines
 from fscoord.cli.ps import chosen, findings_lines, row_of, slow_option
 from fscoord.status.findings import StatusFinding, clock_text, find_all
@@ -78,21 +78,8 @@ class Keys:
 
 @click.command()
 @store_argument("STORE")
-@click.option(
-    "--interval",
-    type=time_span,
-    default="1",
-    metavar="SECONDS",
-    show_default=True,
-    help="The time between two screens.",
-)
-@click.option(
-    "-n",
-    "--count",
-    metavar="NUMBER",
-    type=click.IntRange(min=1),
-    help="End after this many screens. [default: no limit]",
-)
+@seconds_option("--interval", default="1", help="The time between two screens.")
+@number_option("-n", "--count", help="End after this many screens. [default: no limit]")
 @click.option("--sort", type=click.Choice(ORDERS), default=ORDERS[0], show_default=True, help="The order of the rows.")
 @slow_option
 @common

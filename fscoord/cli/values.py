@@ -21,8 +21,9 @@ from fscoord.cli.options import (
     given_timeout,
     json_option,
     limit_text,
+    number_option,
     raw,
-    time_span,
+    seconds_option,
     with_store,
     with_store_to_get,
     with_store_to_read,
@@ -73,12 +74,7 @@ def get(store: Store, key: bytes, fenced: bool, default: bytes | None, as_json: 
 @click.command("set")
 @key_argument
 @click.argument("value", type=raw)
-@click.option(
-    "--token",
-    metavar="NUMBER",
-    type=click.IntRange(min=1),
-    help="Write under this fencing token, such as $FSCOORD_TOKEN.",
-)
+@number_option("--token", help="Write under this fencing token, such as $FSCOORD_TOKEN.")
 @with_store
 def set_(store: Store, key: bytes, value: bytes, token: int | None) -> None:
     """Set the value of KEY to VALUE.
@@ -277,17 +273,8 @@ Values = dict[bytes, bytes]
 @click.command()
 @click.argument("prefix", type=raw, default="", shell_complete=complete_key)
 @click.option("-a", "--all", "is_all", is_flag=True, help="First print the present keys and values.")
-@click.option(
-    "--count", metavar="NUMBER", type=click.IntRange(min=1), help="End after this many changes. [default: no limit]"
-)
-@click.option(
-    "--interval",
-    metavar="SECONDS",
-    type=time_span,
-    default="0.1",
-    show_default=True,
-    help="The least time between two reads.",
-)
+@number_option("--count", help="End after this many changes. [default: no limit]")
+@seconds_option("--interval", default="0.1", help="The least time between two reads.")
 @json_option("Print each change as one line of JSON.")
 @with_store_to_watch
 def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval: float, as_json: bool) -> None:
