@@ -271,7 +271,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
             The number of segments that this call has packed.
         """
         self._refuse_other_process()
-        packed = sum(self._pack(segment) for segment in self._segments())
+        packed = sum(self._pack(_key(segment)) for segment in self._segments())
         if isinstance(self._store, FileStore):
             self._store.compact()
         return packed
@@ -303,15 +303,12 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
             if not segment.is_sealed:
                 self._view.append(key, SEAL)
                 segment = self._decode(key, self._view.get(key))
-            self._pack_value(key)
+            self._pack(key)
         except (StoreError, StoreTimeoutError) as error:
             logger(__name__).warning("%r: a segment was not sealed and packed: %s", self, error)
         return segment
 
-    def _pack(self, number: int) -> bool:
-        return self._pack_value(_key(number))
-
-    def _pack_value(self, key: str) -> bool:
+    def _pack(self, key: str) -> bool:
         """Pack the segment `key` if it is sealed and not packed; return whether this call did so.
 
         If another process appends to the value or packs it at the same time, the call does nothing.

@@ -29,10 +29,7 @@ def chrome_events(trace: Trace) -> dict[str, Any]:
     hosts: dict[tuple[int, str], int] = {}
     for process in trace.processes:
         hosts.setdefault((process.group, process.host), len(hosts) + 1)
-    begins = [
-        min((process.first for process in trace.processes if process.group == group), default=0)
-        for group in range(len(trace.alignment.groups))
-    ]
+    begins = trace.begins()
     spans, flows = _with_marks(trace)
     rows = _rows(spans)
     lanes: dict[int, int] = {}

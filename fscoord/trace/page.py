@@ -72,7 +72,7 @@ def page_data(trace: Trace) -> Document:
     by_process: dict[int, list[Span]] = defaultdict(list)
     for span in shown:
         by_process[span.process].append(span)
-    begins = _begins(trace)
+    begins = trace.begins()
     crossings = {id(crossing): number for number, crossing in enumerate(trace.crossings)}
     lasts = [0] * len(trace.processes)
     for arrivals in filter(None, (arrivals_of(trace, crossing) for crossing in trace.crossings)):
@@ -120,13 +120,6 @@ def page_data(trace: Trace) -> Document:
         "crossings": [_crossing(trace, crossing, begins, texts) for crossing in trace.crossings],
         "left_out": len(whole) - len(shown),
     }
-
-
-def _begins(trace: Trace) -> list[int]:
-    return [
-        min((process.first for process in trace.processes if process.group == group), default=0)
-        for group in range(len(trace.alignment.groups))
-    ]
 
 
 def _crossing(trace: Trace, crossing: Any, begins: list[int], texts: _Texts) -> list[Any]:

@@ -213,6 +213,13 @@ class Trace:
             return None
         return self.alignment.widest(mine.clock) + self.alignment.widest(theirs.clock)
 
+    def begins(self) -> list[int]:
+        """Return the first time of each group of clocks."""
+        return [
+            min((process.first for process in self.processes if process.group == group), default=0)
+            for group in range(len(self.alignment.groups))
+        ]
+
     def processes_by_address(self) -> dict[str, list[int]]:
         """Return the indices of the processes with each ``host:pid``."""
         found: dict[str, list[int]] = {}

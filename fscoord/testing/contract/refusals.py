@@ -44,6 +44,8 @@ ON_KEY: dict[str, Call] = {
     "queue_len": lambda store, key: store.queue_len(key),
     "barrier": lambda store, key: store.barrier(key, 1),
 }
+CONDITIONAL = ("delete_key_expected", "create", "pop")
+"""The operations of `ON_KEY` that only a store with `Capabilities.changes_conditionally` has."""
 ON_VALUE: dict[str, Call] = {
     "set": lambda store, value: store.set("k", value),
     "compare_set_expected": lambda store, value: store.compare_set("k", value, "1"),

@@ -30,15 +30,14 @@ def timed_out(call: Callable[[], Any]) -> StoreTimeoutError:
     return caught.value
 
 
-def writers(store: Store) -> dict[str, Callable[[], object]]:
-    """Return every way to set the key k to 1."""
-    return {
-        "set": lambda: store.set("k", "1"),
-        "add": lambda: store.add("k", 1),
-        "compare_set": lambda: store.compare_set("k", "", "1"),
-        "append": lambda: store.append("k", "1"),
-        "multi_set": lambda: store.multi_set(["other", "k"], ["2", "1"]),
-    }
+WRITERS: dict[str, Callable[[Store], object]] = {
+    "set": lambda store: store.set("k", "1"),
+    "add": lambda store: store.add("k", 1),
+    "compare_set": lambda store: store.compare_set("k", "", "1"),
+    "append": lambda store: store.append("k", "1"),
+    "multi_set": lambda store: store.multi_set(["other", "k"], ["2", "1"]),
+}
+"""Every way to set the key k to 1."""
 
 
 class Waiting(ContractTests):
@@ -133,16 +132,11 @@ class Waiting(ContractTests):
 
     # Wake-ups: the waiter may come before or after the writer; both must end at once, and neither by time-out
 
-    @pytest.mark.parametrize("how", ["set", "add", "compare_set", "append", "multi_set"])
-    def test_get_is_woken_by_every_way_to_write_a_value(self, place: Place, store: Store, how: str) -> None:
-        with start_thread(place.open().get, "k") as waiter:
-            writers(store)[how]()
-        assert waiter.result == b"1"
-
-    @pytest.mark.parametrize("how", ["set", "add", "compare_set", "append", "multi_set"])
-    def test_wait_is_woken_by_every_way_to_write_a_value(self, place: Place, store: Store, how: str) -> None:
-        with start_thread(place.open().wait, ["k"]) as waiter:
-            writers(store)[how]()
+    @pytest.mark.parametrize("how", WRITERS)
+    def test_get_and_wait_are_woken_by_every_way_to_write_a_value(self, place: Place, store: Store, how: str) -> None:
+        with start_thread(place.open().get, "k") as getter, start_thread(place.open().wait, ["k"]) as waiter:
+            WRITERS[how](store)
+        assert getter.result == b"1"
         assert waiter.result is None
 
     def test_push_wakes_a_waiter_for_the_queue_and_a_pop(self, place: Place, store: Store) -> None:
