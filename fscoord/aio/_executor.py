@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, cast
-from weakref import WeakSet
 
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
@@ -271,15 +270,7 @@ class CallExecutor:
                         return
 
 
-_all: WeakSet[CallExecutor] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for executor in list(_all):
-        executor.begin()
-
-
-system.after_fork_in_child("executors", _after_fork_in_child)
+_all = system.reset_in_child("executors", CallExecutor.begin)
 
 
 def _next_request(steps: WaitSteps[T], value: Any, error: BaseException | None) -> tuple[bool, Request | T]:
