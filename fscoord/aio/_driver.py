@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, MappingView
 from functools import partial, wraps
 from types import GeneratorType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast, overload
@@ -41,9 +41,6 @@ SLICE_S: Final = 0.2
 
 PAUSE_S: Final = 0.02
 """The pause in seconds when a wait for a value finds a queue under the key, or a wait for an item finds a value."""
-
-COPIED: Final = frozenset((list, set, dict, GeneratorType, map, filter))
-"""Arguments of these types are copied, because the call is made in a thread, and the task's own code is not."""
 
 WORDS: Final = {KEYS: "key", VALUES: "the value of key", ITEM: "a value in queue"}
 
@@ -258,10 +255,19 @@ def overriding(
 
 def bound(do: Any, arguments: tuple[Any, ...], named: dict[str, Any], *hidden: Any) -> Callable[[], Any]:
     """Return the call of `do`, with `hidden` and copies of the arguments that other tasks may change meanwhile."""
-    for name, value in named.items():
-        if type(value) in COPIED:
-            named[name] = list(value)
-    return partial(do, *hidden, *[list(each) if type(each) in COPIED else each for each in arguments], **named)
+    kept = {name: _copied(value) for name, value in named.items()}
+    return partial(do, *hidden, *map(_copied, arguments), **kept)
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of an argument that other tasks may change while the call is made in a thread.
+
+    A view or an iterator, such as a generator, becomes a list of its values.
+    """
+    if type(value) in (list, set, dict):
+        return value.copy()
+    is_read_later = isinstance(value, (Iterator, MappingView))
+    return list(value) if is_read_later else value
 
 
 def all_steps(call: Callable[[], Any]) -> WaitSteps[Any]:
