@@ -16,7 +16,6 @@ import click
 
 from fscoord import demo as example
 from fscoord._runtime import system, tracing
-from fscoord._runtime.escaping import printable
 from fscoord._runtime.signals import defer_signals, raise_on_termination
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import as_json, seconds_option, time_limit, verbose
@@ -185,15 +184,15 @@ def _lines(report: dict[str, Any]) -> list[str]:
         for each in report["processes"]
     ]
     counts = f"{counted(report['words'], 'word')} ({counted(report['distinct_words'], 'different one')})"
-    files = f"{counted(report['files'], 'file')} below {printable(report['input'])}"
+    files = f"{counted(report['files'], 'file')} below {report['input']}"
     lines = [
         f"{counts} in {files}, in {report['seconds']:.2f} s",
-        f"most frequent: {printable(most)}",
+        f"most frequent: {most}",
         "",
         *table_lines(("RANK", "PROCESS", "FILES", "WORDS", ""), rows, ("RANK", "FILES", "WORDS")),
         "",
     ]
-    lines += [f"skipped {printable(skipped['file'])}: {skipped['reason']}" for skipped in report["skipped"]]
+    lines += [f"skipped {skipped['file']}: {skipped['reason']}" for skipped in report["skipped"]]
     lines += [f"rank {loss['rank']}, process {loss['pid']}, was lost to {loss['cause']}" for loss in report["lost"]]
-    lines += [f"{printable(redone['file'])} was taken again, by rank {redone['by']}" for redone in report["redone"]]
+    lines += [f"{redone['file']} was taken again, by rank {redone['by']}" for redone in report["redone"]]
     return lines

@@ -11,7 +11,7 @@ import click
 from fscoord._runtime.escaping import printable
 from fscoord.cli.exit_codes import FALSE, UNAVAILABLE
 from fscoord.cli.options import DirectoryPath, as_json, number_option, seconds_option, time_limit, verbose
-from fscoord.cli.output import show, tell
+from fscoord.cli.output import say, show, tell
 from fscoord.doctor.examination import EXPECTED_WAIT_S, OPEN_WAIT_S, examine
 from fscoord.doctor.prediction import LONE_ADD_REQUESTS, Job, predict, round_trip_of
 from fscoord.doctor.verdict import NOT_PROVEN, NOT_SAFE, SAFE
@@ -96,7 +96,7 @@ def doctor(
     for texts in ("reasons", "recommendations"):
         report[texts] = list(map(printable, report[texts]))
     if not report.pop("presided"):
-        click.echo(f"fscoord: {report['verdict']}; another instance prints the report", err=True)
+        say(f"{report['verdict']}; another instance prints the report")
     else:
         ranks = ranks_per_node or launched.local_world_size or 1
         report["prediction"] = _prediction(report, Job(nodes or len(report["hosts"]), ranks))
@@ -110,11 +110,11 @@ def _without_empty(check: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    lines = [f"{printable(report['path'])}: {report['verdict'].upper()}"]
+    lines = [f"{report['path']}: {report['verdict'].upper()}"]
     if report["file_system"]:
         found = report["file_system"]
         options = ",".join(dict.fromkeys(found["options"]))
-        lines.append(f"  {found['kind'] or 'unknown'} at {printable(found['point'])} ({printable(options)})")
+        lines.append(f"  {found['kind'] or 'unknown'} at {found['point']} ({options})")
     lines += [f"  why: {reason}" for reason in report["reasons"]]
     lines += [f"  do:  {advice}" for advice in report["recommendations"]]
     for between in ("processes", "hosts"):
@@ -165,13 +165,9 @@ def _size(count: float) -> str:
 
 
 def _heading(report: dict[str, Any], between: str) -> str:
-    return (
-        "between two processes"
-        if between == "processes"
-        else f"between this host and {printable(report['other_host'])}"
-    )
+    return "between two processes" if between == "processes" else f"between this host and {report['other_host']}"
 
 
 def _line(check: dict[str, Any]) -> str:
     title = f"{check['name']} ({check['lock']})" if check["lock"] else check["name"]
-    return f"  {MARKS[check['outcome']]:<4} {title:<20} {printable(check['says'])}"
+    return f"  {MARKS[check['outcome']]:<4} {title:<20} {check['says']}"

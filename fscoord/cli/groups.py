@@ -26,7 +26,7 @@ from fscoord.cli.options import (
     with_store,
     with_store_to_read,
 )
-from fscoord.cli.output import show, table_lines, tell, telling_if_slow, utc_text, write, write_error
+from fscoord.cli.output import say, show, table_lines, tell, telling_if_slow, utc_text, write
 from fscoord.cli.run_command import VERBATIM, Command, command_options, environment, holders_text
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes import Lock, Membership, Participant, once as once_for_all
@@ -220,9 +220,9 @@ def once(store: Store, /, name: bytes, command: Command) -> int:
     write(output)
     if int(code) and not has_run:
         address, key = absolute(store_url(click.get_current_context())), f"{turn.name}/result"
-        write_error(
-            f"fscoord: the command of {turn.name!r} was not run, because another call has run it, with exit code"
-            f" {int(code)}; to run it again, first run fscoord --store {shell_word(address)} delete {shell_word(key)}\n"
+        say(
+            f"the command of {turn.name!r} was not run, because another call has run it, with exit code"
+            f" {int(code)}; to run it again, first run fscoord --store {shell_word(address)} delete {shell_word(key)}"
         )
     return int(code)
 

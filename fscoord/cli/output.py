@@ -98,8 +98,8 @@ def show(as_json: bool, document: Document, lines: Iterable[str]) -> None:
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """Write `lines` to standard output, and a newline after each."""
-    write("".join(f"{line}\n" for line in lines).encode())
+    """Write `lines` to standard output, and a newline after each. They may have text of other processes."""
+    write("".join(f"{printable(line)}\n" for line in lines).encode())
 
 
 def tell(log: logging.Logger, words: str) -> None:
@@ -107,7 +107,7 @@ def tell(log: logging.Logger, words: str) -> None:
     if log.isEnabledFor(logging.INFO):
         log.info("%s", words)
     elif _is_watched():
-        _print_note(words)
+        say(words)
 
 
 class SlowNote:
@@ -172,11 +172,6 @@ def _is_watched() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def _print_note(words: str) -> None:
-    sys.stderr.write(f"fscoord: {printable(words)}\n")
-    sys.stderr.flush()
-
-
 def flush() -> None:
     """Flush standard output now, so that an error is raised while it can be reported."""
     try:
@@ -190,6 +185,11 @@ def detach_stdout() -> None:
     """Replace standard output by /dev/null, or the interpreter would flush it once more at exit and print an error."""
     if sys.stdout is not None:
         _detach(sys.stdout)
+
+
+def say(words: str) -> None:
+    """Print `words`, which may have text of other processes, as one line of the command on standard error."""
+    write_error(f"fscoord: {printable(words)}\n")
 
 
 def write_error(text: str) -> None:

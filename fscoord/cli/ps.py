@@ -111,7 +111,7 @@ def _show(picture: Picture, findings: Sequence[StatusFinding], *, is_all: bool, 
         return
     lines = [*findings_lines(findings), *_table(picture, is_all=is_all)]
     lines += [f"note: {note}" for note in picture.notes]
-    write_lines(map(printable, lines))
+    write_lines(lines)
 
 
 def findings_lines(findings: Iterable[StatusFinding]) -> list[str]:

@@ -14,11 +14,11 @@ import click
 
 from fscoord import environment, rendezvous
 from fscoord._runtime import system, tracing
-from fscoord._runtime.escaping import closer_look, printable
+from fscoord._runtime.escaping import closer_look
 from fscoord._runtime.signals import forward_signals, parse_signals, raise_on_termination
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import number_option, verbose
-from fscoord.cli.output import telling_if_slow
+from fscoord.cli.output import say, telling_if_slow
 from fscoord.launch import Agent, Announcer, Console, Job, Outcome, Streams, parse_streams
 from fscoord.launch.agent import file_name
 from fscoord.launch.announcer import describe_failure, last_lines
@@ -421,11 +421,11 @@ def _show(outcome: Outcome) -> None:
     failure = outcome.failures[-1]
     restarts = len(outcome.failures) - 1
     times = "1 restart" if restarts == 1 else f"{restarts} restarts"
-    click.echo(f"fscoord: the job failed after {times}, because {printable(describe_failure(failure))}", err=True)
+    say(f"the job failed after {times}, because {describe_failure(failure)}")
     for line in last_lines(failure):
-        click.echo(f"fscoord:   | {printable(line)}", err=True)
+        say(f"  | {line}")
     if failure.error_file:
-        click.echo(f"fscoord: the traceback is in {printable(failure.error_file)} on {failure.host}", err=True)
+        say(f"the traceback is in {failure.error_file} on {failure.host}")
     if outcome.kept_store:
         look = closer_look(outcome.kept_store)
-        click.echo(f"fscoord: the store of round {failure.round} is kept until you remove it{look}", err=True)
+        say(f"the store of round {failure.round} is kept until you remove it{look}")

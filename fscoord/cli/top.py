@@ -115,7 +115,7 @@ def top(ctx: click.Context, interval: float, count: int | None, sort: str, slow:
             _show_live(looks, keys, interval, count)
             return
         for number, frame in enumerate(looks, 1):
-            write_lines(map(printable, lines_of(frame)))
+            write_lines(lines_of(frame))
             flush()
             if number == count:
                 return

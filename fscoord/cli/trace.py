@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from fscoord._runtime import system
-from fscoord._runtime.escaping import printable
 from fscoord._runtime.tracing import ENVIRONMENT_VARIABLE
 from fscoord.cli.exit_codes import USAGE
 from fscoord.cli.options import DirectoryPath, as_json, verbose
-from fscoord.cli.output import counted, show, table_lines
+from fscoord.cli.output import counted, say, show, table_lines
 
 if TYPE_CHECKING:
     from fscoord.trace.reading import Trace
@@ -98,7 +97,7 @@ def export(directory: str, output: str) -> None:
 
     document = chrome_events(_read(directory))
     _write_whole(output, json.dumps(document, separators=(",", ":")))
-    click.echo(f"fscoord: {printable(output)} has {len(document['traceEvents'])} events", err=True)
+    say(f"{output} has {len(document['traceEvents'])} events")
 
 
 @trace.command()
@@ -122,7 +121,7 @@ def write_page(directory: str, output: str) -> None:
     from fscoord.trace.page import make_page
 
     _write_whole(output, make_page(_read(directory)))
-    click.echo(f"fscoord: {printable(output)} shows the trace in {printable(directory)}", err=True)
+    say(f"{output} shows the trace in {directory}")
 
 
 def _read(directory: str) -> Trace:
@@ -139,7 +138,7 @@ def _read(directory: str) -> Trace:
         reason = f"{error.strerror}; name the directory that {ENVIRONMENT_VARIABLE} had"
         raise OSError(error.errno, reason, directory) from error
     for text in trace.unreadable:
-        click.echo(f"fscoord: {printable(text)}", err=True)
+        say(text)
     return trace
 
 
@@ -184,12 +183,12 @@ def _lines(found: dict[str, Any]) -> list[str]:
     hosts = {process["host"] for process in processes}
     spans = counted(sum(process["spans"] for process in processes), "span")
     places = f"{counted(len(processes), 'process')} on {counted(len(hosts), 'host')}"
-    lines = [f"{spans} of {places}, in {printable(found['directory'])}"]
+    lines = [f"{spans} of {places}, in {found['directory']}"]
     for process in processes:
         if process["damaged_lines"] or process["overwritten"]:
             lost = f"{process['damaged_lines']} damaged lines were skipped" if process["damaged_lines"] else ""
             old = "its oldest spans were overwritten" if process["overwritten"] else ""
-            lines.append(f"{printable(process['title'])}: {', and '.join(filter(None, [lost, old]))}")
+            lines.append(f"{process['title']}: {', and '.join(filter(None, [lost, old]))}")
     for table in tables(found):
         numbers = {heading for heading, is_numeric in zip(table.headings, table.numeric(), strict=True) if is_numeric}
         lines += ["", table.title]

@@ -45,14 +45,21 @@ class Waiting(ContractTests):
 
     # Time-outs
 
-    def test_get_waits_for_the_timeout_of_the_store_and_names_the_key(self, place: Place) -> None:
+    def test_operation_waits_for_the_timeout_of_the_store_and_names_every_missing_key(self, place: Place) -> None:
         hasty = place.open(timeout=0.05)
-        start = system.time.monotonic()
-        error = timed_out(lambda: hasty.get("k"))
-        assert 0.05 <= error.waited <= system.time.monotonic() - start < LATE_S
-        assert error.keys == (place.full("k"),)
-        assert repr(place.full("k")) in str(error)
-        assert isinstance(error, (TimeoutError, LookupError))
+        hasty.set("there", "a value is no item")
+        calls: dict[Callable[[], object], list[str]] = {
+            lambda: hasty.get("k"): ["k"],
+            lambda: hasty.multi_get(["b", "there", "a", "b"]): ["b", "a"],
+            lambda: hasty.queue_pop("there"): ["there"],
+        }
+        for call, missing in calls.items():
+            start = system.time.monotonic()
+            error = timed_out(call)
+            assert 0.05 <= error.waited <= system.time.monotonic() - start < LATE_S
+            assert error.keys == tuple(map(place.full, missing))
+            assert all(repr(key) in str(error) for key in error.keys)
+            assert isinstance(error, (TimeoutError, LookupError))
 
     def test_call_with_a_timeout_of_its_own_leaves_that_of_the_handle(self, place: Place, store: Store) -> None:
         waiting = [start_thread(lambda: store.get("later")), start_thread(lambda: store.queue_pop("queue"))]
@@ -81,22 +88,6 @@ class Waiting(ContractTests):
         error = timed_out(lambda: store.wait(["b", "there", "a", "q", "b", "c"], timeout))
         assert 0.05 <= error.waited <= system.time.monotonic() - start < LATE_S
         assert error.keys == tuple(map(place.full, ["b", "a", "c"]))
-
-    def test_multi_get_has_one_deadline_and_names_every_missing_key(self, place: Place) -> None:
-        hasty = place.open(timeout=0.05)
-        hasty.set("there", "1")
-        start = system.time.monotonic()
-        error = timed_out(lambda: hasty.multi_get(["b", "there", "a", "b"]))
-        assert 0.05 <= error.waited <= system.time.monotonic() - start < LATE_S
-        assert error.keys == tuple(map(place.full, ["b", "a"]))
-
-    def test_queue_pop_waits_for_the_timeout_of_the_store_and_names_the_queue(self, place: Place) -> None:
-        hasty = place.open(timeout=0.05)
-        hasty.set("k", "a value is no item")
-        start = system.time.monotonic()
-        error = timed_out(lambda: hasty.queue_pop("k"))
-        assert 0.05 <= error.waited <= system.time.monotonic() - start < LATE_S
-        assert error.keys == (place.full("k"),)
 
     @pytest.mark.parametrize("zero", [0, 0.0, timedelta(0)], ids=["int", "float", "timedelta"])
     def test_timeout_of_zero_looks_once(self, store: Store, zero: Any) -> None:
