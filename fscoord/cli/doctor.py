@@ -11,7 +11,7 @@ import click
 from fscoord._runtime.escaping import printable
 from fscoord.cli.exit_codes import FALSE, UNAVAILABLE
 from fscoord.cli.options import DirectoryPath, as_json, number_option, seconds_option, time_limit, verbose
-from fscoord.cli.output import say, show, tell
+from fscoord.cli.output import say, show, size_text, tell
 from fscoord.doctor.examination import EXPECTED_WAIT_S, OPEN_WAIT_S, examine
 from fscoord.doctor.prediction import LONE_ADD_REQUESTS, Job, predict, round_trip_of
 from fscoord.doctor.verdict import NOT_PROVEN, NOT_SAFE, SAFE
@@ -141,7 +141,7 @@ def _forecast(found: dict[str, Any]) -> list[str]:
     """Return the lines of the report about the job."""
     nodes, ranks = found["nodes"], found["ranks_per_node"]
     many = f"{nodes:,} nodes with {ranks:,} ranks each" if nodes > 1 else f"one node with {ranks:,} ranks"
-    read = f"{_size(found['barrier_bytes'])} read"
+    read = f"{size_text(found['barrier_bytes'])} read"
     return [
         f"what {many} will cost, by a model (docs/scaling.md), at {_duration(found['round_trip_s'])} for a round trip",
         f"  a barrier            {_duration(found['barrier_s'])}, {found['barrier_requests']:,} requests, {read}",
@@ -154,14 +154,6 @@ def _forecast(found: dict[str, Any]) -> list[str]:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
 
 
 def _heading(report: dict[str, Any], between: str) -> str:

@@ -225,6 +225,15 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{ending}"
 
 
+def size_text(count: float) -> str:
+    """Return the number `count` of bytes with three digits and a unit."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
+
+
 def utc_text(seconds: float, form: str) -> str:
     """Return the time `seconds` since the epoch in UTC, in the format `form` of strftime(3)."""
     try:

@@ -18,7 +18,7 @@ from fscoord._runtime.escaping import closer_look
 from fscoord._runtime.signals import forward_signals, parse_signals, raise_on_termination
 from fscoord.cli.exit_codes import FALSE
 from fscoord.cli.options import number_option, verbose
-from fscoord.cli.output import say, telling_if_slow
+from fscoord.cli.output import counted, say, telling_if_slow
 from fscoord.launch import Agent, Announcer, Console, Job, Outcome, Streams, parse_streams
 from fscoord.launch.agent import file_name
 from fscoord.launch.announcer import describe_failure, last_lines
@@ -419,8 +419,7 @@ def _text(run_id: environment.RunId | None) -> str:
 
 def _show(outcome: Outcome) -> None:
     failure = outcome.failures[-1]
-    restarts = len(outcome.failures) - 1
-    times = "1 restart" if restarts == 1 else f"{restarts} restarts"
+    times = counted(len(outcome.failures) - 1, "restart")
     say(f"the job failed after {times}, because {describe_failure(failure)}")
     for line in last_lines(failure):
         say(f"  | {line}")

@@ -12,7 +12,7 @@ import click
 from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
 from fscoord.cli.options import common, given_timeout, number_option, seconds_option, store_argument, store_url
-from fscoord.cli.output import can_redraw, flush, write_lines
+from fscoord.cli.output import can_redraw, flush, size_text, write_lines
 from fscoord.cli.ps import chosen, findings_lines, row_of, slow_option
 from fscoord.status.findings import StatusFinding, clock_text, find_all
 from fscoord.status.picture import Picture, SessionStatus
@@ -157,22 +157,13 @@ def _speed_words(speed: Speed | None) -> list[str]:
     return [
         f"{_rate(speed.total)} records/s" + (f" ({kinds})" if kinds else ""),
         f"{_rate(speed.barriers)} barriers/s",
-        f"log {_size(speed.size)}",
+        f"log {size_text(speed.size)}",
         f"{speed.compactions} compactions",
     ]
 
 
 def _rate(number: float) -> str:
     return f"{number:.0f}" if number >= 100 or number == int(number) else f"{number:.1f}"
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
 
 
 def ordered(frame: Frame, order: str) -> list[SessionStatus]:

@@ -29,7 +29,7 @@ from fscoord.cli.options import (
     with_store_to_read,
     with_store_to_watch,
 )
-from fscoord.cli.output import flush, is_terminal, show, tell, telling_if_slow, write, write_json, write_value
+from fscoord.cli.output import counted, flush, is_terminal, show, tell, telling_if_slow, write, write_json, write_value
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes import Fenced
 from fscoord.store import Store
@@ -298,7 +298,7 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
     end = system.time.monotonic() + (math.inf if limit is None else limit)
     store.set_timeout(min(READ_S, to_seconds(store.timeout)))
     left = math.inf if count is None else count
-    wanted = "changes" if count is None else "1 change" if count == 1 else f"{count} changes"
+    wanted = "changes" if count is None else counted(count, "change")
     words = f"watching for {wanted} of keys that begin with {key_text(prefix)!r}, {limit_text(limit)}"
     for changes in _changes(store, prefix, words, is_all=is_all, interval=interval, end=end):
         for key, value in changes:
