@@ -6,13 +6,12 @@ The page is ``page.html`` of this package. It draws the time line from the data 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from html import escape
 from importlib.resources import files
 from typing import Any, Final
 
 from fscoord._runtime.escaping import printable
-from fscoord.trace.reading import Span, Trace, assign_lanes
+from fscoord.trace.reading import Trace, assign_lanes
 from fscoord.trace.report import (
     WAITS,
     Bar,
@@ -65,13 +64,9 @@ def page_data(trace: Trace) -> Document:
     """
     outer = set(map(id, outer_waits(trace)))
     whole = [span for span in trace.spans if span.kind not in (*NOT_SHOWN, *WAITS) or id(span) in outer]
-    shown = whole
-    if len(shown) > SPANS_MAX:
-        shown = sorted(sorted(shown, key=lambda span: -span.length)[:SPANS_MAX], key=lambda span: span.begin)
+    longest = sorted(whole, key=lambda span: -span.length)[:SPANS_MAX]
+    shown = sorted(longest, key=lambda span: (span.begin, -span.end))
     texts, holds = _Texts(), Holds(trace)
-    by_process: dict[int, list[Span]] = defaultdict(list)
-    for span in shown:
-        by_process[span.process].append(span)
     begins = trace.begins()
     crossings = {id(crossing): number for number, crossing in enumerate(trace.crossings)}
     lasts = [0] * len(trace.processes)
@@ -79,28 +74,26 @@ def page_data(trace: Trace) -> Document:
         lasts[arrivals.last.process] += 1
     spans = []
     lanes: list[int] = [1] * len(trace.processes)
-    for number, each in by_process.items():
-        each.sort(key=lambda span: (span.begin, -span.end))
-        begin = begins[trace.processes[number].group]
-        for span, lane in zip(each, assign_lanes(each), strict=True):
-            lanes[number] = max(lanes[number], lane + 1)
-            ended = ended_by(trace, span, holds)
-            crossing = holds.crossings.get((span.process, span.begin))
-            spans.append(
-                [
-                    number,
-                    lane,
-                    texts.index(span.kind),
-                    texts.index(span.name),
-                    _us(span.begin - begin),
-                    _us(span.length),
-                    _us(waited(span)),
-                    texts.index(span.outcome or ("held" if span.is_held else "open")),
-                    texts.index(ended.words),
-                    -1 if ended.process is None else ended.process,
-                    -1 if crossing is None else crossings[id(crossing)],
-                ]
-            )
+    for span, lane in zip(shown, assign_lanes(shown), strict=True):
+        number = span.process
+        lanes[number] = max(lanes[number], lane + 1)
+        ended = ended_by(trace, span, holds)
+        crossing = holds.crossings.get((number, span.begin))
+        spans.append(
+            [
+                number,
+                lane,
+                texts.index(span.kind),
+                texts.index(span.name),
+                _us(span.begin - begins[trace.processes[number].group]),
+                _us(span.length),
+                _us(waited(span)),
+                texts.index(span.outcome or ("held" if span.is_held else "open")),
+                texts.index(ended.words),
+                -1 if ended.process is None else ended.process,
+                -1 if crossing is None else crossings[id(crossing)],
+            ]
+        )
     return {
         "texts": texts.all,
         "rows": [

@@ -454,13 +454,14 @@ def _meetings(crossings: Iterable[Crossing], processes: list[Process]) -> Iterat
 
 
 def assign_lanes(spans: Iterable[Span]) -> list[int]:
-    """Return a lane for each of `spans`, which are of one process and sorted by beginning.
+    """Return a lane of its process for each of `spans`, which are sorted by beginning.
 
     Two spans of one lane are nested or apart. Threads and tasks of one process therefore need several lanes.
     """
-    lanes: list[list[Span]] = []
+    by_process: dict[int, list[list[Span]]] = {}
     found = []
     for span in spans:
+        lanes = by_process.setdefault(span.process, [])
         for stack in lanes:
             while stack and stack[-1].end <= span.begin:
                 stack.pop()
