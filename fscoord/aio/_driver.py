@@ -46,23 +46,22 @@ WORDS: Final = {KEYS: "key", VALUES: "the value of key", ITEM: "a value in queue
 
 
 class StoreDriver:
-    """Makes calls on `store` in threads, and drives its waits and the steps of recipes in the running loop."""
+    """Makes calls on `store` in threads, and drives its waits and the steps of recipes in the running loop.
+
+    Attributes:
+        store: the store.
+        run, run_cleanup: make a call in a thread; see `CallExecutor`.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = needed_store(store)
         usual_s = store._typical_call_s
         self._executor = CallExecutor(CALL_THREADS_MAX if usual_s else 0, usual_s if usual_s < math.inf else 0.0)
+        self.run = self._executor.run
+        self.run_cleanup = self._executor.run_cleanup
         self._backend: AsyncioBackend | None = None
         self._notifier: Any = None
         self._sliced_waits: SlicedWaits | None = None
-
-    async def run(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-        """Call `function` in a thread; see `CallExecutor.run`."""
-        return await self._executor.run(function, undo)
-
-    async def run_cleanup(self, error: BaseException, function: Callable[[], object]) -> None:
-        """Call `function` to clean up after `error`; see `CallExecutor.run_cleanup`."""
-        await self._executor.run_cleanup(error, function)
 
     async def drive(self, steps: WaitSteps[T]) -> T:
         """Run `steps` in the running loop and return their result; see `CallExecutor.drive`."""
