@@ -104,6 +104,11 @@ def find_job() -> RunId | None:
     return next((run_id for run_id, _ in _runs(values, None)), None)
 
 
+def run_text(run: RunId | None) -> str:
+    """Return the id of a run as one word: the job, and its restart count if it has one; empty if there is no run."""
+    return "-".join(map(str, run)) if isinstance(run, tuple) else run or ""
+
+
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
     """Return `rank` and `world_size`, with the value in the environment in place of an argument that is None.
 

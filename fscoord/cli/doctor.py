@@ -15,7 +15,7 @@ from fscoord.cli.output import say, show, size_text, tell
 from fscoord.doctor.examination import EXPECTED_WAIT_S, OPEN_WAIT_S, examine
 from fscoord.doctor.prediction import LONE_ADD_REQUESTS, Job, predict, round_trip_of
 from fscoord.doctor.verdict import NOT_PROVEN, NOT_SAFE, SAFE
-from fscoord.environment import detect
+from fscoord.environment import detect, run_text
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +90,7 @@ def doctor(
     launched = detect()
     if instances is None and launched.launcher != "pytest-xdist":  # its workers are processes of one host
         instances = launched.world_size
-    run = launched.run_id
-    group = "" if run is None else run if isinstance(run, str) else "-".join(map(str, run))
+    group = run_text(launched.run_id)
     report = examine(path, lock=lock, expected=instances, wait=wait, tell=partial(tell, log), group=group)
     for texts in ("reasons", "recommendations"):
         report[texts] = list(map(printable, report[texts]))

@@ -6,7 +6,7 @@ import logging
 import re
 import signal
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -29,7 +29,7 @@ from fscoord.cli.options import (
 from fscoord.cli.output import say, show, table_lines, tell, telling_if_slow, utc_text, write
 from fscoord.cli.run_command import VERBATIM, Command, command_options, environment, holders_text
 from fscoord.errors import FscoordError, LockLostError
-from fscoord.recipes import Lock, Membership, Participant, once as once_for_all
+from fscoord.recipes import Lock, Membership, once as once_for_all
 from fscoord.status.findings import session_state
 from fscoord.store import Member, Store
 from fscoord.stores.url import absolute
@@ -125,13 +125,9 @@ def group(store: Store, name: bytes, as_json: bool) -> None:
     found = Membership(store, name).members()
     rows = [(str(each.number), each.owner, printable(each.data)) for each in found]
     lines = table_lines(("NUMBER", "PROCESS", "DATA"), rows, {"NUMBER"}) if found else []
-    show(as_json, [_participant_document(each) for each in found], lines)
+    show(as_json, [each._asdict() for each in found], lines)
     if not found:
         log.info("the group %r has no members", key_text(name))
-
-
-def _participant_document(each: Participant) -> dict[str, Any]:
-    return {"number": each.number, "owner": each.owner, "session": each.session, "data": each.data}
 
 
 @click.command()

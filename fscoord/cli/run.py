@@ -389,7 +389,7 @@ def _run_agent(
 def _parameters(options: RunOptions) -> rendezvous.RendezvousParameters:
     least, most = options.nnodes or _slurm_nodes() or (1, 1)
     endpoint, config = options.rdzv_endpoint, options.rdzv_conf
-    run_id = options.rdzv_id or _text(environment.detect().run_id) or NO_ID
+    run_id = options.rdzv_id or environment.run_text(environment.detect().run_id) or NO_ID
     if options.standalone:  # as with torchrun, the other options of the rendezvous do not count then
         endpoint, run_id, least, most = "", system.random_bytes(8).hex(), 1, 1
         config = {name: value for name, value in config.items() if name not in {"store_type", "is_host"}}
@@ -411,10 +411,6 @@ def _log_dir(given: str | None, run_id: str) -> str:
 def _slurm_nodes() -> tuple[int, int] | None:
     text = system.os.environ.get("SLURM_STEP_NUM_NODES", "")
     return (int(text), int(text)) if text.isdigit() and int(text) > 0 else None
-
-
-def _text(run_id: environment.RunId | None) -> str:
-    return "" if run_id is None else run_id if isinstance(run_id, str) else f"{run_id[0]}-{run_id[1]}"
 
 
 def _show(outcome: Outcome) -> None:

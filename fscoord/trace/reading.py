@@ -254,12 +254,10 @@ def read(directory: Any) -> Trace:
             f" {tracing.ENVIRONMENT_VARIABLE} to a directory, run the program, and name that directory"
             + "".join(f"; {text}" for text in unreadable[:1])
         )
-    processes = [_joined([segment for _, segment in sorted(each, key=_serial)]) for each in found.values()]
+    processes = [
+        _joined([segment for _, segment in sorted(each, key=lambda numbered: numbered[0])]) for each in found.values()
+    ]
     return Trace(path, processes, unreadable)
-
-
-def _serial(segment: tuple[int, Process]) -> int:
-    return segment[0]
 
 
 def _joined(segments: list[Process]) -> Process:
