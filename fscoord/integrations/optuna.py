@@ -32,18 +32,16 @@ from typing import Any, Final, NamedTuple
 from fscoord._arguments import Key, key_text
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
-from fscoord.errors import LimitExceededError, StoreError, StoreTimeoutError, missing_extra
+from fscoord.errors import LimitExceededError, StoreError, StoreTimeoutError, needed_extra
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
 from fscoord.stores.prefix import PrefixStore
 from fscoord.stores.url import ENVIRONMENT_VARIABLE, absolute, open_store, parse_url
 
-try:
+with needed_extra("fscoord.integrations.optuna", "optuna", "optuna"):
     from optuna import __version__ as optuna_version
     from optuna.storages.journal import BaseJournalBackend
     from optuna.storages.journal._base import BaseJournalSnapshot  # it has no other name
-except ImportError as error:
-    raise missing_extra("fscoord.integrations.optuna", "optuna", "optuna") from error
 
 __all__ = ["FscoordJournalBackend"]
 
