@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from fscoord._log.access import PATH_CHECK_S, Access, LocalAccess
 from fscoord._log.files import safe_files, torn_tail
@@ -23,7 +23,6 @@ from fscoord._log.files.opening import LogOptions
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Failure, Session, encode_death
 from fscoord._log.format.header import LogIdentity, classify_run, supersede
-from fscoord._log.format.record import Record
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.compaction import MOVED, Compactor
 from fscoord._log.generations.follower import GenerationFollower
@@ -58,30 +57,12 @@ SEVERAL: Final = -1
 """The kind by which a `Decide` returns several records: its value is the list of their kinds, keys and values."""
 
 BATCH: Final = -2
-"""The kind of a transaction that appends a batch: its value is the `BatchPlan`, which names the records."""
+"""The kind of a transaction that appends a batch: its value is the `~fscoord._log.shared.combining.batch.Batch`."""
 
 Decide = Callable[[bytes, Any], tuple[Any, int, Any]]
 """A function that decides one transaction. The log calls it with a key and a value, under the log lock, after it has
 applied all records. The function returns ``(result, kind, value)``: the result of the transaction, and the kind and
 value of the record to append. Kind 0 appends nothing."""
-
-
-class BatchPlan(Protocol):
-    """The records of one transaction, which may be records of several sessions."""
-
-    def __len__(self) -> int:
-        """Return about how many bytes the records take."""
-
-    def decide(self, session: int) -> list[Record]:
-        """Return the records to append, all of them data records. `session` is the session of the handle.
-
-        The log calls this method as the last step before the write, under the log lock: the handle has read to the end,
-        the log continues in this file, and nothing releases the lock before the write. If an attempt fails, and the
-        transaction begins again, the method is called again.
-        """
-
-    def show_life(self) -> None:
-        """Show that the process waits for the log lock, and is not stopped. Called at least every `LIFE_S`."""
 
 
 IN_A_ROW_NS: Final = 50_000
@@ -155,7 +136,7 @@ class Log:
         self.compactor = Compactor(handle, self.registration, self.large_values, self.follower)
         self._writes_in_a_row = False  # only a hint, so no lock guards it
         # The methods that vary by mount are bound once, because every operation calls them.
-        self._read, self._catch_up, self._append = self.access.read, self.access.catch_up, self.writer.append
+        self._read, self._append = self.access.read, self.writer.append
         self._before_lock = self.access.before_lock
         self.read_locked, self.read_unlocked = self.large_values.read_locked, self.large_values.read_unlocked
         try:
@@ -249,12 +230,8 @@ class Log:
                     raise safe_files.unavailable(error, self.path, "reading the log") from error
             finally:
                 shared.is_inside = False
-        self.refresh_locked(limit)
+        self.update(0, b"", b"", None, limit)  # under the lock a verdict of damage is final
         return None if answer is None else self.inspect(answer)
-
-    def refresh_locked(self, limit: float) -> None:
-        """Do what `refresh` does, under the lock, so that a verdict of damage is final."""
-        self.update(0, b"", b"", None, limit)
 
     def update(
         self,
@@ -372,7 +349,7 @@ class Log:
         self, kind: int, key: bytes, value: Any, decide: Decide | None, appended: Callable[[], None] | None
     ) -> Any:
         """Catch up, decide and append, under the lock. Return `MOVED` if the log continues in another file."""
-        if self._catch_up():
+        if self._read(True):
             self.follower.follow()
             return MOVED  # the lock that is held is that of the sealed generation: nothing may be appended under it
         handle = self.handle
@@ -564,7 +541,7 @@ class Log:
             attempt: the number of attempts so far.
             started: when the transaction began (monotonic, in seconds).
             limit: how long the transaction may take, in seconds.
-            show_life: see `BatchPlan.show_life`.
+            show_life: see `Batch.show_life`.
 
         Raises:
             StoreTimeoutError: `limit` seconds have passed since `started`.

@@ -699,14 +699,14 @@ MUTANTS = (
     ),
     Mutant(
         "no read to the end before a decision",
-        "LocalAccess.catch_up",
+        "LocalAccess.read",
         """\
         data = system.os.read(handle.reader_fd, CHUNK)
-        if data and self._cursor.advance(data, locked=True):
+        if data and self._cursor.advance(data, locked=locked):
 """,
         """\
-        data = b""
-        if data and self._cursor.advance(data, locked=True):
+        data = b"" if locked else system.os.read(handle.reader_fd, CHUNK)
+        if data and self._cursor.advance(data, locked=locked):
 """,
         (SCHEDULES,),
     ),

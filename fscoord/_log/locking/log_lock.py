@@ -97,6 +97,9 @@ class LogLock:
             takes `mutex`; otherwise None. That thread sets ``handover`` to None, calls ``release()`` on the old value,
             and then has the log's lock. Nothing can interrupt the thread between these steps.
         can_block: whether the kernel can be asked to wait for this lock.
+        is_closed: whether the lock will not be used any more.
+        session: the session whose range is locked. The length of the range names the holder.
+        file_key: identifies the file and the kind of lock, once a thread has waited for this lock.
         mutex: the process mutex of the log. A thread holds it while it calls `try_lock`, `unlock` or `bind`.
 
     A `shared` lock excludes writers but not other readers, and a descriptor that is open for reading is enough for it.

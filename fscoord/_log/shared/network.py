@@ -128,7 +128,9 @@ class NetworkAccess:
 
     # -- reading without the log's lock ----------------------------------------------------------------------------
 
-    def read(self) -> bool:
+    def read(self, locked: bool = False) -> bool:
+        if locked:
+            return self.catch_up()
         now = system.time.monotonic()
         if now - self._handle.path_checked_at > PATH_CHECK_S:
             self._check_descriptors()

@@ -152,7 +152,9 @@ class Claim:
 
 
 class Batch:
-    """The `BatchPlan` of one transaction: the author's own operation, and the requests that it claims if it leads.
+    """The records of one transaction, which may be records of several sessions.
+
+    They are those of the author's own operation, and of the requests that the author claims if it leads.
 
     Args:
         log: the log.
@@ -181,9 +183,11 @@ class Batch:
         self.failed: list[Claim] = []
 
     def __len__(self) -> int:
+        """Return about how many bytes the records take."""
         return int(self._write.operation.size)
 
     def show_life(self) -> None:
+        """Show that the process waits for the log lock, and is not stopped. Called at least every `LIFE_S`."""
         self._show(requests.WAITING)
 
     def _show(self, phase: int) -> None:
@@ -195,6 +199,12 @@ class Batch:
                 raise_if_foreign(error)
 
     def decide(self, session: int) -> list[Record]:
+        """Return the records to append, all of them data records. `session` is the session of the handle.
+
+        The log calls this method as the last step before the write, under the log lock: the handle has read to the end,
+        the log continues in this file, and nothing releases the lock before the write. If an attempt fails, and the
+        transaction begins again, the method is called again.
+        """
         # An earlier attempt of this transaction has released the lock. Its claims have ended with that hold, and must
         # not be repeated: their authors may have decided by themselves since.
         self.failed += self.claims
