@@ -143,7 +143,9 @@ class Log:
             self.access.open(self._open)
         except (FscoordError, OSError) as error:
             raise_if_foreign(error)
-            self._close_all()  # a caller that keeps the error also keeps this object, and its descriptors
+            system.close_all(
+                system.os.close, handle.owned_fds
+            )  # a caller that keeps the error also keeps this object, and its descriptors
             if isinstance(error, FscoordError):
                 raise
             raise safe_files.unavailable(error, path, "opening the log") from error
@@ -424,11 +426,7 @@ class Log:
 
     def refuse_reentry(self) -> None:
         """Raise `StoreError` if the caller is a signal handler or finalizer that interrupted an operation."""
-        if not system.fork_marker[0]:
-            system.recover_from_fork()
-        with self.handle.mutex:
-            if self.handle.shared.is_inside:
-                raise self.entered_twice()
+        self.inspect(lambda: None)
 
     def entered_twice(self) -> StoreError:
         """Return the error of an operation that a signal handler or finalizer begins inside of another."""
@@ -789,28 +787,11 @@ class Log:
     # -- sessions --------------------------------------------------------------------------------------------------
 
     @property
-    def sessions(self) -> dict[int, Session]:
-        """The sessions that the log has recorded, by number, without the sessions that a compaction left out."""
-        return self.table.sessions
-
-    @property
-    def deaths(self) -> dict[int, int]:
-        """The time of the death record of each dead session (wall time in ns), by the session's number."""
-        return self.table.deaths
-
-    @property
-    def has_liveness(self) -> bool:
-        """Whether other processes can find out that this handle's session has died."""
-        return self.liveness.is_supported
-
-    @property
-    def session(self) -> int:
-        """The number of this handle's session, or 0 if the handle has not registered."""
-        return self.handle.lock.session
-
-    @property
     def session_if_ready(self) -> int:
-        """The value of `session`, read without the mutex. Also 0 before a recovery, after `close`, and after a fork."""
+        """The number of this handle's session, read without the mutex; 0 if the handle has not registered.
+
+        It is also 0 before a recovery, after `close`, and after a fork.
+        """
         return 0 if self.handle.recovery or not system.fork_marker[0] else self.handle.lock.session
 
     def has_announced(self, rank: int) -> bool:
@@ -897,12 +878,8 @@ class Log:
             handle.finish(StoreClosedError, "is closed; open the store again")
             handle.lock.close()
             self.liveness.unlock()
-            self._close_all()
+            system.close_all(system.os.close, handle.owned_fds)
             self.liveness.lose()
-
-    def _close_all(self) -> None:
-        for fd in list(self.handle.owned_fds):
-            self.handle.close_fd(fd)
 
 
 _handles = system.reset_in_child("handles", Log.after_fork)

@@ -51,7 +51,7 @@ from fscoord._log.shared.combining.batch import Batch
 from fscoord._log.shared.combining.outcomes import SharedLogWriter
 from fscoord._log.shared.combining.station import Station
 from fscoord._log.shared.network import NetworkAccess
-from fscoord._log.shared.node_poller import node_bell_path
+from fscoord._log.shared.node_poller import node_path
 from fscoord._log.shared.sharing import Sharing
 from fscoord._log.wakeup import watcher
 from fscoord._log.wakeup.doorbell import bucket

@@ -50,7 +50,7 @@ def hint(fd: int) -> GenerationRef | None:
         start = place - record.KIND_AT
         if start + record.unpack_prefix(data, start)[0] == len(data) and record.chain_if_sound(data, start) is not None:
             try:
-                return GenerationRef.from_forward(data[start + record.HEAD_SIZE : -record.TAIL_SIZE])
+                return GenerationRef.decode(record.FORWARD, data[start + record.HEAD_SIZE : -record.TAIL_SIZE])
             except MalformedRecord:
                 pass
         place = data.rfind(bytes([record.FORWARD]), 0, place)

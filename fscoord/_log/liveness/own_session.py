@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from fscoord._log.files import safe_files
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
 from fscoord._log.handle import HandleState
@@ -111,8 +110,7 @@ class Liveness:
     def lose(self) -> None:
         """Close the liveness file, which unlocks the byte. In a forked child the byte stays locked for the parent."""
         self.file = None
-        for fd in list(self._fds):
-            safe_files.close_owned(fd, self._fds)
+        system.close_all(system.os.close, self._fds)
 
     def unlock(self) -> None:
         """Unlock the byte, so that a probe finds the end of the session at once."""

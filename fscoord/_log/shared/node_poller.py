@@ -70,15 +70,6 @@ PROBES_PER_S: Final = 64
 """How many slots the poller probes in a second at most."""
 
 
-def node_bell_path(key: LogKey) -> str:
-    """Return the path of the bell that the processes of this user on this host share for the log `key`.
-
-    Raises:
-        OSError: no directory is local to this host and private to this user.
-    """
-    return node_path(key)
-
-
 def node_path(key: LogKey, preferred: Sequence[str] = ()) -> str:
     """Return the path of a file that the processes of this user on this host share for the log `key`.
 
@@ -336,7 +327,7 @@ class PollerElection:
             self._poller = self  # so that no waiter becomes the poller
             self._resign()
 
-    def try_elect(self, waiter: Any, *, may_queue: bool = True, state: bytes | None = None) -> bool:
+    def try_elect(self, waiter: Any, *, may_queue: bool = True) -> bool:
         """Make `waiter` the poller if there is none. Return whether `waiter` is the poller.
 
         If another process is the poller and `may_queue` is true, a thread begins to wait for the poller's lock.
@@ -347,7 +338,7 @@ class PollerElection:
             if self._poller is not None or (self._requested and not self._held):
                 return False
             if not self._held:
-                if not may_queue and not self.is_vacant(state):
+                if not may_queue and not self.is_vacant():
                     return False
                 if not self._acquire(may_queue=may_queue):
                     return False

@@ -228,7 +228,7 @@ class FileObserver:
             notes.append(
                 f"this start has failed: {log.table.failure}. The next start of the job begins with an empty store"
             )
-        if not log.has_liveness:
+        if not log.liveness.is_supported:
             notes.append("this store has no liveness file, so the death of a process of another host is not known")
         seen = {
             number: self._seen(number, session, alive[number], deaths.get(number), reading.slots.get(number), home)
@@ -313,10 +313,10 @@ class FileObserver:
 
     def _named(self, found: int | str | None, seconds: float) -> HeldLock:
         log = self._log
-        if isinstance(found, int) and found in log.sessions:
-            return HeldLock(found, str(log.sessions[found]), seconds)
+        if isinstance(found, int) and found in log.table.sessions:
+            return HeldLock(found, str(log.table.sessions[found]), seconds)
         if isinstance(found, str):
-            numbers = [number for number, session in log.sessions.items() if str(session) == found]
+            numbers = [number for number, session in log.table.sessions.items() if str(session) == found]
             return HeldLock(numbers[-1] if numbers else None, found, seconds)
         other = self._search() if log.handle.lock.kind in (OFD, FLOCK) else None
         return HeldLock(found, other or "an unknown process", seconds)
@@ -347,8 +347,7 @@ def _lock_of(path: str) -> str:
         raise_if_foreign(error)
         return "ofd"
     finally:
-        for fd in list(opened):
-            safe_files.close_owned(fd, opened)
+        system.close_all(system.os.close, opened)
 
 
 def _waited(slot: WaitSlot, session: Session, home: ProcessIdentity) -> float:
