@@ -131,14 +131,8 @@ class Recorder:
         span[OUTCOME] = outcome
         span += facts
         self._pending.append(span)
-        if now > self._due or len(self._pending) >= BATCH or self._written:
-            self._flush_unless_early(span, now)
-
-    def _flush_unless_early(self, span: Span, now: int) -> None:
-        """Write the finished spans if a write is due, or if the file shows `span` as open."""
-        is_known = span[NUMBER] in self._written
-        self._written.discard(span[NUMBER])
-        if is_known or now > self._due or len(self._pending) >= BATCH:
+        if span[NUMBER] in self._written or now > self._due or len(self._pending) >= BATCH:
+            self._written.discard(span[NUMBER])  # the file shows the span as open
             self.flush()
 
     def end_later(self, span: Span, outcome: str) -> None:

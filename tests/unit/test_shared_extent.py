@@ -221,7 +221,7 @@ def test_waiter_that_does_not_find_its_key_in_the_extent_reads_on_the_server(
             until(lambda: is_armed_in(store))
             twin = next(name for name in map(str, range(10**6)) if bucket(name.encode()) == bucket(b"k"))
             write_from_afar(writer, twin)  # the extent will end here
-            extent = sharing_of(writer).recent_extent()
+            extent = sharing_of(writer).access.recent
             write_from_afar(afar, "k")
             reads.clear()
             assert extent is not None

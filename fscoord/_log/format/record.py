@@ -15,6 +15,7 @@ from zero, so zeros that are appended to a torn record can't complete it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from struct import Struct
 from typing import Final, NamedTuple
@@ -70,6 +71,9 @@ NAMES: Final = {
 DATA_KINDS: Final = frozenset({SET, DELETE, APPEND, MULTI_SET, ADD, COMPARE_SET, PUSH, POP})
 _NEVER_MET: Final = frozenset({0, VOID})
 """Kinds at which `decode` stops. A VOID counts only where `torn_tail.examine` looks for it."""
+
+LIKELY: Final = re.compile(rb"(?!\0{4})(?=...[\0-\x08].{4}...\0.{9}[\0-\x04][A-Za-z])", re.DOTALL)
+"""Where a record may begin: a length below 2^28, a writer below 2^24, a key below 1,280, and a letter as its kind."""
 
 _PREFIX = Struct("<II")  # length of the record, check
 _HEAD = Struct("<IIIQHB")  # as _PREFIX; then writer, wall time in ns, length of the key, kind

@@ -13,11 +13,10 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import LogPosition, MalformedRecord
+from fscoord._log.inspect.scan import Damaged, Scan, Sound, Voided, iter_records
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
-
-_CHUNK = 1 << 18
 
 
 class Entry(NamedTuple):
@@ -120,33 +119,16 @@ def _open_generation(path: str, file: str, named: GenerationRef | None) -> tuple
 
 
 def _records(path: str, fd: int, start: LogPosition, header: Header, following: _NextGeneration) -> Iterator[Entry]:
-    offset, chain = start
-    system.os.lseek(fd, offset, 0)
-    data, position = b"", 0  # read and not yet yielded: data[position:] begins at offset
-    durable = header.durable
-    zeros = torn_tail.Zeros()
-    while True:
-        size = max(record.PREFIX_SIZE, record.record_length(data, chain, position))
-        if len(data) - position < size:
-            if system.os.fstat(fd).st_size < offset + size:
-                return  # torn, or still being written
-            data, position = data[position:] + system.os.read(fd, max(_CHUNK, size)), 0
-            continue
-        found, others, used, next_chain, _ = record.decode(data[position : position + size], chain)
-        if used:
-            yield _entry(path, offset, (found or others)[0], header.generation, following)
-            offset, position, chain = offset + used, position + used, next_chain
-            # Only forward records come after a seal. They are synced like the records of a durable log.
-            durable |= bool(others) and others[0][0] == record.SEAL
-            continue
-        verdict = torn_tail.examine(fd, offset, chain, zeros, durable=durable)
-        if isinstance(verdict, torn_tail.Torn):
-            return
-        if isinstance(verdict, torn_tail.Damage):
-            raise safe_files.damaged(following.log, path, verdict.offset, verdict.reason)
-        yield _void(fd, verdict.offset - record.VOID_SIZE, chain, header.generation)
-        offset, chain, data, position = verdict.offset, verdict.chain, b"", 0
-        system.os.lseek(fd, offset, 0)
+    scan, chain = Scan(fd, start, durable=header.durable), start.chain
+    for segment in scan.segments():
+        if isinstance(segment, Sound):
+            for offset, _, found in iter_records(segment):
+                yield _entry(path, offset, found, header.generation, following)
+        elif isinstance(segment, Voided):
+            yield _void(fd, segment.end - record.VOID_SIZE, chain, header.generation)
+        elif isinstance(segment, Damaged):
+            raise safe_files.damaged(following.log, path, segment.offset, segment.reason)
+        chain = scan.place.chain  # a torn record is the last segment: it may still be in writing
 
 
 def _description(session: Session) -> bytes:

@@ -367,7 +367,8 @@ def _open(request: _Request, file: str, named: GenerationRef | None, stack: Exit
 def _find_successor(source: _Source, on_progress: ProgressCallback, notes: list[str]) -> GenerationRef | None:
     """Return the newest generation that a sound record of `source` names. The record may come after damage."""
     found: GenerationRef | None = None
-    scan = Scan(source.lockout, source.place, durable=source.header is not None and source.header.durable)
+    durable = source.header is not None and source.header.durable
+    scan = Scan(source.fd, source.place, durable=durable, lockout=source.lockout)
     bad: list[str] = []
     for segment in scan.segments():
         if isinstance(segment, Damaged):
@@ -440,7 +441,7 @@ class _RecordCopier:
     def run(self, write: Callable[[Record], object]) -> None:
         """Call `write` with each record of the copy, in order."""
         source = self._source
-        scan = Scan(source.lockout, source.place, durable=self.header.durable)
+        scan = Scan(source.fd, source.place, durable=self.header.durable, lockout=source.lockout)
         if source.header is None:
             self._skip(Skipped(source.file, 0, source.place.offset, "the header is damaged"))
         chain = source.place.chain

@@ -218,6 +218,19 @@ class ProcessIdentity(NamedTuple):
         """Return the identity of this process."""
         return cls(system.hostname(), system.boot_id(), system.namespace("pid"), system.namespace("time"))
 
+    def session(self, rank: int | None = None, label: str = "") -> Session:
+        """Return the session of this process, whose identity this is, with `rank` and `label`."""
+        return Session(
+            host=self.host,
+            pid=system.os.getpid(),
+            start_time=system.start_time(),
+            boot_id=self.boot_id,
+            rank=rank,
+            label=label,
+            pid_space=self.pid_space,
+            time_space=self.time_space,
+        )
+
     def is_provably_dead(self, session: Session) -> bool:
         """Return whether the process of `session` is certainly dead, even if a child has inherited its descriptors.
 

@@ -453,18 +453,17 @@ class PollerElection:
         """Return whether `waiter` is the poller."""
         return self._poller is waiter
 
-    def notify(self, buckets: Container[int], extent: Callable[[], Extent | None] | None = None) -> bool:
+    def notify(self, buckets: Container[int], extent: Extent | None = None) -> bool:
         """Ring each of `buckets` that is armed. Return whether any of them was armed.
 
         Args:
             buckets: the buckets.
-            extent: returns what the caller has read last. It becomes the shared extent of the node before the ring.
+            extent: what the caller has read last. It becomes the shared extent of the node before the ring.
         """
         state = self._bell.read()
         armed = [number for number in _armed_buckets(low_bytes(state)) if number in buckets]
-        found = extent() if armed and extent is not None else None
-        if found is not None:
-            shared_extent.publish(self._bell, found)
+        if armed and extent is not None:
+            shared_extent.publish(self._bell, extent)
         return self._bell.ring(*armed)
 
     def _byte(self, offset: int) -> int:

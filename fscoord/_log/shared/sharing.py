@@ -157,11 +157,3 @@ class Sharing:
                 return False
             finally:
                 handle.shared.is_inside = False
-
-    def recent_extent(self) -> Extent | None:
-        """Return the bytes that this handle has read or written last, or None."""
-        return self.access.recent
-
-    def take_changed_keys(self) -> Collection[int]:
-        """Return the buckets (see `doorbell`) of all keys in records that were read or written since the last call."""
-        return self.changed_keys.take()

@@ -168,17 +168,8 @@ class SymlinkLock:
 
     def _begin(self) -> None:
         """Identify this process, at the first attempt and again in a forked child."""
-        self._identity = home = ProcessIdentity.find()
-        session = Session(
-            home.host,
-            system.os.getpid(),
-            system.start_time(),
-            home.boot_id,
-            pid_space=home.pid_space,
-            time_space=home.time_space,
-        )
-        self._network = system.namespace("net")
-        self._owner = f"{_Owner(session, self._network).encode()}:{system.random_bytes(8).hex()}"
+        self._identity, self._network = ProcessIdentity.find(), system.namespace("net")
+        self._owner = f"{_Owner(self._identity.session(), self._network).encode()}:{system.random_bytes(8).hex()}"
         self._epoch, self._may_hold, self._is_unchecked = system.process_epoch(), False, False
 
     def _holds_existing(self) -> bool:

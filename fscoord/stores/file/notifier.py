@@ -106,7 +106,7 @@ class ChangeNotifier:
         state = bell.read()
         armed = [number for number in {crc32(name) & LAST_BUCKET for name in names} if state[number * CELL] & 1]
         if armed:
-            extent = None if self._shared is None else self._shared.recent_extent()
+            extent = None if self._shared is None else self._shared.access.recent
             if extent is not None:
                 shared_extent.publish(bell, extent)
             bell.ring(*armed)
@@ -169,9 +169,9 @@ class ChangeNotifier:
         if watcher.bell is None:
             watcher.note_file(self._log.handle.file)
         if self._shared is not None:
-            changed = self._shared.take_changed_keys()
+            changed = self._shared.changed_keys.take()
             if isinstance(waiter, NodeWaiter):
-                waiter.notify_node(changed, self._shared.recent_extent)
+                waiter.notify_node(changed, self._shared.access.recent)
                 waiter.probe_for_node(self._undead, self._is_alive)
 
     def _undead(self) -> list[int]:

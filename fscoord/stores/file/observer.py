@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from fscoord._log.files import safe_files
@@ -29,7 +28,7 @@ from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError, StoreTimeoutError
-from fscoord.stores.file.lifecycle import log_options, open_and_join_run, session_record
+from fscoord.stores.file.lifecycle import log_options, open_and_join_run
 from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.sessions import ANSWERS
 from fscoord.stores.file.wait_slots import read_slots
@@ -44,9 +43,6 @@ HELD_POLL_S: Final = 0.01
 
 HOLDER_S: Final = 2.0
 """How long to search this host for a holder of the log's lock that is no session, in seconds."""
-
-_NAMELESS: Final[Mapping[str, Any]] = {"rank": None, "label": None}
-"""The options from which the session record of the observer would be made. It only reads, so it never registers."""
 
 COMPLETED: Final = (b"/complete", b"/last_member")
 """The ends of the keys that the last rank to come to a barrier sets."""
@@ -188,7 +184,7 @@ class FileObserver:
         self._held: tuple[object, float] | None = None
 
         def make() -> Log:
-            return open_log_file(self.path, self._notes, wanted, partial(session_record, _NAMELESS))
+            return open_log_file(self.path, self._notes, wanted, ProcessIdentity.find().session)
 
         self._log = open_and_join_run(make, READ_S, shows=False)
 
