@@ -512,16 +512,31 @@ def close_when_collected(owner: object, descriptors: Descriptors) -> None:
     if os.close is not _close:  # the `os` of a test, whose functions may be written in Python
         weakref.finalize(owner, close_all, descriptors.close, descriptors).atexit = False
         return
+    calls = itertools.chain(_closing(descriptors), map(_closers.pop, (id(descriptors),)))
+    _closers[id(descriptors)] = weakref.ref(owner, functools.partial(next, filter(None, calls)))
+
+
+def _closing(descriptors: Descriptors) -> Iterator[Any]:
+    """Return an iterator that closes each of `descriptors` when it is exhausted. It consists of C functions only."""
     removed: Iterator[int] = map(set.pop, itertools.takewhile(len, itertools.repeat(descriptors)))
     # Without -1, which some C functions return instead of a descriptor: os.closerange(-1, 0) closes all descriptors.
     removed = filter((-1).__lt__, removed)
     first, again = itertools.tee(removed)
-    calls: Iterator[Any] = itertools.chain(
+    return itertools.chain(
         map(loose.difference_update, itertools.repeat(descriptors, 1)),
         map(os.closerange, first, map((1).__add__, again)),  # unlike os.close it ignores errors
-        map(_closers.pop, (id(descriptors),)),
     )
-    _closers[id(descriptors)] = weakref.ref(owner, functools.partial(next, filter(None, calls)))
+
+
+def owned_for_a_while() -> tuple[Descriptors, Callable[[], object]]:
+    """Return an empty set of descriptors, and the function that closes the set once, for a ``finally``.
+
+    It is a C function: rule 3 in `interrupts`. Errors of close(2) are ignored.
+    """
+    opened = Descriptors()
+    if os.close is not _close:  # as in `close_when_collected`
+        return opened, functools.partial(close_all, opened.close, opened)
+    return opened, functools.partial(next, filter(None, _closing(opened)), None)
 
 
 SLEEP_MAX_S: Final = 1.0

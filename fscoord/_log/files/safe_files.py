@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import starmap
 from typing import Any, Final
 
 from fscoord._runtime import system
@@ -19,7 +18,6 @@ from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, InsecurePathError, StoreUnavailableError
 
 TEMPORARY_SUFFIX = ".new"
-_ONCE = ((),)
 _NO_LINKS = frozenset((system.errno.EPERM, system.errno.EOPNOTSUPP, system.errno.ENOSYS, system.errno.EMLINK))
 GONE: Final = frozenset((system.errno.ENOENT, getattr(system.errno, "ESTALE", -1)))
 """The errors of open(2) for a file that does not exist any more, also on a file server."""
@@ -192,18 +190,14 @@ def check(path: str, fd: int, mode: int, *, read_only: bool, is_fifo: bool = Fal
 def _uid_given_to_ours(path: str) -> int:
     """Return the owner that a new file beside `path` gets. An NFS server may map users (root squash)."""
     probe = temporary_name(path)
-    opened = system.Descriptors()
+    opened, close = system.owned_for_a_while()
     try:
         return system.os.fstat(create_descriptor(probe, 0o600, opened)).st_uid
     except OSError as error:
         raise_if_foreign(error)
         return -1
     finally:
-        try:
-            if opened:
-                list(map(system.os.close, starmap(opened.pop, _ONCE)))  # removed before it is closed
-        except OSError as error:
-            raise_if_foreign(error)
+        close()
         unlink_quietly(probe)
 
 
@@ -228,17 +222,13 @@ def inherit_permissions(source: str, target: int) -> None:
     `copy_permissions`. A user who may rename in the directory can put a file of their own at the path `source`. Then
     the new file gets permissions that this user could have given to a file of that name, too.
     """
-    opened = system.Descriptors()
+    opened, close = system.owned_for_a_while()
     try:
         copy_permissions(open_descriptor(source, system.os.O_RDONLY, owned_fds=opened), target)
     except (OSError, InsecurePathError) as error:
         raise_if_foreign(error)
     finally:
-        try:
-            if opened:  # by C functions only, as in `create`: Ctrl-C would leave the descriptor open
-                list(map(system.os.close, starmap(opened.pop, _ONCE)))
-        except OSError as error:
-            raise_if_foreign(error)
+        close()
 
 
 def copy_permissions(source: int, target: int) -> None:
@@ -332,7 +322,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
         like: a file whose group and access control list the new file gets, as far as this process may set them.
     """
     epoch, temporary = system.process_epoch(), temporary_name(path)
-    opened = system.Descriptors()
+    opened, close = system.owned_for_a_while()
     try:
         try:
             try:
@@ -347,11 +337,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
             if durable:
                 system.sync_file(fd)
         finally:
-            try:
-                if opened:  # first of all, before anything that Ctrl-C can interrupt
-                    list(map(system.os.close, starmap(opened.pop, _ONCE)))  # removed before it is closed
-            except OSError as error:
-                raise_if_foreign(error)
+            close()  # first of all, before anything that Ctrl-C can interrupt
         try:
             _link(temporary, path)
         except OSError as error:
@@ -362,15 +348,11 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
     finally:
         unlink_quietly(temporary, epoch)
     if durable:
-        opened = system.Descriptors()
+        opened, close = system.owned_for_a_while()
         try:
             sync_directory(path, opened)
         finally:
-            try:
-                if opened:
-                    list(map(system.os.close, starmap(opened.pop, _ONCE)))  # removed before it is closed
-            except OSError as error:
-                raise_if_foreign(error)
+            close()
 
 
 def _link(temporary: str, path: str) -> None:
@@ -415,7 +397,7 @@ def create_fifo(path: str, mode: int, like: int, owned_fds: set[int]) -> None:
 
 
 def _create_empty(path: str, mode: int) -> None:
-    opened = system.Descriptors()
+    opened, close = system.owned_for_a_while()
     try:
         create_descriptor(path, mode, opened)
     except FileExistsError as error:
@@ -425,11 +407,7 @@ def _create_empty(path: str, mode: int) -> None:
             unlink_quietly(path)
         raise
     finally:
-        try:
-            if opened:
-                list(map(system.os.close, starmap(opened.pop, _ONCE)))  # removed before it is closed
-        except OSError as error:
-            raise_if_foreign(error)
+        close()
 
 
 def create_descriptor(path: str, mode: int, owned_fds: set[int]) -> int:
