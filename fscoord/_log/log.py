@@ -34,7 +34,7 @@ from fscoord._log.mount import LOCAL, Mount, find_mount
 from fscoord._log.recovery import APPLYING, CLOSED, DESCRIPTORS, GENERATION, POSITION, SERVER_STATE
 from fscoord._log.replay.cursor import Cursor
 from fscoord._log.replay.large_values import LargeValues
-from fscoord._log.replay.writer import LogWriter
+from fscoord._log.replay.writer import LogWriter, append_each
 from fscoord._log.session_table import SessionTable
 from fscoord._log.shared.sharing import Sharing
 from fscoord._log.state_machine import StateMachine
@@ -386,7 +386,7 @@ class Log:
     def _append_several(self, kind: int, value: Any, session: int) -> None:
         """Append the records in `value` for a `SEVERAL`, or the records that the plan of a `BATCH` decides now."""
         if kind == SEVERAL:
-            self._append_all(value, session)
+            append_each(self._append, [(*each, session) for each in value])
             return
         # Nothing may come between this line and the write. A claim of a request ends with this hold of the lock.
         records = value.decide(session)
@@ -394,17 +394,6 @@ class Log:
             writer = None if self.shared is None else self.shared.writer
             assert writer is not None, "only a log whose writes are combined has batches"
             writer.append_batch(records)
-
-    def _append_all(self, records: list[tuple[int, bytes, bytes]], session: int) -> None:
-        """Append `records`. An error has ``maybe_applied`` set if an earlier one of them was written."""
-        is_first = True
-        try:
-            for kind, key, value in records:
-                self._append(kind, key, value, session)
-                is_first = False
-        except StoreUnavailableError as error:
-            error.maybe_applied = error.maybe_applied or not is_first
-            raise
 
     def inspect(self, answer: Callable[[], T]) -> T:
         """Call `answer` under the mutex, so that no thread or signal handler changes the state. Return its result."""

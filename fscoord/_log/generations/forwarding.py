@@ -202,6 +202,17 @@ def find_root(path: str, header: Header, log_id: bytes) -> str | None:
     return None
 
 
+def later_files(path: str) -> list[tuple[int, str]]:
+    """Return number and path of each file beside the log at `path` that is named like one of its later generations."""
+    directory, base = system.os.path.split(path)
+    encode, found = system.os.fsencode, []
+    for name in sorted(system.os.listdir(directory)):
+        number = parse_generation_name(encode(name), encode(base))
+        if number is not None:
+            found.append((number, system.os.path.join(directory, name)))
+    return found
+
+
 def remove_superseded(handle: HandleState, owner: LogIdentity, newest: GenerationRef, before: bytes | None) -> None:
     """Remove generation `before`, which a forward record has superseded, and the orphans of the log.
 
@@ -275,11 +286,10 @@ def remove_log(handle: HandleState, owner: LogIdentity, clear: Callable[[str], o
     path was removed, and belongs to `owner`.
     """
     epoch, path = system.process_epoch(), handle.path
-    directory, base = system.os.path.split(path)
     try:
         if not _has_one_name(handle):
             return
-        names = system.os.listdir(directory)
+        files = later_files(path)
         if system.process_epoch() == epoch:  # a child that a signal handler forks continues here, without the lock
             clear(path)
         if system.process_epoch() == epoch:
@@ -287,10 +297,8 @@ def remove_log(handle: HandleState, owner: LogIdentity, clear: Callable[[str], o
     except (OSError, MalformedRecord, InsecurePathError) as error:
         raise_if_foreign(error)
         return
-    for name in names:
-        file = system.os.path.join(directory, name)
-        is_named_so = parse_generation_name(system.os.fsencode(name), system.os.fsencode(base)) is not None
-        if is_named_so and is_removable(file, owner, sys.maxsize, handle.read_flags, handle.owned_fds):
+    for _, file in files:
+        if is_removable(file, owner, sys.maxsize, handle.read_flags, handle.owned_fds):
             safe_files.unlink_quietly(file, epoch)
 
 

@@ -16,9 +16,10 @@ from fscoord._log.files.opening import no_header, read_header
 from fscoord._log.files.safe_files import FilePath
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session, decode_control
-from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
+from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import LogPosition, MalformedRecord, Record
+from fscoord._log.generations import forwarding
 from fscoord._log.inspect import scan
 from fscoord._log.inspect.scan import Damaged, ProgressCallback, Scan, Sound, Torn, WriterLockout, iter_records
 from fscoord._log.inspect.verify import GenerationMissing, ignore_progress
@@ -393,13 +394,11 @@ def _find_successor(source: _Source, on_progress: ProgressCallback, notes: list[
 
 def _unnamed_generations(path: str, newest: _Source) -> Iterator[str]:
     """Yield a note on each file that looks like a later generation. The record that named it may be damaged."""
-    directory, base = system.os.path.split(path)
-    for name in sorted(system.os.listdir(directory)):
-        number = parse_generation_name(system.os.fsencode(name), system.os.fsencode(base))
-        if number is not None and number > newest.generation:
+    for number, file in forwarding.later_files(path):
+        if number > newest.generation:
             yield (
-                f"{system.os.path.join(directory, name)} looks like a later generation, and no readable record names"
-                " it: if it was in use, repair that file by itself"
+                f"{file} looks like a later generation, and no readable record names it: if it was in use, repair that"
+                " file by itself"
             )
 
 

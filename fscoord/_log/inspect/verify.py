@@ -13,7 +13,7 @@ from fscoord._log.files.opening import read_header
 from fscoord._log.files.safe_files import FilePath
 from fscoord._log.format import record
 from fscoord._log.format.control_records import decode_control
-from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
+from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import ForeignFile, Header, LogIdentity, Provenance, provenance_of
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
@@ -262,13 +262,11 @@ class _Verification:
 
     def _report_unused_files(self) -> None:
         """Report files beside the log that are named like generations but are not part of the log."""
-        directory, base = system.os.path.split(self._path)
-        known = {system.os.path.basename(generation.file) for generation in self.generations}
+        known = {generation.file for generation in self.generations}
         newest = max(generation.generation for generation in self.generations)
         owner = LogIdentity(self._newest[1].lineage, self._root_inode) if self._newest else LogIdentity(b"", 0)
-        for name in sorted(system.os.listdir(directory)):
-            number = parse_generation_name(system.os.fsencode(name), system.os.fsencode(base))
-            if name in known or number is None:
+        for number, file in forwarding.later_files(self._path):
+            if file in known:
                 continue
             if number > newest:
                 message = (
@@ -277,7 +275,6 @@ class _Verification:
                 )
             else:
                 message = f"it is, or was to be, generation {number} of the log, and is not part of it any more"
-            file = system.os.path.join(directory, name)
             if forwarding.is_removable(file, owner, newest, system.os.O_RDONLY, set()):
                 advice = "nothing: one of the next compactions removes it"
             else:

@@ -61,7 +61,7 @@ def _nothing() -> None:
 
 
 def _no_descriptor() -> None:
-    """Refuse to lock through a descriptor that a fork has closed."""
+    """Refuse to use a descriptor that a fork has closed."""
     raise OSError(system.errno.EBADF, "the descriptor was closed by a fork")
 
 

@@ -23,7 +23,7 @@ _LOST: Final = GENERATION | CLOSED | DESCRIPTORS | SERVER_STATE
 SERVER_FORGOT: Final = frozenset((system.errno.ESTALE, system.errno.EIO))
 """The errors of a file server that has restarted, or whose file another host has removed."""
 TRIES: Final = 4
-"""How many times in a row a read is tried. The last error is raised."""
+"""How many times in a row an operation on a file that the server has forgotten is tried. The last error is raised."""
 
 
 class LargeValues:

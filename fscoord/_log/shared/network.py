@@ -33,7 +33,7 @@ from fscoord._log.locking.log_lock import BASE, OFD, SOFT
 from fscoord._log.mount import DIRECT, LOCKED, Mount
 from fscoord._log.recovery import APPLYING, SERVER_STATE
 from fscoord._log.replay.cursor import CHUNK, Cursor
-from fscoord._log.replay.large_values import SERVER_FORGOT
+from fscoord._log.replay.large_values import SERVER_FORGOT, TRIES
 from fscoord._log.shared.extent import Extent, FileId, joined
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
@@ -47,8 +47,6 @@ SETTLE_S: Final = 1.2
 """How long a cache that no lock empties may be out of date, in seconds. The time-outs of FUSE and GlusterFS are one
 second by default."""
 
-TRIES: Final = 4
-"""How many times in a row an operation on a file that the server has forgotten is tried. The last error is raised."""
 PAUSE_S: Final = 0.01
 OPEN_TRIES: Final = 60
 OPEN_PAUSE_S: Final = 0.1

@@ -290,13 +290,13 @@ class Batch:
             return []  # the author meets the same error, in its own words
         claim.answer = Answer(request.time, requests.DONE, decider.encode_result(result))
         claim.keys = [key for _, key, _ in found]
-        return [(kind, key, value, request.session, request.time + n) for n, (kind, key, value) in enumerate(found)]
+        session, time = request.author.session, request.time
+        return [(kind, key, value, session, time + n) for n, (kind, key, value) in enumerate(found)]
 
     def _may_write_for(self, request: Request) -> bool:
         """Return whether a record in the name of the author may be appended: its session is registered and not dead."""
-        log = self._log
-        session = log.table.sessions.get(request.session)
-        if session is None or request.session in log.table.deaths:
+        log, number = self._log, request.author.session
+        session = log.table.sessions.get(number)
+        if session is None or number in log.table.deaths:
             return False
-        follower = log.follower
-        return request.is_of(Author(request.session, session.alive_id, follower.run))
+        return request.author == Author(number, session.alive_id, log.follower.run)

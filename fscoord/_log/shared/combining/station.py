@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any, Final
 
 from fscoord._log.files import safe_files
+from fscoord._log.locking.log_lock import _no_descriptor, _nothing
 from fscoord._log.locking.process_mutex import LogKey
 from fscoord._log.shared.combining.request import SEAT_SIZE, Answer, encode_seat
 from fscoord._log.shared.node_poller import node_path
@@ -118,14 +119,6 @@ def _close(path: str, epoch: int, sockets: list[Any]) -> None:
     safe_files.unlink_quietly(path, epoch)
     for each in sockets:
         each.close()
-
-
-def _no_descriptor() -> None:
-    raise OSError(system.errno.EBADF, "the descriptor was closed by a fork")
-
-
-def _nothing() -> None:
-    """Do nothing, in place of `Slot.free`."""
 
 
 def _seat_lock(kind: int) -> bytes:
