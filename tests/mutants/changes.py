@@ -139,7 +139,7 @@ MUTANTS = (
     Mutant(
         "the poller rings for what it has read, and does not publish it",
         "PollerElection.notify",
-        "        if found is not None:\n            shared_extent.publish(self._bell, found)\n",
+        "        if armed and extent is not None:\n            shared_extent.publish(self._bell, extent)\n",
         "",
         (f"{EXTENT}::test_poller_publishes_what_it_has_read_of_another_host",),
     ),

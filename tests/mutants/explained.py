@@ -43,8 +43,6 @@ EXPLAINED: dict[str, str] = {
     "Compactor.begin_run: handle.recovery = POSITION -> pass": "until its record is there, all can be read as before",
     "Log.lock_timeout: if isinstance(number, int) and number not in sessions: |*-> Or": SPARES,
     "_dump: fd = -1* | 1 -> 2": NEGATIVE,
-    '_records: *data, position = *b"", 0* | 0 -> 1': "of no bytes none are left, so that they are read",
-    "_records: system.os.lseek(fd, offset, 0) -> pass (2)": "the VOID that was read ends there",
     "Log._update_locked: handle.recovery = 0*": SPARES,
     "Log.update: handle.recovery = POSITION -> pass (2)": "whatever moves on has said so itself",
     "Log.update: self._raise_unless_retried(* | 0 -> 1": "kinds are letters, or 0",
