@@ -126,8 +126,8 @@ class Log:
             self.access = LocalAccess(handle, self.cursor, self.liveness, self.mount)
             self.writer = LogWriter(handle, self.cursor, self.access.write)
         else:
-            self.access = shared.new_access(handle, self.cursor, self.liveness, self.mount)
-            self.writer = shared.new_writer(handle, self.cursor)
+            self.writer = shared.make_parts(handle, self.cursor, self.liveness, self.mount)
+            self.access = shared.access
         self.large_values = LargeValues(handle, self.cursor)
         self.registration = Registration(handle, self.liveness, self.writer, introduce)
         self.follower = GenerationFollower(handle, self.cursor, self.large_values)

@@ -942,7 +942,7 @@ MUTANTS = (
         "a seal is appended before the generation that it names is whole",
         "Compactor._commit",
         """\
-            place = _write(fd, header._replace(inode=handle.options.inode(fd)), entries)
+            place = write_log(fd, header._replace(inode=handle.options.inode(fd)), entries)
             # File and directory are synced before the seal, also in a log that is not durable: after a power failure a
             # seal that survived must not name a file that is incomplete or missing.
             system.sync_file(fd)
@@ -955,11 +955,11 @@ MUTANTS = (
         """\
             entries = list(entries)
             with open(system.os.devnull, "r+b") as nowhere:
-                place = _write(nowhere.fileno(), header._replace(inode=handle.options.inode(fd)), entries)
+                place = write_log(nowhere.fileno(), header._replace(inode=handle.options.inode(fd)), entries)
             successor = GenerationRef(header.generation, header.log_id, place.offset, place.chain, name)
             is_sealing = True
             self._writer.append(record.SEAL, b"", successor.seal(), session)
-            _write(fd, header._replace(inode=handle.options.inode(fd)), entries)
+            write_log(fd, header._replace(inode=handle.options.inode(fd)), entries)
             system.sync_file(fd)
 """,
         ("tests/faults/test_compaction.py::test_compaction_loses_nothing_when_any_of_its_calls_fails",),

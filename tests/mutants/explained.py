@@ -209,7 +209,7 @@ EVERYWHERE: dict[str, str] = {
     "*monotonic() - handle.path_checked_at > oldest -> GtE": CLOCK,
     "*| waited >= limit -> Gt": CLOCK,
     "*waiting = [], 0 | 0 -> 1": BUFFER,
-    "*waiting >= _BUFFER -> Gt": BUFFER,
+    "*waiting >= BUFFER -> Gt": BUFFER,
 }
 """The same for places of any module."""
 

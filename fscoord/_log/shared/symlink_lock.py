@@ -74,13 +74,19 @@ class _Owner(NamedTuple):
         return cls(session, int(network))
 
 
-def holder(path: str) -> str | None:
-    """Return ``host:pid`` of the owner of the link at `path`; None if there is no link, or it names no owner."""
+def _owner_of(path: str) -> Session | None:
+    """Return the owner of the link at `path`; None if there is no link, or it names no owner."""
     try:
-        return str(_Owner.decode(_read(path)).session)
+        return _Owner.decode(_read(path)).session
     except (OSError, MalformedRecord) as error:
         raise_if_foreign(error)
         return None
+
+
+def holder(path: str) -> str | None:
+    """Return ``host:pid`` of the owner of the link at `path`; None if there is no link, or it names no owner."""
+    owner = _owner_of(path)
+    return None if owner is None else str(owner)
 
 
 def foreign(path: str) -> str:
@@ -88,13 +94,8 @@ def foreign(path: str) -> str:
 
     A container that is restarted has the same host name and the same process numbers as before.
     """
-    try:
-        owner = _Owner.decode(_read(path)).session
-    except (OSError, MalformedRecord) as error:
-        raise_if_foreign(error)
-        return ""
-    here = ProcessIdentity.find()
-    if owner.host != here.host or here.shares_processes_with(owner):
+    owner, here = _owner_of(path), ProcessIdentity.find()
+    if owner is None or owner.host != here.host or here.shares_processes_with(owner):
         return ""
     if owner.boot_id != here.boot_id:
         return "that is a process of another boot of the host, or of another host of that name; "
