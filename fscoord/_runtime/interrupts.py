@@ -88,6 +88,25 @@ def raise_if_foreign(error: BaseException, *libraries: str) -> None:
         raise error
 
 
+class ignoring:  # noqa: N801 - used like `contextlib.suppress`
+    """Ignore an error of `kind` that the system raises in the body of the ``with``. A foreign one passes: rule 4 above.
+
+    A ``with`` begins with a Python function, so this does not come first in a ``finally``: rule 3.
+    """
+
+    def __init__(self, kind: type[OSError]) -> None:
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, self._kind):
+            return False
+        raise_if_foreign(error)
+        return True
+
+
 def _passed_only(traceback: TracebackType | None, *modules: str) -> bool:
     """Return whether all functions of `traceback` are in the packages of `modules`. Functions of C are not in it."""
     packages = {name.partition(".")[0] for name in modules}

@@ -39,6 +39,7 @@ from fscoord._runtime.forks import (
 )
 from fscoord._runtime.interrupts import (
     HelperThread,
+    ignoring,
     import_uninterrupted,
     in_one_chain,
     raise_if_foreign,
@@ -399,10 +400,8 @@ def make_node(
 def _remove_draft(draft: str, place: int) -> None:
     removals = [functools.partial(os.unlink, _NEW, dir_fd=place), functools.partial(os.rmdir, _NEW, dir_fd=place)]
     for remove in (*removals * (place >= 0), functools.partial(os.rmdir, draft)):
-        try:
+        with ignoring(OSError):
             remove()
-        except OSError as error:
-            raise_if_foreign(error)
 
 
 def _close_owned(fd: int, owned_fds: set[int]) -> None:
@@ -535,7 +534,7 @@ def owned_for_a_while() -> tuple[Descriptors, Callable[[], object]]:
     """
     opened = Descriptors()
     if os.close is not _close:  # as in `close_when_collected`
-        return opened, functools.partial(close_all, opened.close, opened)
+        return opened, functools.partial(close_all, os.close, opened)
     return opened, functools.partial(next, filter(None, _closing(opened)), None)
 
 

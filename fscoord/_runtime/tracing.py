@@ -25,7 +25,7 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError
 
@@ -239,10 +239,8 @@ class Recorder:
         path = system.os.path.join(self.directory, name)
         self._fd = -1  # until the header is there: without it no line after it could be read
         system.close_all(system.os.close, self._descriptors)
-        try:
+        with ignoring(FileNotFoundError):
             system.os.unlink(path)
-        except FileNotFoundError as error:
-            raise_if_foreign(error)
         flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_EXCL
         fd = system.open_file(path, flags, 0o600, self._descriptors)
         written = self._written if self._serial else ()  # the first segment gets them from the caller

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from fscoord._runtime import system
 from fscoord._runtime.escaping import shell_word
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord.errors import CorruptLogError, InsecurePathError, StoreUnavailableError
 
 TEMPORARY_SUFFIX = ".new"
@@ -295,11 +295,9 @@ def unlink_quietly(path: str, epoch: int | None = None) -> None:
     the middle of an operation, the operation continues in the child as well and cleans up, but the file belongs to the
     parent.
     """
-    try:
+    with ignoring(OSError):
         if epoch is None or system.process_epoch() == epoch:  # no signal handler runs between this check and the call
             system.os.unlink(path)
-    except OSError as error:
-        raise_if_foreign(error)
 
 
 def same_file(one: Any, other: Any) -> bool:
@@ -384,16 +382,12 @@ def create_fifo(path: str, mode: int, like: int, owned_fds: set[int]) -> None:
 
     def permit(fd: int) -> None:
         system.os.fchmod(fd, mode)
-        try:
+        with ignoring(OSError):
             copy_permissions(like, fd)
-        except OSError as error:
-            raise_if_foreign(error)
 
     publish = partial(system.os.link, follow_symlinks=False)
-    try:
+    with ignoring(FileExistsError):
         close_owned(system.make_node(path, system.os.mkfifo, mode, permit, publish, owned_fds), owned_fds)
-    except FileExistsError as error:
-        raise_if_foreign(error)
 
 
 def _create_empty(path: str, mode: int) -> None:

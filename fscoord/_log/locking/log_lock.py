@@ -27,7 +27,7 @@ from typing import Any, Final
 from fscoord._log.locking.kernel_wait import cancel_wait, wait_for_lock
 from fscoord._log.shared import symlink_lock
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord.errors import UnsupportedFilesystemError
 
 OFD: Final = 1
@@ -297,13 +297,11 @@ class LogLock:
         """
         fcntl, longer = system.fcntl, session - self.session
         tail = system.FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, BASE + 1 + self.session, longer, 0) if longer > 0 else b""
-        try:
+        with ignoring(OSError):  # the lock is held nevertheless, but waiters can't name its holder
             if tail:
                 fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, tail)
             else:
                 self.try_lock()
-        except OSError as error:  # the lock is held nevertheless, but waiters can't name its holder
-            raise_if_foreign(error)
 
     def leave(self) -> None:
         """Unlock and close, because the log continues in another file. The caller holds the mutex.
@@ -336,10 +334,8 @@ class LogLock:
         self.is_closed = True
         handover, self.handover = self.handover, None
         if handover is not None:
-            try:
+            with ignoring(OSError):  # closing the descriptor unlocks it as well
                 self.unlock()
-            except OSError as error:  # closing the descriptor unlocks it as well
-                raise_if_foreign(error)
             handover.release()
         if self.kind == SOFT:
             self._symlink_lock.close()

@@ -35,7 +35,7 @@ from fscoord._log.shared import extent as shared_extent
 from fscoord._log.shared.extent import Extent
 from fscoord._log.wakeup.doorbell import CELLS_END, SIZE, Doorbell, low_bytes
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 
 HEARTBEAT_BYTE, INTERVAL_BYTE, HURRY_BYTE = CELLS_END, CELLS_END + 1, CELLS_END + 2
 """Bytes after the cells: the number of polls, the time between two polls in milliseconds, and the number of requests
@@ -102,10 +102,8 @@ def node_path(key: LogKey, preferred: Sequence[str] = ()) -> str:
 
 def _make_private(directory: str, uid: int) -> None:
     """Make `directory` if it does not exist. Check that it is a directory, private to this user, and local."""
-    try:
+    with ignoring(FileExistsError):
         system.os.mkdir(directory, 0o700)
-    except FileExistsError as error:
-        raise_if_foreign(error)
     fd = system.open_file(directory, system.os.O_RDONLY | system.os.O_DIRECTORY, 0, system.loose)
     try:
         found = system.os.fstat(fd)
@@ -309,12 +307,10 @@ class PollerElection:
         safe_files.close_owned(fd, owned_fds)
         # After the unlock, so that a waiter that reads the byte gets the lock. A waiter that is armed after this look
         # at the buckets reads the byte before it sleeps.
-        try:
+        with ignoring(OSError):  # the bell is closed, or lost; a waiter queues later
             self._put(TERM_BYTE, (self._byte(TERM_BYTE) | 1) + 1)
             if 1 in low_bytes(self._bell.read()).translate(_PARITY):
                 self._bell.signal()
-        except OSError as error:  # the bell is closed, or lost; a waiter queues later
-            raise_if_foreign(error)
 
     @staticmethod
     def _lock(fd: int, command: int, kind: int) -> None:
@@ -422,10 +418,8 @@ class PollerElection:
                 return
             self._held.add(fd)
             self._requested.discard(fd)
-            try:
+            with ignoring(OSError):  # the bell is lost
                 self._begin_term()
-            except OSError as error:  # the bell is lost
-                raise_if_foreign(error)
         self._recheck()
 
     # -- messages through the bell -------------------------------------------------------------------------------------

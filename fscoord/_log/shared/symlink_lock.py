@@ -26,7 +26,7 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.format.record import MalformedRecord
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 
 CHECK_INTERVAL_S: Final = 0.25
 """How often a refused `acquire` reads the link, in seconds. Each check costs a request or two to the server."""
@@ -158,14 +158,12 @@ class SymlinkLock:
 
     def close(self) -> None:
         """Remove the link if any attempt of this handle has created it. The handle makes no more attempts."""
-        try:
+        with ignoring(OSError):  # the link stays until this process has ended, and is stale then
             if self._is_unchecked and self._epoch == system.process_epoch():
                 text = _read(self.path)
                 if self._is_own(text):
                     self._text, self._may_hold = text, True
             self.release()
-        except OSError as error:  # the link stays until this process has ended, and is stale then
-            raise_if_foreign(error)
 
     def _begin(self) -> None:
         """Identify this process, at the first attempt and again in a forked child."""
@@ -183,7 +181,7 @@ class SymlinkLock:
         if now - self._checked_at < CHECK_INTERVAL_S:
             return False
         self._checked_at = now
-        try:
+        with ignoring(OSError):  # the link is gone again, or the next attempt meets the same error
             text = _read(self.path)
             self._is_unchecked = False
             if self._is_own(text):
@@ -191,8 +189,6 @@ class SymlinkLock:
                 return True
             if self._is_stale(text):
                 self._remove_stale(text)
-        except OSError as error:  # the link is gone again, or the next attempt meets the same error
-            raise_if_foreign(error)
         return False
 
     def _is_own(self, text: str) -> bool:
@@ -233,7 +229,5 @@ def _read(path: str) -> str:
 
 
 def _remove(path: str) -> None:
-    try:
+    with ignoring(FileNotFoundError):
         system.os.unlink(path)
-    except FileNotFoundError as error:
-        raise_if_foreign(error)

@@ -18,7 +18,7 @@ from fscoord._log.shared.combining.outcomes import TIMES, Watch
 from fscoord._log.shared.combining.request import Answer, Author, Request, decode_request
 from fscoord._log.shared.combining.station import Slot, Station
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring
 from fscoord.errors import StoreUnavailableError
 
 BATCH_MAX: Final = 1 << 18
@@ -193,10 +193,8 @@ class Batch:
     def _show(self, phase: int) -> None:
         if self._station is not None:
             self._life += 1
-            try:
+            with ignoring(OSError):  # followers then take this leader for stopped, and write alone
                 self._station.show(phase, self._life)
-            except OSError as error:  # followers then take this leader for stopped, and write alone
-                raise_if_foreign(error)
 
     def decide(self, session: int) -> list[Record]:
         """Return the records to append, all of them data records. `session` is the session of the handle.
@@ -213,10 +211,8 @@ class Batch:
         records = self._decide_own(draft, session)
         if self._station is not None and self._slot is not None:
             self._show(requests.HOLDING)
-            try:
+            with ignoring(OSError):  # the files of this host must not fail the write. The claims so far are whole
                 self._claim(draft, records, self._station, self._slot)
-            except OSError as error:  # the files of this host must not fail the write. The claims so far are whole
-                raise_if_foreign(error)
         return records
 
     def _decide_own(self, draft: Draft[Any], session: int) -> list[Record]:

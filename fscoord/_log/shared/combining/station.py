@@ -30,7 +30,7 @@ from fscoord._log.locking.process_mutex import LogKey
 from fscoord._log.shared.combining.request import SEAT_SIZE, Answer, encode_seat
 from fscoord._log.shared.node_poller import node_path
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign, raise_unless_absent
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign, raise_unless_absent
 
 VERSION: Final = ".3"
 """The end of the name of the directory. Processes that understand each other's files have the same."""
@@ -162,10 +162,8 @@ class Station:
 
     def _make(self) -> None:
         for directory in (self.directory, self._requests, self._addresses):
-            try:
+            with ignoring(FileExistsError):
                 system.os.mkdir(directory, 0o700)
-            except FileExistsError as error:
-                raise_if_foreign(error)
         flags = system.os.O_RDONLY | system.os.O_DIRECTORY
         # The path of a socket may have 107 bytes, so addresses are reached through this descriptor of their directory.
         fd = safe_files.open_descriptor(self._addresses, flags, owned_fds=self._fds)
@@ -400,10 +398,8 @@ class Station:
         An error is dropped: the leader has written, so its call has succeeded. `now` is monotonic.
         """
         if now - self._swept_at > SWEEP_S:
-            try:
+            with ignoring(OSError):
                 self._sweep(slot, now)
-            except OSError as error:
-                raise_if_foreign(error)
 
     def _sweep(self, slot: Slot, now: float) -> None:
         """Remove the names of closed sockets. A socket is opened before its name exists.
@@ -450,11 +446,9 @@ class Station:
             (system.os.unlink, self._seat),
             (system.os.rmdir, self.directory),
         )
-        try:
+        with ignoring(OSError):
             for step, path in steps:
                 step(path)
-        except OSError as error:
-            raise_if_foreign(error)
 
     def after_fork(self) -> None:
         """Forget the slots in a forked child. All files and locks are the parent's, so nothing is removed or unlocked.
