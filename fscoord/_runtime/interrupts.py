@@ -89,19 +89,19 @@ def raise_if_foreign(error: BaseException, *libraries: str) -> None:
 
 
 class ignoring:  # noqa: N801 - used like `contextlib.suppress`
-    """Ignore an error of `kind` that the system raises in the body of the ``with``. A foreign one passes: rule 4 above.
+    """Ignore an error of `kinds` in the body of the ``with``. A foreign one passes: rule 4 above.
 
     A ``with`` begins with a Python function, so this does not come first in a ``finally``: rule 3.
     """
 
-    def __init__(self, kind: type[OSError]) -> None:
-        self._kind = kind
+    def __init__(self, *kinds: type[Exception]) -> None:
+        self._kinds = kinds
 
     def __enter__(self) -> None:
         """Do nothing."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if not isinstance(error, self._kind):
+        if not isinstance(error, self._kinds):
             return False
         raise_if_foreign(error)
         return True

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from fscoord._log.files import safe_files
 from fscoord._log.format.control_records import Session
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord.errors import FscoordError, InsecurePathError
 
 LIVENESS_SUFFIX: Final = ".alive"
@@ -179,12 +179,10 @@ class LivenessFile:
 
     def is_lost(self) -> bool:
         """Return whether the file is not at its path any more, so that new handles could not find the locked byte."""
-        try:
+        with ignoring(OSError):
             found = system.os.fstat(self._fd)
             return found.st_nlink == 0 or not safe_files.names_same_file(self.path, (found.st_dev, found.st_ino))
-        except OSError as error:
-            raise_if_foreign(error)
-            return True
+        return True
 
     def release(self) -> None:
         """Unlock the bytes that this handle has locked.

@@ -17,7 +17,7 @@ from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity, o
 from fscoord._log.recovery import CLOSED
 from fscoord._log.replay.writer import LogWriter
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, LimitExceededError
 
@@ -155,14 +155,12 @@ class Liveness:
             return None if session is None else False
         if not any(session.alive_id):
             return None
-        try:
+        with ignoring(OSError, FscoordError):
             alive = self._open(create=False)
             if alive is None or alive.id != session.alive_id:
                 return False if home is not None and home.is_provably_dead(session) else None
             return alive.is_held(number) and not (home is not None and home.is_provably_dead(session))
-        except (OSError, FscoordError) as error:
-            raise_if_foreign(error)
-            return None
+        return None
 
 
 class Registration:

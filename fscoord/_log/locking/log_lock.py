@@ -207,11 +207,9 @@ class LogLock:
             return None if kind == fcntl.F_UNLCK else length - 1
         if self.kind == SOFT:
             return symlink_lock.holder(self.marker)
-        try:
+        with ignoring(OSError):
             return system.flock_holder(self.fd)
-        except OSError as error:
-            raise_if_foreign(error)
-            return None
+        return None
 
     def wait(
         self,

@@ -389,12 +389,10 @@ class PollerElection:
         self._put(TERM_BYTE, self._byte(TERM_BYTE) + 1 | 1)
 
     def _try_lock(self, fd: int) -> bool:
-        try:
+        with ignoring(BlockingIOError, PermissionError):
             self._lock(fd, system.fcntl.F_OFD_SETLK, system.fcntl.F_WRLCK)
-        except (BlockingIOError, PermissionError) as error:
-            raise_if_foreign(error)
-            return False
-        return True
+            return True
+        return False
 
     def _request_lock(self, fd: int, claim: Any) -> None:
         """Start a thread that blocks for the poller's lock. It first acquires `claim`, or else does nothing.

@@ -76,11 +76,9 @@ class _Owner(NamedTuple):
 
 def _owner_of(path: str) -> Session | None:
     """Return the owner of the link at `path`; None if there is no link, or it names no owner."""
-    try:
+    with ignoring(OSError, MalformedRecord):
         return _Owner.decode(_read(path)).session
-    except (OSError, MalformedRecord) as error:
-        raise_if_foreign(error)
-        return None
+    return None
 
 
 def holder(path: str) -> str | None:

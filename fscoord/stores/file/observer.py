@@ -26,7 +26,7 @@ from fscoord._log.log import Log
 from fscoord._log.opened import open_log_file
 from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.stores.file.lifecycle import log_options, open_and_join_run
 from fscoord.stores.file.replay import KeyValueState
@@ -319,18 +319,14 @@ class FileObserver:
 
     def _search(self) -> str | None:
         """Search this host for a process that locks the log without a session. Such a process has not written yet."""
-        try:
+        with ignoring(OSError):
             return system.range_lock_holder(system.os.stat(self._log.handle.file).st_ino, HOLDER_S)
-        except OSError as error:
-            raise_if_foreign(error)
-            return None
+        return None
 
     def _size(self) -> int:
-        try:
+        with ignoring(OSError):
             return int(system.os.stat(self._log.handle.file).st_size)
-        except OSError as error:
-            raise_if_foreign(error)
-            return self._log.handle.offset
+        return self._log.handle.offset
 
 
 def _lock_of(path: str) -> str:

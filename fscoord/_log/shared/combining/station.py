@@ -251,11 +251,9 @@ class Station:
     @property
     def is_lost(self) -> bool:
         """Whether the seat has no name any more, so that other processes take another seat."""
-        try:
+        with ignoring(OSError):
             return system.os.fstat(self._seat_fd).st_nlink == 0
-        except OSError as error:
-            raise_if_foreign(error)
-            return True
+        return True
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -324,15 +322,13 @@ class Station:
             return b""  # not a request. The leader removes it
 
     def _read_file(self, path: str) -> bytes | None:
-        try:
+        with ignoring(OSError):
             fd = safe_files.open_descriptor(path, system.os.O_RDONLY, owned_fds=self._fds)
             try:
                 return system.os.read(fd, ANSWER_MAX)
             finally:
                 safe_files.close_owned(fd, self._fds)
-        except OSError as error:
-            raise_if_foreign(error)
-            return None
+        return None
 
     def is_pending(self, path: str) -> bool:
         """Return whether the request `path` was not claimed yet. If it can't be seen, it counts as pending."""
@@ -363,32 +359,26 @@ class Station:
         """Return whether a process has the socket `address` open."""
         if "/" in address or not address:
             return False
-        try:
+        with ignoring(OSError):
             slot.outbox.connect(self._way + address)
-        except OSError as error:
-            raise_if_foreign(error)
-            return False
-        return True
+            return True
+        return False
 
     def tell(self, slot: Slot, address: str, answer: Answer) -> bool:
         """Send `answer` to `address`. Return whether it was sent. A lost answer costs its author a look at the log."""
-        try:
+        with ignoring(OSError):
             slot.outbox.sendto(answer.encode(), self._way + address)
-        except OSError as error:
-            raise_if_foreign(error)
-            return False
-        return True
+            return True
+        return False
 
     def receive(self, slot: Slot, seconds: float) -> bytes | None:
         """Return the next datagram that comes to `slot` within `seconds`, or None."""
         if seconds > 0 and not slot.is_readable(seconds * 1000):
             return None
-        try:
+        with ignoring(OSError):
             data: bytes = slot.inbox.recv(ANSWER_MAX)
-        except OSError as error:
-            raise_if_foreign(error)
-            return None
-        return data
+            return data
+        return None
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
