@@ -32,7 +32,6 @@ EXPLAINED: dict[str, str] = {
     "NetworkAccess.catch_up: if handle.pending or * -> And": "what looks damaged then is looked at once more",
     "NetworkAccess.catch_up: while * | system.time.monotonic() >= deadline -> Gt": CLOCK,
     "NetworkAccess.catch_up: system.time.sleep(PAUSE_S) -> pass": PAUSE,
-    "NetworkAccess._check_identity: handle.close_fd(fd) -> pass": "closed with the next operation",
     "NetworkAccess.__init__: self._has_written = False * | False -> True": "until a write nothing else is in doubt",
     "NetworkAccess.open: for attempt in range(1, OPEN_TRIES + 1): | 1 -> 2 (2)": "the one before raises",
     "NetworkAccess.open: system.time.sleep(min(PAUSE_S * *": PAUSE,

@@ -8,7 +8,8 @@ the descriptors that are left in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -151,6 +152,15 @@ def close_owned(fd: int, owned_fds: set[int]) -> None:
         system.in_one_chain(*forget, partial(system.os.close, fd))
     except OSError as error:
         raise_if_foreign(error)
+
+
+@contextmanager
+def closing_owned(fd: int, owned_fds: set[int]) -> Iterator[int]:
+    """Return `fd`, which is in `owned_fds`, for the body of a ``with``, and close it at the end."""
+    try:
+        yield fd
+    finally:
+        close_owned(fd, owned_fds)
 
 
 def check(path: str, fd: int, mode: int, *, read_only: bool, is_fifo: bool = False) -> None:
@@ -442,11 +452,9 @@ def read_all(fd: int, size: int, offset: int | None = None) -> bytes:
 
 def sync_directory(path: str, owned_fds: set[int]) -> None:
     """Sync the directory of `path`, so that the name survives a power failure (fsync(2))."""
-    fd = open_descriptor(system.os.path.dirname(path), system.os.O_RDONLY, owned_fds=owned_fds)
-    try:
+    directory = open_descriptor(system.os.path.dirname(path), system.os.O_RDONLY, owned_fds=owned_fds)
+    with closing_owned(directory, owned_fds) as fd:
         system.sync_file(fd)
-    finally:
-        close_owned(fd, owned_fds)
 
 
 def publish(temporary: str, path: str) -> None:

@@ -26,7 +26,7 @@ from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.handle import HandleState
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord.errors import InsecurePathError
 
 _CHUNK = 1 << 18
@@ -238,23 +238,17 @@ def remove_superseded(handle: HandleState, owner: LogIdentity, newest: Generatio
 
 def is_removable(file: str, owner: LogIdentity, newest: int, reading: int, owned_fds: set[int]) -> bool:
     """Return whether `file` belongs to `owner` and is not newer than generation `newest`, or has no content."""
-    try:
+    with ignoring(OSError, InsecurePathError, MalformedRecord):
         fd = safe_files.open_descriptor(file, reading, owned_fds=owned_fds)
-    except (OSError, InsecurePathError) as error:
-        raise_if_foreign(error)
-        return False
-    try:
-        data = read_header(fd)
-        if not any(data) or Header.is_partial(data):  # its maker died or the power failed before the file was synced
+        with safe_files.closing_owned(fd, owned_fds):
+            data = read_header(fd)
+            if any(data) and not Header.is_partial(data):
+                header = Header.decode(data)[0]
+                return owner.owns(header, system.os.fstat(fd).st_ino) and header.generation <= newest
+            # Its maker died, or the power failed before the file was synced.
             is_short = system.os.fstat(fd).st_size <= ORPHAN_MAX
             return Header.is_partial(data) or (is_short and not any(torn_tail.read_at(fd, 0, ORPHAN_MAX)))
-        header = Header.decode(data)[0]
-        return owner.owns(header, system.os.fstat(fd).st_ino) and header.generation <= newest
-    except (OSError, MalformedRecord) as error:
-        raise_if_foreign(error)
-        return False
-    finally:
-        safe_files.close_owned(fd, owned_fds)
+    return False
 
 
 def _is_unlocked(handle: HandleState, file: str) -> bool:
@@ -304,8 +298,6 @@ def remove_log(handle: HandleState, owner: LogIdentity, clear: Callable[[str], o
 
 def _has_one_name(handle: HandleState) -> bool:
     fd = safe_files.open_descriptor(handle.path, system.os.O_RDONLY, owned_fds=handle.owned_fds)
-    try:
+    with safe_files.closing_owned(fd, handle.owned_fds):
         log_id = Header.decode(read_header(fd))[0].log_id
         return bool(system.os.fstat(fd).st_nlink == 1 and log_id == handle.root.header.log_id)
-    finally:
-        handle.close_fd(fd)

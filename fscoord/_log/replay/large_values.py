@@ -102,9 +102,7 @@ class LargeValues:
         except GenerationUnlinked:
             handle.recovery |= POSITION  # makes the next attempt recover, and so enter the next generation
             raise
-        try:
+        with safe_files.closing_owned(fd, handle.owned_fds):
             if not handle.read_flags & system.O_DIRECT:
                 system.drop_cached_pages(fd)
             return spill.read(fd, spilled)
-        finally:
-            handle.close_fd(fd)

@@ -296,13 +296,11 @@ class NetworkAccess:
     def _check_identity(self) -> None:
         """Raise `StoreGoneError` if the path leads to another log whose file has the same inode number."""
         handle = self._handle
-        fd = reopen(handle, handle.read_flags)
-        try:
-            log_id = Header.decode(read_header(fd))[0].log_id
-        except MalformedRecord:
-            return
-        finally:
-            handle.close_fd(fd)
+        with safe_files.closing_owned(reopen(handle, handle.read_flags), handle.owned_fds) as fd:
+            try:
+                log_id = Header.decode(read_header(fd))[0].log_id
+            except MalformedRecord:
+                return
         if log_id != handle.header.log_id:
             raise handle.gone("was replaced by another log")
 

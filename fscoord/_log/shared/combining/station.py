@@ -283,10 +283,8 @@ class Station:
         temporary = safe_files.temporary_name(system.os.path.join(self._addresses, slot.name))
         try:
             fd = safe_files.create_descriptor(temporary, 0o600, self._fds)
-            try:
+            with safe_files.closing_owned(fd, self._fds):
                 safe_files.write_all(fd, data)
-            finally:
-                safe_files.close_owned(fd, self._fds)
             if system.process_epoch() != self.epoch:
                 _no_descriptor()
             system.os.rename(temporary, path)
@@ -324,10 +322,8 @@ class Station:
     def _read_file(self, path: str) -> bytes | None:
         with ignoring(OSError):
             fd = safe_files.open_descriptor(path, system.os.O_RDONLY, owned_fds=self._fds)
-            try:
+            with safe_files.closing_owned(fd, self._fds):
                 return system.os.read(fd, ANSWER_MAX)
-            finally:
-                safe_files.close_owned(fd, self._fds)
         return None
 
     def is_pending(self, path: str) -> bool:
