@@ -149,10 +149,9 @@ def start_time(pid: int | str = "self") -> int:
 
 def namespace(kind: str) -> int:
     """Return the inode number of this process's namespace `kind`, such as ``"pid"`` (namespaces(7)); 0 if unknown."""
-    try:
+    with ignoring(OSError):
         return int(os.stat(f"/proc/self/ns/{kind}").st_ino)
-    except OSError:
-        return 0
+    return 0
 
 
 def is_zombie(pid: int) -> bool:
@@ -174,12 +173,11 @@ def _proc_text(path: str) -> str:
     opening = functools.partial(files.extend, map(open, (path,), ("rb",)))
     reading = functools.partial(found.extend, map(operator.methodcaller("read"), files))
     closing: functools.partial[Any] = functools.partial(list, map(operator.methodcaller("close"), files))
-    try:
+    with ignoring(OSError):
         # In one chain: an interruption between two of them would leave an open file to the collector, which warns.
         in_one_chain(opening, reading, closing)
-    except OSError:
-        for file in files:
-            file.close()
+    for file in files:  # after an error of the read
+        file.close()
     return b"".join(found).decode("ascii", "replace").strip()
 
 
@@ -475,10 +473,8 @@ def close_quietly(*descriptors: int) -> None:
     """Close every descriptor that is not -1, and ignore errors of close(2)."""
     for descriptor in descriptors:
         if descriptor >= 0:
-            try:
+            with ignoring(OSError):
                 in_one_chain(functools.partial(loose.discard, descriptor), functools.partial(os.close, descriptor))
-            except OSError:
-                pass
 
 
 def close_all(close: Callable[[int], None], descriptors: set[int]) -> None:
@@ -679,10 +675,9 @@ def range_lock_holder(inode: int, seconds: float) -> str | None:
 
 
 def _numbers_in(directory: str) -> list[str]:
-    try:
+    with ignoring(OSError):
         return [name for name in os.listdir(directory) if name.isdigit()]
-    except OSError:
-        return []
+    return []
 
 
 def mount_table() -> list[str]:
@@ -762,8 +757,8 @@ def remove_directory(directory: str, files: Any, owner: int) -> None:
             if name == "store" or name.startswith("store."):
                 files.unlink(name, dir_fd=fd)
         files.rmdir(directory)
-    except OSError:
-        pass
+    except OSError as error:
+        raise_if_foreign(error)
     finally:
         if fd >= 0:
             files.close(fd)

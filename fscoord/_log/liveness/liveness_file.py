@@ -192,10 +192,8 @@ class LivenessFile:
         """
         number, self.number = self.number, 0
         for byte in (number, *(SLOT_BYTES + slot for slot in self._slots)):
-            try:
+            with ignoring(OSError):  # closing the descriptor unlocks it as well
                 self._lock(system.fcntl.F_UNLCK, byte)
-            except OSError:  # closing the descriptor unlocks it as well
-                pass
 
     def close(self) -> None:
         """Close the descriptor, which unlocks the byte. In a forked child the byte stays locked for the parent."""

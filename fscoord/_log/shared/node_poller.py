@@ -300,10 +300,8 @@ class PollerElection:
 
         Closing the descriptor is not enough: a child that is forked at this moment may inherit it, and the lock.
         """
-        try:
+        with ignoring(OSError):  # closing the descriptor unlocks it as well
             self._lock(fd, system.fcntl.F_OFD_SETLK, system.fcntl.F_UNLCK)
-        except OSError:  # closing the descriptor unlocks it as well
-            pass
         safe_files.close_owned(fd, owned_fds)
         # After the unlock, so that a waiter that reads the byte gets the lock. A waiter that is armed after this look
         # at the buckets reads the byte before it sleeps.
