@@ -474,6 +474,11 @@ def publish(temporary: str, path: str) -> None:
         system.os.rename(temporary, path)
 
 
+def beside(path: str, name: bytes) -> str:
+    """Return the path of the file `name` in the directory of `path`."""
+    return system.os.path.join(system.os.path.dirname(path), system.os.fsdecode(name))
+
+
 def temporary_name(path: str) -> str:
     """Return a random name beside `path`, for a file that will be published there."""
     return f"{path}.{system.random_bytes(6).hex()}{TEMPORARY_SUFFIX}"

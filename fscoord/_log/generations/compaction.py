@@ -255,9 +255,9 @@ class Compactor:
             handle.close_fd(fd)
 
     def _new_name(self, generation: int) -> tuple[bytes, str]:
-        directory, base = system.os.path.split(self._handle.path)
-        name = generation_name(system.os.fsencode(base), generation, system.random_bytes(RANDOM_BYTES))
-        return name, system.os.path.join(directory, system.os.fsdecode(name))
+        base = system.os.fsencode(system.os.path.basename(self._handle.path))
+        name = generation_name(base, generation, system.random_bytes(RANDOM_BYTES))
+        return name, safe_files.beside(self._handle.path, name)
 
     def _copy_permissions(self, fd: int) -> None:
         handle = self._handle

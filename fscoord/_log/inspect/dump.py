@@ -64,7 +64,7 @@ def _dump(path: str) -> Generator[Entry, None, None]:
             named = yield from _records(path, file, fd, start, header)
             if named is None:
                 return
-            file = system.os.path.join(system.os.path.dirname(path), system.os.fsdecode(named.name))
+            file = safe_files.beside(path, named.name)
             system.close_quietly(fd)
             fd = -1  # the number may belong to another file by now
     except FscoordError:

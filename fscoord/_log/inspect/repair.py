@@ -279,7 +279,7 @@ def _open_newest(request: _Request, stack: ExitStack, missing: GenerationRef | N
         if successor is None:
             notes += _unnamed_generations(path, source)
             return source, root, notes
-        file = system.os.path.join(system.os.path.dirname(path), system.os.fsdecode(successor.name))
+        file = safe_files.beside(path, successor.name)
         try:
             source = _open(request, file, successor, stack)
         except FileNotFoundError as error:

@@ -162,8 +162,7 @@ class _Verification:
     def run(self) -> Report:
         named = self._read_file(self._path, None)
         while named is not None:
-            directory = system.os.path.dirname(self._path)
-            named = self._read_file(system.os.path.join(directory, system.os.fsdecode(named.name)), named)
+            named = self._read_file(safe_files.beside(self._path, named.name), named)
         self._identify()
         self._report_unused_files()
         ends = self.generations[-1].ends
