@@ -459,12 +459,9 @@ def readiness(fd: int, *, writing: bool = False) -> Callable[[float], Any]:
 
     def wait(milliseconds: float) -> bool:  # Windows has no poll(2), and there select(2) has no limit at 1024
         readers, writers = ((), (fd,)) if writing else ((fd,), ())
-        try:
+        with ignoring(OSError):
             return any(select.select(readers, writers, (), min(milliseconds / 1000, SLEEP_MAX_S)))
-        except OSError as error:
-            if error.errno is None:  # a signal handler has raised it: rule 4 in `interrupts`
-                raise
-            return True
+        return True
 
     return wait
 
