@@ -398,8 +398,10 @@ def make_node(
 def _remove_draft(draft: str, place: int) -> None:
     removals = [functools.partial(os.unlink, _NEW, dir_fd=place), functools.partial(os.rmdir, _NEW, dir_fd=place)]
     for remove in (*removals * (place >= 0), functools.partial(os.rmdir, draft)):
-        with ignoring(OSError):
+        try:  # not `ignoring`, which begins with a Python function: the draft must not stay
             remove()
+        except OSError as error:
+            raise_if_foreign(error)
 
 
 def _close_owned(fd: int, owned_fds: set[int]) -> None:
