@@ -150,7 +150,7 @@ def append_for(leader: FileStore, request: Any) -> None:
     assert isinstance(writer, SharedLogWriter)
     leader.num_keys()
     with log_of(leader).handle.mutex:
-        writer.append_batch([(record.ADD, b"n", b"1", request.session, request.time)])
+        writer.append_batch([(record.ADD, b"n", b"1", request.author.session, request.time)])
 
 
 # One batch for all
@@ -566,7 +566,7 @@ def test_long_result_that_is_not_told_outlives_a_compaction(path: str) -> None:
             assert isinstance(writer, SharedLogWriter)
             leader.num_keys()
             with log_of(leader).handle.mutex:
-                writer.append_batch([(record.POP, b"q", b"", request.session, request.time)])
+                writer.append_batch([(record.POP, b"q", b"", request.author.session, request.time)])
             author.num_keys()
             let_write_alone(leader, seat)
             leader.compact()
@@ -594,7 +594,7 @@ def left_behind_by_compactions(path: str, call: Callable[[FileStore], Any], *, w
             if writes:
                 operation, writer = Operation.decode(request.operation), log_of(leader).writer
                 assert isinstance(writer, SharedLogWriter)
-                found = (operation.kind, operation.key, operation.value, request.session, request.time)
+                found = (operation.kind, operation.key, operation.value, request.author.session, request.time)
                 with log_of(leader).handle.mutex:
                     writer.append_batch([found])
             if old:
@@ -704,7 +704,7 @@ def test_second_record_of_an_arrival_lost_in_a_torn_batch_is_appended_by_its_aut
             assert isinstance(writer, SharedLogWriter)
             leader.num_keys()
             operation = Operation.decode(request.operation)
-            found = (operation.kind, operation.key, operation.value, request.session, request.time)
+            found = (operation.kind, operation.key, operation.value, request.author.session, request.time)
             with log_of(leader).handle.mutex:
                 writer.append_batch([found])
             seat.leave()
