@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-PATIENCE_S = 60
+PATIENCE_S = 200
 IN_ARCHIVE = ("fscoord", "click", "portalocker", "pygments", "rich", "watchdog")
 
 
