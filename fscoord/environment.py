@@ -92,16 +92,21 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
     return found
 
 
-def find_job(variables: Mapping[str, str] | None = None) -> RunId | None:
-    """Return the run of the job that the environment `variables` name, as `detect` does, without a look at ranks.
+def find_job() -> RunId | None:
+    """Return the run of the job that the environment variables name, as `detect` does, without a look at ranks.
 
     Unlike `detect`, the function ignores the run of pytest-xdist, which has many jobs of its tests.
 
     Raises:
         ValueError: the restart count of the job is not a number.
     """
-    values = system.os.environ if variables is None else variables
-    return next((run_id for run_id, _ in _runs({name: value for name, value in values.items() if value}, None)), None)
+    values = {name: value for name, value in system.os.environ.items() if value}
+    return next((run_id for run_id, _ in _runs(values, None)), None)
+
+
+def run_text(run: RunId | None) -> str:
+    """Return the id of a run as one word: the job, and its restart count if it has one; empty if there is no run."""
+    return "-".join(map(str, run)) if isinstance(run, tuple) else run or ""
 
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:

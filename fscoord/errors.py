@@ -7,7 +7,8 @@ what to do next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = [
@@ -40,13 +41,17 @@ __all__ = [
 ]
 
 
-def missing_extra(user: str, module: str, extra: str) -> ImportError:
-    """Return the error for `user`, which needs the missing `module` of `extra`.
+@contextmanager
+def needed_extra(user: str, module: str, extra: str) -> Iterator[None]:
+    """Import `module` in the body of the ``with``, for `user`. If that fails, the error names the `extra` to install.
 
     The ``name`` of the error is ``fscoord[extra]``.
     """
-    name = f"fscoord[{extra}]"
-    return ImportError(f"{user} needs {module}: install the extra, pip install '{name}'", name=name)
+    try:
+        yield
+    except ImportError as error:
+        name = f"fscoord[{extra}]"
+        raise ImportError(f"{user} needs {module}: install the extra, pip install '{name}'", name=name) from error
 
 
 def _rebuild(cls: type[FscoordError], message: str, details: dict[str, Any]) -> FscoordError:

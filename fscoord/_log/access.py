@@ -72,6 +72,9 @@ PATH_CHECK_S: Final = 0.05
 class Access(Protocol):
     """How the bytes of a log are read and written on one kind of mount. The caller holds the process mutex.
 
+    The methods with a body are those of a local file system: its names are always valid, and none of its errors is
+    temporary.
+
     Attributes:
         before_lock: called before each attempt to lock, for the checks that are due and need no lock; None: there are
             none.
@@ -80,31 +83,36 @@ class Access(Protocol):
     @property
     def before_lock(self) -> Callable[[], None] | None:
         """See above."""
+        return None
 
     def open(self, call: Callable[[], None]) -> None:
         """Open the log by calling `call`. Repeat the call after an error that is temporary on this kind of mount."""
+        call()
 
     def reopened(self) -> None:
         """Note that the handle has opened new descriptors of the same generation."""
+        return
 
-    def read(self) -> bool:
-        """Apply each record that is complete by now, without the log's lock. Return whether a seal was read.
+    def read(self, locked: bool = False) -> bool:
+        """Apply the records that were not read yet. Return whether a seal was read.
+
+        Args:
+            locked: whether the caller holds the log's lock. Then every record to the end of the file is applied;
+                otherwise each record that is complete by now.
 
         Raises:
             NeedsLock: the next bytes can be judged only under the lock.
             OSError: a system call failed.
         """
 
-    def catch_up(self) -> bool:
-        """Apply every record to the end of the file, under the log's lock. Return whether a seal was read."""
-
     def write(self, data: bytes) -> None:
         """Write `data` at the end of the file. The caller holds the log's lock and has read to the end."""
 
-    def retries_read(self, error: OSError) -> bool:
+    def retries_read(self, error: OSError) -> bool:  # noqa: ARG002 - no error is temporary
         """Return whether to read again, under the lock, after `read` raised `error`."""
+        return False
 
-    def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:
+    def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:  # noqa: ARG002 - likewise
         """Return whether to begin the transaction again after `error` has ended it.
 
         `maybe_applied` is true if the transaction's record may have been written.
@@ -112,53 +120,33 @@ class Access(Protocol):
         Raises:
             StoreUnavailableError: the transaction was tried too often, or must not be tried again.
         """
+        return False
 
-    def retries_recovery(self, error: StoreUnavailableError) -> bool:
+    def retries_recovery(self, error: StoreUnavailableError) -> bool:  # noqa: ARG002 - likewise
         """Return whether to begin the transaction again after its first step, the recovery, has raised `error`."""
+        return False
 
 
-class LocalAccess:
+class LocalAccess(FileAppender, Access):
     """The `Access` through the page cache of this host. A read needs no lock.
 
     The inode number shows whether the path still leads to the file. The size shows whether the file was truncated.
     """
 
-    before_lock = None
-
     def __init__(self, handle: HandleState, cursor: Cursor, liveness: Liveness, mount: Mount) -> None:
-        self._handle = handle
+        super().__init__(handle)
         self._cursor = cursor
         handle.short_read_is_end = mount.reads_to_end
         self._liveness = liveness
-        self.write = FileAppender(handle).write
 
-    def open(self, call: Callable[[], None]) -> None:
-        call()
-
-    def reopened(self) -> None:
-        """Do nothing, because the names of a local file system are always valid."""
-
-    def read(self) -> bool:
+    def read(self, locked: bool = False) -> bool:
         handle = self._handle
         now = system.time.monotonic()
         is_check_due = now - handle.path_checked_at > PATH_CHECK_S
         if is_check_due:
             handle.check_descriptors()
         data = system.os.read(handle.reader_fd, CHUNK)
-        if data and self._cursor.advance(data, locked=False):
-            return True
-        if is_check_due:
-            self._check_path(now)
-        return False
-
-    def catch_up(self) -> bool:
-        handle = self._handle
-        now = system.time.monotonic()
-        is_check_due = now - handle.path_checked_at > PATH_CHECK_S
-        if is_check_due:
-            handle.check_descriptors()
-        data = system.os.read(handle.reader_fd, CHUNK)
-        if data and self._cursor.advance(data, locked=True):
+        if data and self._cursor.advance(data, locked=locked):
             return True
         if is_check_due:
             self._check_path(now)
@@ -189,12 +177,3 @@ class LocalAccess:
             raise handle.session_is_dead(session)
         if now - self._liveness.checked_at > CHECK_S:
             self._liveness.check_byte(now)
-
-    def retries_read(self, error: OSError) -> bool:  # noqa: ARG002 - no error of a local file system is temporary
-        return False
-
-    def retries_transaction(self, error: OSError, *, maybe_applied: bool) -> bool:  # noqa: ARG002 - likewise
-        return False
-
-    def retries_recovery(self, error: StoreUnavailableError) -> bool:  # noqa: ARG002 - likewise
-        return False

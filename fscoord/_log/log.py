@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from fscoord._log.access import PATH_CHECK_S, Access, LocalAccess
 from fscoord._log.files import safe_files, torn_tail
@@ -23,7 +23,6 @@ from fscoord._log.files.opening import LogOptions
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Failure, Session, encode_death
 from fscoord._log.format.header import LogIdentity, classify_run, supersede
-from fscoord._log.format.record import Record
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.compaction import MOVED, Compactor
 from fscoord._log.generations.follower import GenerationFollower
@@ -35,7 +34,7 @@ from fscoord._log.mount import LOCAL, Mount, find_mount
 from fscoord._log.recovery import APPLYING, CLOSED, DESCRIPTORS, GENERATION, POSITION, SERVER_STATE
 from fscoord._log.replay.cursor import Cursor
 from fscoord._log.replay.large_values import LargeValues
-from fscoord._log.replay.writer import LogWriter
+from fscoord._log.replay.writer import LogWriter, append_each
 from fscoord._log.session_table import SessionTable
 from fscoord._log.shared.sharing import Sharing
 from fscoord._log.state_machine import StateMachine
@@ -58,30 +57,12 @@ SEVERAL: Final = -1
 """The kind by which a `Decide` returns several records: its value is the list of their kinds, keys and values."""
 
 BATCH: Final = -2
-"""The kind of a transaction that appends a batch: its value is the `BatchPlan`, which names the records."""
+"""The kind of a transaction that appends a batch: its value is the `~fscoord._log.shared.combining.batch.Batch`."""
 
 Decide = Callable[[bytes, Any], tuple[Any, int, Any]]
 """A function that decides one transaction. The log calls it with a key and a value, under the log lock, after it has
 applied all records. The function returns ``(result, kind, value)``: the result of the transaction, and the kind and
 value of the record to append. Kind 0 appends nothing."""
-
-
-class BatchPlan(Protocol):
-    """The records of one transaction, which may be records of several sessions."""
-
-    def __len__(self) -> int:
-        """Return about how many bytes the records take."""
-
-    def decide(self, session: int) -> list[Record]:
-        """Return the records to append, all of them data records. `session` is the session of the handle.
-
-        The log calls this method as the last step before the write, under the log lock: the handle has read to the end,
-        the log continues in this file, and nothing releases the lock before the write. If an attempt fails, and the
-        transaction begins again, the method is called again.
-        """
-
-    def show_life(self) -> None:
-        """Show that the process waits for the log lock, and is not stopped. Called at least every `LIFE_S`."""
 
 
 IN_A_ROW_NS: Final = 50_000
@@ -145,8 +126,8 @@ class Log:
             self.access = LocalAccess(handle, self.cursor, self.liveness, self.mount)
             self.writer = LogWriter(handle, self.cursor, self.access.write)
         else:
-            self.access = shared.new_access(handle, self.cursor, self.liveness, self.mount)
-            self.writer = shared.new_writer(handle, self.cursor)
+            self.writer = shared.make_parts(handle, self.cursor, self.liveness, self.mount)
+            self.access = shared.access
         self.large_values = LargeValues(handle, self.cursor)
         self.registration = Registration(handle, self.liveness, self.writer, introduce)
         self.follower = GenerationFollower(handle, self.cursor, self.large_values)
@@ -155,14 +136,16 @@ class Log:
         self.compactor = Compactor(handle, self.registration, self.large_values, self.follower)
         self._writes_in_a_row = False  # only a hint, so no lock guards it
         # The methods that vary by mount are bound once, because every operation calls them.
-        self._read, self._catch_up, self._append = self.access.read, self.access.catch_up, self.writer.append
+        self._read, self._append = self.access.read, self.writer.append
         self._before_lock = self.access.before_lock
         self.read_locked, self.read_unlocked = self.large_values.read_locked, self.large_values.read_unlocked
         try:
             self.access.open(self._open)
         except (FscoordError, OSError) as error:
             raise_if_foreign(error)
-            self._close_all()  # a caller that keeps the error also keeps this object, and its descriptors
+            system.close_all(
+                system.os.close, handle.owned_fds
+            )  # a caller that keeps the error also keeps this object, and its descriptors
             if isinstance(error, FscoordError):
                 raise
             raise safe_files.unavailable(error, path, "opening the log") from error
@@ -249,12 +232,8 @@ class Log:
                     raise safe_files.unavailable(error, self.path, "reading the log") from error
             finally:
                 shared.is_inside = False
-        self.refresh_locked(limit)
+        self.update(0, b"", b"", None, limit)  # under the lock a verdict of damage is final
         return None if answer is None else self.inspect(answer)
-
-    def refresh_locked(self, limit: float) -> None:
-        """Do what `refresh` does, under the lock, so that a verdict of damage is final."""
-        self.update(0, b"", b"", None, limit)
 
     def update(
         self,
@@ -372,7 +351,7 @@ class Log:
         self, kind: int, key: bytes, value: Any, decide: Decide | None, appended: Callable[[], None] | None
     ) -> Any:
         """Catch up, decide and append, under the lock. Return `MOVED` if the log continues in another file."""
-        if self._catch_up():
+        if self._read(True):
             self.follower.follow()
             return MOVED  # the lock that is held is that of the sealed generation: nothing may be appended under it
         handle = self.handle
@@ -407,7 +386,7 @@ class Log:
     def _append_several(self, kind: int, value: Any, session: int) -> None:
         """Append the records in `value` for a `SEVERAL`, or the records that the plan of a `BATCH` decides now."""
         if kind == SEVERAL:
-            self._append_all(value, session)
+            append_each(self._append, [(*each, session) for each in value])
             return
         # Nothing may come between this line and the write. A claim of a request ends with this hold of the lock.
         records = value.decide(session)
@@ -415,17 +394,6 @@ class Log:
             writer = None if self.shared is None else self.shared.writer
             assert writer is not None, "only a log whose writes are combined has batches"
             writer.append_batch(records)
-
-    def _append_all(self, records: list[tuple[int, bytes, bytes]], session: int) -> None:
-        """Append `records`. An error has ``maybe_applied`` set if an earlier one of them was written."""
-        is_first = True
-        try:
-            for kind, key, value in records:
-                self._append(kind, key, value, session)
-                is_first = False
-        except StoreUnavailableError as error:
-            error.maybe_applied = error.maybe_applied or not is_first
-            raise
 
     def inspect(self, answer: Callable[[], T]) -> T:
         """Call `answer` under the mutex, so that no thread or signal handler changes the state. Return its result."""
@@ -447,11 +415,7 @@ class Log:
 
     def refuse_reentry(self) -> None:
         """Raise `StoreError` if the caller is a signal handler or finalizer that interrupted an operation."""
-        if not system.fork_marker[0]:
-            system.recover_from_fork()
-        with self.handle.mutex:
-            if self.handle.shared.is_inside:
-                raise self.entered_twice()
+        self.inspect(lambda: None)
 
     def entered_twice(self) -> StoreError:
         """Return the error of an operation that a signal handler or finalizer begins inside of another."""
@@ -564,7 +528,7 @@ class Log:
             attempt: the number of attempts so far.
             started: when the transaction began (monotonic, in seconds).
             limit: how long the transaction may take, in seconds.
-            show_life: see `BatchPlan.show_life`.
+            show_life: see `Batch.show_life`.
 
         Raises:
             StoreTimeoutError: `limit` seconds have passed since `started`.
@@ -812,28 +776,11 @@ class Log:
     # -- sessions --------------------------------------------------------------------------------------------------
 
     @property
-    def sessions(self) -> dict[int, Session]:
-        """The sessions that the log has recorded, by number, without the sessions that a compaction left out."""
-        return self.table.sessions
-
-    @property
-    def deaths(self) -> dict[int, int]:
-        """The time of the death record of each dead session (wall time in ns), by the session's number."""
-        return self.table.deaths
-
-    @property
-    def has_liveness(self) -> bool:
-        """Whether other processes can find out that this handle's session has died."""
-        return self.liveness.is_supported
-
-    @property
-    def session(self) -> int:
-        """The number of this handle's session, or 0 if the handle has not registered."""
-        return self.handle.lock.session
-
-    @property
     def session_if_ready(self) -> int:
-        """The value of `session`, read without the mutex. Also 0 before a recovery, after `close`, and after a fork."""
+        """The number of this handle's session, read without the mutex; 0 if the handle has not registered.
+
+        It is also 0 before a recovery, after `close`, and after a fork.
+        """
         return 0 if self.handle.recovery or not system.fork_marker[0] else self.handle.lock.session
 
     def has_announced(self, rank: int) -> bool:
@@ -920,12 +867,8 @@ class Log:
             handle.finish(StoreClosedError, "is closed; open the store again")
             handle.lock.close()
             self.liveness.unlock()
-            self._close_all()
+            system.close_all(system.os.close, handle.owned_fds)
             self.liveness.lose()
-
-    def _close_all(self) -> None:
-        for fd in list(self.handle.owned_fds):
-            self.handle.close_fd(fd)
 
 
 _handles = system.reset_in_child("handles", Log.after_fork)

@@ -8,7 +8,7 @@ from typing import Any
 from fscoord._log.files.opening import LogOptions
 from fscoord._log.format.control_records import Session
 from fscoord._log.locking.log_lock import KIND_NAMES
-from fscoord._log.log import Decide, Log
+from fscoord._log.log import Log
 from fscoord._log.mount import DIRECT, LOCAL, LOCKED, find_mount
 from fscoord._log.shared.hang_watchdog import KernelCall
 from fscoord._log.state_machine import StateMachine
@@ -48,27 +48,17 @@ class WatchedLog(Log):
         super().__init__(path, *arguments)
         self._call = KernelCall(path)
 
-    def refresh(self, limit: float, answer: Callable[[], Any] | None = None) -> Any:
+    def refresh(self, *arguments: Any, **named: Any) -> Any:
         with self._call:
-            return super().refresh(limit, answer)
+            return super().refresh(*arguments, **named)
 
-    def update(
-        self,
-        kind: int,
-        key: bytes,
-        value: Any,
-        decide: Decide | None,
-        limit: float,
-        appended: Callable[[], None] | None = None,
-    ) -> Any:
+    def update(self, *arguments: Any, **named: Any) -> Any:
         with self._call:
-            return super().update(kind, key, value, decide, limit, appended)
+            return super().update(*arguments, **named)
 
-    def _wait_for_lock(
-        self, attempt: int, started: float, limit: float, show_life: Callable[[], None] | None = None
-    ) -> None:
+    def _wait_for_lock(self, *arguments: Any) -> None:
         self._call.end()  # the wait below has a deadline, so it can't hang
-        super()._wait_for_lock(attempt, started, limit, show_life)
+        super()._wait_for_lock(*arguments)
         self._call.begin()
 
     def close(self) -> None:

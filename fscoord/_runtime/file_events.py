@@ -21,7 +21,7 @@ from itertools import starmap
 from typing import Any
 
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import BareCall, raise_if_foreign, raise_unless_closed
+from fscoord._runtime.interrupts import BareCall, ignoring, raise_if_foreign, raise_unless_closed
 
 LOG_CHANGED = 0x0002 | 0x0004 | 0x0400 | 0x0800  # IN_MODIFY, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF: inotify(7)
 BELL_RUNG = 0x0004 | 0x0400 | 0x0800
@@ -294,10 +294,8 @@ class FifoSource(PollableSource):
         self._require_open()
 
     def _include_pidfds(self) -> None:
-        try:
+        with ignoring(FileExistsError):  # another thread was first
             self._epoll.register(self._pidfds.fileno(), system.select.EPOLLIN)  # also for threads that wait now
-        except FileExistsError as error:  # another thread was first
-            raise_if_foreign(error)
 
     def wait(self, limit: float) -> bool:
         """Wait for an event or a call of `interrupt`, at most `limit` seconds; return whether one came.

@@ -20,8 +20,8 @@ a C function, and at a jump backwards.
    an `os` function. If the first call were a Python function, a handler could raise at its entry, before the lock is
    released. After a C function, the handler raises when the lock is free.
 4. **A foreign exception passes through unchanged.** A clause that catches an `OSError`, an `ImportError` or a
-   `RuntimeError` calls `raise_if_foreign` first. Otherwise a handler's `TimeoutError`, which is an `OSError`, would be
-   retried, reported as a failure of the file system, or lost.
+   `RuntimeError` calls `raise_if_foreign` first; `ignoring` does that for an error that is dropped. Otherwise a
+   handler's `TimeoutError`, which is an `OSError`, would be retried, reported as a failure of the file system, or lost.
 5. **Python code that no exception may leave in the middle runs in a bare thread** (`BareCall`), because handlers run in
    the main thread only. A `KeyboardInterrupt` inside importlib can leave the lock of an import locked for ever, because
    ``_get_module_lock`` acquires the lock before its ``try`` begins: then every thread that imports the same module
@@ -86,6 +86,25 @@ def raise_if_foreign(error: BaseException, *libraries: str) -> None:
         raise error
     if isinstance(error, RuntimeError) and not _passed_only(error.__traceback__, __name__, *libraries):
         raise error
+
+
+class ignoring:  # noqa: N801 - used like `contextlib.suppress`
+    """Ignore an error of `kinds` in the body of the ``with``. A foreign one passes: rule 4 above.
+
+    A ``with`` begins with a Python function, so this does not come first in a ``finally``: rule 3.
+    """
+
+    def __init__(self, *kinds: type[Exception]) -> None:
+        self._kinds = kinds
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, self._kinds):
+            return False
+        raise_if_foreign(error)
+        return True
 
 
 def _passed_only(traceback: TracebackType | None, *modules: str) -> bool:

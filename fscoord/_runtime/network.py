@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 
 Endpoint = tuple[socket.AddressFamily, Any]
 """An address family, and an address of this family with a port."""
@@ -62,12 +62,11 @@ def own_name() -> str:
     if _resolve(name)[0]:
         return name
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
+        with ignoring(OSError):
             probe.connect(_ELSEWHERE)  # only selects the route: a datagram socket sends nothing here
-        except OSError:
-            return "127.0.0.1"
-        address: str = probe.getsockname()[0]
-        return address
+            address: str = probe.getsockname()[0]
+            return address
+        return "127.0.0.1"
 
 
 def resolve(host: str, port: int) -> list[Endpoint]:
@@ -100,6 +99,7 @@ def connect(endpoints: Sequence[Endpoint], ends: float) -> socket.socket:
         try:
             found = socket.socket(family, socket.SOCK_STREAM)
         except OSError as error:
+            raise_if_foreign(error)
             failure = error
             continue
         try:
@@ -120,10 +120,8 @@ def connect(endpoints: Sequence[Endpoint], ends: float) -> socket.socket:
 
 def drop_unsent(connection: socket.socket) -> None:
     """Set `connection` to be reset when it is closed, so that the kernel discards unsent data."""
-    try:
+    with ignoring(OSError):  # closed already
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    except OSError:  # closed already
-        pass
 
 
 def acquire_host_mutex(name: str) -> socket.socket | None:
@@ -140,12 +138,11 @@ def acquire_host_mutex(name: str) -> socket.socket | None:
     system.occupy_standard_descriptors()
     found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     _names.add(found)
-    try:
+    with ignoring(OSError):
         found.bind(f"\0{name}")
-    except OSError:
-        found.close()
-        return None
-    return found
+        return found
+    found.close()
+    return None
 
 
 def datagram_sockets(sockets: list[Any]) -> None:

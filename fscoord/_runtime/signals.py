@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
@@ -86,8 +86,7 @@ def parse_signals(text: str) -> tuple[str, ...]:
     return names
 
 
-@contextmanager
-def raise_on_termination(names: Iterable[str] = ("SIGTERM", "SIGHUP")) -> Iterator[None]:
+def raise_on_termination(names: Iterable[str] = ("SIGTERM", "SIGHUP")) -> AbstractContextManager[None]:
     """Make the signals `names` raise `Terminated` in the body of the ``with``, so that the process can clean up.
 
     An ignored signal stays ignored (``nohup``). In a thread other than the main thread this function does nothing,
@@ -97,8 +96,7 @@ def raise_on_termination(names: Iterable[str] = ("SIGTERM", "SIGHUP")) -> Iterat
     def terminate(number: int, _: FrameType | None) -> NoReturn:
         raise Terminated(number)
 
-    with _handling(terminate, *names):
-        yield
+    return _handling(terminate, *names)
 
 
 @contextmanager
@@ -130,15 +128,13 @@ def ignore_signals() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
-@contextmanager
-def forward_signals(call: Callable[[int], object], names: Iterable[str]) -> Iterator[None]:
+def forward_signals(call: Callable[[int], object], names: Iterable[str]) -> AbstractContextManager[None]:
     """Call `call` with the number of each of the signals `names` that comes in the body of the ``with``.
 
     The signals have no other effect. `call` runs in the main thread, at any point of the body. An ignored signal stays
     ignored. In a thread other than the main thread this function does nothing.
     """
-    with _handling(lambda number, _: call(number), *names):
-        yield
+    return _handling(lambda number, _: call(number), *names)
 
 
 @contextmanager

@@ -39,6 +39,7 @@ from fscoord._runtime.forks import (
 )
 from fscoord._runtime.interrupts import (
     HelperThread,
+    ignoring,
     import_uninterrupted,
     in_one_chain,
     raise_if_foreign,
@@ -148,10 +149,9 @@ def start_time(pid: int | str = "self") -> int:
 
 def namespace(kind: str) -> int:
     """Return the inode number of this process's namespace `kind`, such as ``"pid"`` (namespaces(7)); 0 if unknown."""
-    try:
+    with ignoring(OSError):
         return int(os.stat(f"/proc/self/ns/{kind}").st_ino)
-    except OSError:
-        return 0
+    return 0
 
 
 def is_zombie(pid: int) -> bool:
@@ -173,12 +173,11 @@ def _proc_text(path: str) -> str:
     opening = functools.partial(files.extend, map(open, (path,), ("rb",)))
     reading = functools.partial(found.extend, map(operator.methodcaller("read"), files))
     closing: functools.partial[Any] = functools.partial(list, map(operator.methodcaller("close"), files))
-    try:
+    with ignoring(OSError):
         # In one chain: an interruption between two of them would leave an open file to the collector, which warns.
         in_one_chain(opening, reading, closing)
-    except OSError:
-        for file in files:
-            file.close()
+    for file in files:  # after an error of the read
+        file.close()
     return b"".join(found).decode("ascii", "replace").strip()
 
 
@@ -399,7 +398,7 @@ def make_node(
 def _remove_draft(draft: str, place: int) -> None:
     removals = [functools.partial(os.unlink, _NEW, dir_fd=place), functools.partial(os.rmdir, _NEW, dir_fd=place)]
     for remove in (*removals * (place >= 0), functools.partial(os.rmdir, draft)):
-        try:
+        try:  # not `ignoring`, which begins with a Python function: the draft must not stay
             remove()
         except OSError as error:
             raise_if_foreign(error)
@@ -462,12 +461,9 @@ def readiness(fd: int, *, writing: bool = False) -> Callable[[float], Any]:
 
     def wait(milliseconds: float) -> bool:  # Windows has no poll(2), and there select(2) has no limit at 1024
         readers, writers = ((), (fd,)) if writing else ((fd,), ())
-        try:
+        with ignoring(OSError):
             return any(select.select(readers, writers, (), min(milliseconds / 1000, SLEEP_MAX_S)))
-        except OSError as error:
-            if error.errno is None:  # a signal handler has raised it: rule 4 in `interrupts`
-                raise
-            return True
+        return True
 
     return wait
 
@@ -476,10 +472,8 @@ def close_quietly(*descriptors: int) -> None:
     """Close every descriptor that is not -1, and ignore errors of close(2)."""
     for descriptor in descriptors:
         if descriptor >= 0:
-            try:
+            with ignoring(OSError):
                 in_one_chain(functools.partial(loose.discard, descriptor), functools.partial(os.close, descriptor))
-            except OSError:
-                pass
 
 
 def close_all(close: Callable[[int], None], descriptors: set[int]) -> None:
@@ -512,16 +506,31 @@ def close_when_collected(owner: object, descriptors: Descriptors) -> None:
     if os.close is not _close:  # the `os` of a test, whose functions may be written in Python
         weakref.finalize(owner, close_all, descriptors.close, descriptors).atexit = False
         return
+    calls = itertools.chain(_closing(descriptors), map(_closers.pop, (id(descriptors),)))
+    _closers[id(descriptors)] = weakref.ref(owner, functools.partial(next, filter(None, calls)))
+
+
+def _closing(descriptors: Descriptors) -> Iterator[Any]:
+    """Return an iterator that closes each of `descriptors` when it is exhausted. It consists of C functions only."""
     removed: Iterator[int] = map(set.pop, itertools.takewhile(len, itertools.repeat(descriptors)))
     # Without -1, which some C functions return instead of a descriptor: os.closerange(-1, 0) closes all descriptors.
     removed = filter((-1).__lt__, removed)
     first, again = itertools.tee(removed)
-    calls: Iterator[Any] = itertools.chain(
+    return itertools.chain(
         map(loose.difference_update, itertools.repeat(descriptors, 1)),
         map(os.closerange, first, map((1).__add__, again)),  # unlike os.close it ignores errors
-        map(_closers.pop, (id(descriptors),)),
     )
-    _closers[id(descriptors)] = weakref.ref(owner, functools.partial(next, filter(None, calls)))
+
+
+def owned_for_a_while() -> tuple[Descriptors, Callable[[], object]]:
+    """Return an empty set of descriptors, and the function that closes the set once, for a ``finally``.
+
+    It is a C function: rule 3 in `interrupts`. Errors of close(2) are ignored.
+    """
+    opened = Descriptors()
+    if os.close is not _close:  # as in `close_when_collected`
+        return opened, functools.partial(close_all, os.close, opened)
+    return opened, functools.partial(next, filter(None, _closing(opened)), None)
 
 
 SLEEP_MAX_S: Final = 1.0
@@ -665,10 +674,9 @@ def range_lock_holder(inode: int, seconds: float) -> str | None:
 
 
 def _numbers_in(directory: str) -> list[str]:
-    try:
+    with ignoring(OSError):
         return [name for name in os.listdir(directory) if name.isdigit()]
-    except OSError:
-        return []
+    return []
 
 
 def mount_table() -> list[str]:
@@ -748,8 +756,8 @@ def remove_directory(directory: str, files: Any, owner: int) -> None:
             if name == "store" or name.startswith("store."):
                 files.unlink(name, dir_fd=fd)
         files.rmdir(directory)
-    except OSError:
-        pass
+    except OSError as error:
+        raise_if_foreign(error)
     finally:
         if fd >= 0:
             files.close(fd)

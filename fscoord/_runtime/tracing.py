@@ -25,7 +25,7 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError
 
@@ -131,14 +131,8 @@ class Recorder:
         span[OUTCOME] = outcome
         span += facts
         self._pending.append(span)
-        if now > self._due or len(self._pending) >= BATCH or self._written:
-            self._flush_unless_early(span, now)
-
-    def _flush_unless_early(self, span: Span, now: int) -> None:
-        """Write the finished spans if a write is due, or if the file shows `span` as open."""
-        is_known = span[NUMBER] in self._written
-        self._written.discard(span[NUMBER])
-        if is_known or now > self._due or len(self._pending) >= BATCH:
+        if span[NUMBER] in self._written or now > self._due or len(self._pending) >= BATCH:
+            self._written.discard(span[NUMBER])  # the file shows the span as open
             self.flush()
 
     def end_later(self, span: Span, outcome: str) -> None:
@@ -245,10 +239,8 @@ class Recorder:
         path = system.os.path.join(self.directory, name)
         self._fd = -1  # until the header is there: without it no line after it could be read
         system.close_all(system.os.close, self._descriptors)
-        try:
+        with ignoring(FileNotFoundError):
             system.os.unlink(path)
-        except FileNotFoundError as error:
-            raise_if_foreign(error)
         flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_EXCL
         fd = system.open_file(path, flags, 0o600, self._descriptors)
         written = self._written if self._serial else ()  # the first segment gets them from the caller

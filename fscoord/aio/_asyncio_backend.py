@@ -11,8 +11,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._waiting.wait import WaitBackend
 
-__all__ = ["AsyncioBackend", "AsyncioWaker", "call_soon", "finish"]
-
 LONGEST_S: Final = 86400.0
 """The longest sleep in one step, in seconds. A loop can't set a timer of infinite length."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, MappingView
 from functools import partial, wraps
 from types import GeneratorType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast, overload
@@ -24,8 +24,6 @@ from fscoord.aio._executor import CALL_WAS_MADE, CallExecutor
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.recipes._cleanup import PARTS, await_end, go_on_in_thread
 from fscoord.store import Store, needed_store, wait_on
-
-__all__ = ["SlicedWaits", "StoreDriver", "all_steps", "bound", "for_tasks", "overriding"]
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -44,30 +42,26 @@ SLICE_S: Final = 0.2
 PAUSE_S: Final = 0.02
 """The pause in seconds when a wait for a value finds a queue under the key, or a wait for an item finds a value."""
 
-COPIED: Final = frozenset((list, set, dict, GeneratorType, map, filter))
-"""Arguments of these types are copied, because the call is made in a thread, and the task's own code is not."""
-
 WORDS: Final = {KEYS: "key", VALUES: "the value of key", ITEM: "a value in queue"}
 
 
 class StoreDriver:
-    """Makes calls on `store` in threads, and drives its waits and the steps of recipes in the running loop."""
+    """Makes calls on `store` in threads, and drives its waits and the steps of recipes in the running loop.
+
+    Attributes:
+        store: the store.
+        run, run_cleanup: make a call in a thread; see `CallExecutor`.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = needed_store(store)
         usual_s = store._typical_call_s
         self._executor = CallExecutor(CALL_THREADS_MAX if usual_s else 0, usual_s if usual_s < math.inf else 0.0)
+        self.run = self._executor.run
+        self.run_cleanup = self._executor.run_cleanup
         self._backend: AsyncioBackend | None = None
         self._notifier: Any = None
         self._sliced_waits: SlicedWaits | None = None
-
-    async def run(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-        """Call `function` in a thread; see `CallExecutor.run`."""
-        return await self._executor.run(function, undo)
-
-    async def run_cleanup(self, error: BaseException, function: Callable[[], object]) -> None:
-        """Call `function` to clean up after `error`; see `CallExecutor.run_cleanup`."""
-        await self._executor.run_cleanup(error, function)
 
     async def drive(self, steps: WaitSteps[T]) -> T:
         """Run `steps` in the running loop and return their result; see `CallExecutor.drive`."""
@@ -260,10 +254,19 @@ def overriding(
 
 def bound(do: Any, arguments: tuple[Any, ...], named: dict[str, Any], *hidden: Any) -> Callable[[], Any]:
     """Return the call of `do`, with `hidden` and copies of the arguments that other tasks may change meanwhile."""
-    for name, value in named.items():
-        if type(value) in COPIED:
-            named[name] = list(value)
-    return partial(do, *hidden, *[list(each) if type(each) in COPIED else each for each in arguments], **named)
+    kept = {name: _copied(value) for name, value in named.items()}
+    return partial(do, *hidden, *map(_copied, arguments), **kept)
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of an argument that other tasks may change while the call is made in a thread.
+
+    A view or an iterator, such as a generator, becomes a list of its values.
+    """
+    if type(value) in (list, set, dict):
+        return value.copy()
+    is_read_later = isinstance(value, (Iterator, MappingView))
+    return list(value) if is_read_later else value
 
 
 def all_steps(call: Callable[[], Any]) -> WaitSteps[Any]:

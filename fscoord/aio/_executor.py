@@ -15,14 +15,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, cast
-from weakref import WeakSet
 
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_unless_absent
 from fscoord._waiting.wait import NotYet, Request, Wait, WaitSteps, next_look
 from fscoord.aio._asyncio_backend import AsyncioWaker, call_soon, finish
-
-__all__ = ["CALL_WAS_MADE", "CallExecutor", "PendingCall"]
 
 CALL_WAS_MADE: Final = (Exception, asyncio.CancelledError)
 """The exceptions of `CallExecutor.run` after which the call has certainly been made. After any other exception, such as
@@ -273,15 +270,7 @@ class CallExecutor:
                         return
 
 
-_all: WeakSet[CallExecutor] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for executor in list(_all):
-        executor.begin()
-
-
-system.after_fork_in_child("executors", _after_fork_in_child)
+_all = system.reset_in_child("executors", CallExecutor.begin)
 
 
 def _next_request(steps: WaitSteps[T], value: Any, error: BaseException | None) -> tuple[bool, Request | T]:

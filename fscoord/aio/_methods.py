@@ -12,8 +12,6 @@ from fscoord.aio._driver import StoreDriver, all_steps, bound
 from fscoord.aio.store import AsyncStore, driver_of
 from fscoord.store import Store
 
-__all__ = ["ForTasks", "function_for_tasks", "itself", "made_of"]
-
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")

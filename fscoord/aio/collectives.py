@@ -11,8 +11,6 @@ from fscoord.aio.store import AsyncStore, driver_of
 from fscoord.collectives import steps
 from fscoord.collectives.arrivals import Decoder
 
-__all__ = ["barrier", "broadcast", "gather", "get_all", "synchronize"]
-
 
 @overload
 async def barrier(

@@ -19,24 +19,6 @@ from fscoord.aio.store import AsyncStore, driver_of
 from fscoord.recipes._hold import Exclusive
 from fscoord.recipes.once import OnceLock, failure, result_key, success, value_of
 
-__all__ = [
-    "DoubleBarrier",
-    "Election",
-    "Fenced",
-    "Hold",
-    "Item",
-    "Latch",
-    "Lock",
-    "Membership",
-    "PriorityQueue",
-    "Queue",
-    "RLock",
-    "ReadWriteLock",
-    "Semaphore",
-    "force_release",
-    "once",
-]
-
 Work = Callable[[], Awaitable[Value]]
 Done = Callable[[], Coroutine[Any, Any, bytes]]
 

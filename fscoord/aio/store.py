@@ -16,8 +16,6 @@ from fscoord.aio._executor import CallExecutor
 from fscoord.store import Capabilities, Store, barrier_steps
 from fscoord.stores.url import open_store as open_sync_store
 
-__all__ = ["AsyncStore", "Opening", "driver_of", "open_store"]
-
 A = TypeVar("A", bound="AsyncStore")
 D = TypeVar("D")
 

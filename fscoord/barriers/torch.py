@@ -13,7 +13,7 @@ from fscoord._runtime.logging import logger
 from fscoord.barriers.base import BARRIER_REGISTRY, Barrier, register_barrier
 from fscoord.barriers.store import StoreBarrier
 from fscoord.collectives.arrivals import Decoder
-from fscoord.errors import BarrierError, NoProcessGroupError, StoreTimeoutError, missing_extra
+from fscoord.errors import BarrierError, NoProcessGroupError, StoreTimeoutError, needed_extra
 from fscoord.store import Store
 from fscoord.stores.url import open_store
 
@@ -117,10 +117,8 @@ class DistBarrier(Barrier):
     barrier_type = "dist_barrier"
 
     def __init__(self) -> None:
-        try:
+        with needed_extra("DistBarrier", "torch", "torch"):
             import torch.distributed as dist
-        except ImportError as error:
-            raise missing_extra("DistBarrier", "torch", "torch") from error
         if not dist.is_initialized():
             raise NoProcessGroupError(
                 "DistBarrier needs a process group; call torch.distributed.init_process_group first"
@@ -184,10 +182,8 @@ def register_in_torch() -> None:
     Raises:
         ImportError: torch is not installed, or has no such module.
     """
-    try:
+    with needed_extra("fscoord.barriers.register_in_torch", "torch", "torch"):
         from torch.distributed.checkpoint._experimental import barriers as theirs
-    except ImportError as error:
-        raise missing_extra("fscoord.barriers.register_in_torch", "torch", "torch") from error
     for name, barrier_class in BARRIER_REGISTRY.items():
         if theirs.BARRIER_REGISTRY.setdefault(name, barrier_class) is barrier_class:
             theirs.Barrier.register(barrier_class)

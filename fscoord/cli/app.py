@@ -135,6 +135,5 @@ def _fail(error: BaseException) -> int:
     if isinstance(error, exit_codes.OutputError):
         output.detach_stdout()
     if not exit_codes.is_silent(error):
-        # The message may have text of other processes, such as the name of a host.
-        output.write_error(f"fscoord: {printable(exit_codes.message(error))}\n")
+        output.say(exit_codes.message(error))
     return exit_codes.exit_code(error)

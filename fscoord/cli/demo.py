@@ -16,11 +16,10 @@ import click
 
 from fscoord import demo as example
 from fscoord._runtime import system, tracing
-from fscoord._runtime.escaping import printable
 from fscoord._runtime.signals import defer_signals, raise_on_termination
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import as_json, time_limit, verbose
-from fscoord.cli.output import counted, new_console, new_table, write_json
+from fscoord.cli.options import as_json, seconds_option, time_limit, verbose
+from fscoord.cli.output import counted, show, table_lines
 from fscoord.cli.trace import write_page
 from fscoord.errors import FscoordError
 from fscoord.store import Store
@@ -57,14 +56,7 @@ if not system.os.path.isdir(OWN_SOURCES):
     help="The directory with the text. [default: the sources of fscoord itself]",
 )
 @click.option("--kill", is_flag=True, help="One process dies during its work. The others name it and do its work.")
-@click.option(
-    "--timeout",
-    type=time_limit,
-    metavar="SECONDS",
-    default=60,
-    show_default=True,
-    help="How long the processes wait for each other.",
-)
+@seconds_option("--timeout", kind=time_limit, default=60, help="How long the processes wait for each other.")
 @click.option(
     "--trace",
     metavar="DIR",
@@ -107,10 +99,7 @@ def demo(processes: int, directory: str, kill: bool, timeout: float, trace: str 
     report = {"input": directory, "seconds": seconds, **_report(files, counts, members), "lost": lost}
     if trace is not None:
         write_page(trace, system.os.path.join(trace, "report.html"))
-    if as_json:
-        write_json(report)
-    else:
-        _print(report)
+    show(as_json, report, _lines(report))
     return FALSE if lost else 0
 
 
@@ -188,22 +177,22 @@ def _report(files: list[str], counts: list[dict[str, Any]], members: list[subpro
     }
 
 
-def _print(report: dict[str, Any]) -> None:
-    console = new_console()
-    console.print(
-        f"{counted(report['words'], 'word')} ({counted(report['distinct_words'], 'different one')}) in"
-        f" {counted(report['files'], 'file')} below {printable(report['input'])}, in {report['seconds']:.2f} s",
-        soft_wrap=True,
-    )
+def _lines(report: dict[str, Any]) -> list[str]:
     most = ", ".join(f"{word} {count}" for word, count in report["top"])
-    console.print(f"most frequent: {most}\n", soft_wrap=True)
-    table = new_table(("rank", "process", "files", "words", ""), {"files", "words"})
-    for each in report["processes"]:
-        table.add_row(*(str(each[name]) for name in ("rank", "pid", "files", "words")), "LOST" if each["lost"] else "")
-    console.print(table, "")
-    for skipped in report["skipped"]:
-        console.print(f"skipped {printable(skipped['file'])}: {skipped['reason']}", soft_wrap=True)
-    for loss in report["lost"]:
-        console.print(f"rank {loss['rank']}, process {loss['pid']}, was lost to {loss['cause']}", soft_wrap=True)
-    for redone in report["redone"]:
-        console.print(f"{printable(redone['file'])} was taken again, by rank {redone['by']}", soft_wrap=True)
+    rows = [
+        (*(str(each[name]) for name in ("rank", "pid", "files", "words")), "LOST" if each["lost"] else "")
+        for each in report["processes"]
+    ]
+    counts = f"{counted(report['words'], 'word')} ({counted(report['distinct_words'], 'different one')})"
+    files = f"{counted(report['files'], 'file')} below {report['input']}"
+    lines = [
+        f"{counts} in {files}, in {report['seconds']:.2f} s",
+        f"most frequent: {most}",
+        "",
+        *table_lines(("RANK", "PROCESS", "FILES", "WORDS", ""), rows, ("RANK", "FILES", "WORDS")),
+        "",
+    ]
+    lines += [f"skipped {skipped['file']}: {skipped['reason']}" for skipped in report["skipped"]]
+    lines += [f"rank {loss['rank']}, process {loss['pid']}, was lost to {loss['cause']}" for loss in report["lost"]]
+    lines += [f"{redone['file']} was taken again, by rank {redone['by']}" for redone in report["redone"]]
+    return lines

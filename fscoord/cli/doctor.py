@@ -10,12 +10,12 @@ import click
 
 from fscoord._runtime.escaping import printable
 from fscoord.cli.exit_codes import FALSE, UNAVAILABLE
-from fscoord.cli.options import DirectoryPath, as_json, time_limit, verbose
-from fscoord.cli.output import show, tell
+from fscoord.cli.options import DirectoryPath, as_json, number_option, seconds_option, time_limit, verbose
+from fscoord.cli.output import say, show, size_text, tell
 from fscoord.doctor.examination import EXPECTED_WAIT_S, OPEN_WAIT_S, examine
 from fscoord.doctor.prediction import LONE_ADD_REQUESTS, Job, predict, round_trip_of
 from fscoord.doctor.verdict import NOT_PROVEN, NOT_SAFE, SAFE
-from fscoord.environment import detect
+from fscoord.environment import detect, run_text
 
 log = logging.getLogger(__name__)
 
@@ -32,30 +32,20 @@ MARKS = {"ok": "ok", "bad": "BAD", "unknown": "?", "info": "-"}
     show_default=True,
     help="The kind of lock for which the verdict holds.",
 )
-@click.option(
+@number_option(
     "-n",
     "--instances",
-    metavar="NUMBER",
-    type=click.IntRange(1),
     help="How many instances are started at once. [default: the number in the launcher's environment]",
 )
-@click.option(
+@seconds_option(
     "--wait",
-    type=time_limit,
-    metavar="SECONDS",
+    kind=time_limit,
     help=f"How long to wait for other instances. [default: {EXPECTED_WAIT_S:g} if they are expected, {OPEN_WAIT_S:g} on"
     " a mount that hosts share, else 0]",
 )
-@click.option(
-    "--nodes",
-    metavar="NUMBER",
-    type=click.IntRange(1),
-    help="How many nodes the job will have. [default: the hosts that took part]",
-)
-@click.option(
+@number_option("--nodes", help="How many nodes the job will have. [default: the hosts that took part]")
+@number_option(
     "--ranks-per-node",
-    metavar="NUMBER",
-    type=click.IntRange(1),
     help="How many ranks the job will have on each node. [default: the number in the launcher's environment, else 1]",
 )
 @as_json
@@ -100,13 +90,12 @@ def doctor(
     launched = detect()
     if instances is None and launched.launcher != "pytest-xdist":  # its workers are processes of one host
         instances = launched.world_size
-    run = launched.run_id
-    group = "" if run is None else run if isinstance(run, str) else "-".join(map(str, run))
+    group = run_text(launched.run_id)
     report = examine(path, lock=lock, expected=instances, wait=wait, tell=partial(tell, log), group=group)
     for texts in ("reasons", "recommendations"):
         report[texts] = list(map(printable, report[texts]))
     if not report.pop("presided"):
-        click.echo(f"fscoord: {report['verdict']}; another instance prints the report", err=True)
+        say(f"{report['verdict']}; another instance prints the report")
     else:
         ranks = ranks_per_node or launched.local_world_size or 1
         report["prediction"] = _prediction(report, Job(nodes or len(report["hosts"]), ranks))
@@ -120,11 +109,11 @@ def _without_empty(check: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    lines = [f"{printable(report['path'])}: {report['verdict'].upper()}"]
+    lines = [f"{report['path']}: {report['verdict'].upper()}"]
     if report["file_system"]:
         found = report["file_system"]
         options = ",".join(dict.fromkeys(found["options"]))
-        lines.append(f"  {found['kind'] or 'unknown'} at {printable(found['point'])} ({printable(options)})")
+        lines.append(f"  {found['kind'] or 'unknown'} at {found['point']} ({options})")
     lines += [f"  why: {reason}" for reason in report["reasons"]]
     lines += [f"  do:  {advice}" for advice in report["recommendations"]]
     for between in ("processes", "hosts"):
@@ -151,7 +140,7 @@ def _forecast(found: dict[str, Any]) -> list[str]:
     """Return the lines of the report about the job."""
     nodes, ranks = found["nodes"], found["ranks_per_node"]
     many = f"{nodes:,} nodes with {ranks:,} ranks each" if nodes > 1 else f"one node with {ranks:,} ranks"
-    read = f"{_size(found['barrier_bytes'])} read"
+    read = f"{size_text(found['barrier_bytes'])} read"
     return [
         f"what {many} will cost, by a model (docs/scaling.md), at {_duration(found['round_trip_s'])} for a round trip",
         f"  a barrier            {_duration(found['barrier_s'])}, {found['barrier_requests']:,} requests, {read}",
@@ -166,22 +155,10 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
 
 
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
-
-
 def _heading(report: dict[str, Any], between: str) -> str:
-    return (
-        "between two processes"
-        if between == "processes"
-        else f"between this host and {printable(report['other_host'])}"
-    )
+    return "between two processes" if between == "processes" else f"between this host and {report['other_host']}"
 
 
 def _line(check: dict[str, Any]) -> str:
     title = f"{check['name']} ({check['lock']})" if check["lock"] else check["name"]
-    return f"  {MARKS[check['outcome']]:<4} {title:<20} {printable(check['says'])}"
+    return f"  {MARKS[check['outcome']]:<4} {title:<20} {check['says']}"

@@ -6,7 +6,7 @@ import logging
 import re
 import signal
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -18,6 +18,7 @@ from fscoord.cli.completion import complete_name
 from fscoord.cli.options import (
     as_json,
     limit_text,
+    number_option,
     raw,
     store_argument,
     store_url,
@@ -25,10 +26,10 @@ from fscoord.cli.options import (
     with_store,
     with_store_to_read,
 )
-from fscoord.cli.output import show, table_lines, tell, telling_if_slow, utc_text, write, write_error
+from fscoord.cli.output import say, show, table_lines, tell, telling_if_slow, utc_text, write
 from fscoord.cli.run_command import VERBATIM, Command, command_options, environment, holders_text
 from fscoord.errors import FscoordError, LockLostError
-from fscoord.recipes import Lock, Membership, Participant, once as once_for_all
+from fscoord.recipes import Lock, Membership, once as once_for_all
 from fscoord.status.findings import session_state
 from fscoord.store import Member, Store
 from fscoord.stores.url import absolute
@@ -124,26 +125,15 @@ def group(store: Store, name: bytes, as_json: bool) -> None:
     found = Membership(store, name).members()
     rows = [(str(each.number), each.owner, printable(each.data)) for each in found]
     lines = table_lines(("NUMBER", "PROCESS", "DATA"), rows, {"NUMBER"}) if found else []
-    show(as_json, [_participant_document(each) for each in found], lines)
+    show(as_json, [each._asdict() for each in found], lines)
     if not found:
         log.info("the group %r has no members", key_text(name))
 
 
-def _participant_document(each: Participant) -> dict[str, Any]:
-    return {"number": each.number, "owner": each.owner, "session": each.session, "data": each.data}
-
-
 @click.command()
 @click.argument("key", type=raw, shell_complete=complete_name("/arrivals", "/num_members"))
-@click.option(
-    "-n",
-    "--world-size",
-    metavar="NUMBER",
-    type=click.IntRange(min=1),
-    required=True,
-    help="How many processes must arrive.",
-)
-@click.option("--rank", metavar="RANK", type=click.IntRange(min=0), help="The rank of this process, counted from 0.")
+@number_option("-n", "--world-size", required=True, help="How many processes must arrive.")
+@number_option("--rank", metavar="RANK", least=0, help="The rank of this process, counted from 0.")
 @click.option("--fail-fast", is_flag=True, help="With --rank: fail as soon as a missing rank is known dead.")
 @with_store
 def barrier(store: Store, key: bytes, world_size: int, rank: int | None, fail_fast: bool) -> None:
@@ -226,9 +216,9 @@ def once(store: Store, /, name: bytes, command: Command) -> int:
     write(output)
     if int(code) and not has_run:
         address, key = absolute(store_url(click.get_current_context())), f"{turn.name}/result"
-        write_error(
-            f"fscoord: the command of {turn.name!r} was not run, because another call has run it, with exit code"
-            f" {int(code)}; to run it again, first run fscoord --store {shell_word(address)} delete {shell_word(key)}\n"
+        say(
+            f"the command of {turn.name!r} was not run, because another call has run it, with exit code"
+            f" {int(code)}; to run it again, first run fscoord --store {shell_word(address)} delete {shell_word(key)}"
         )
     return int(code)
 

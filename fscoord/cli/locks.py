@@ -19,12 +19,13 @@ from fscoord.cli.options import (
     as_json,
     content,
     limit_text,
+    number_option,
     raw,
     with_store,
     with_store_that_appears,
     with_store_to_read,
 )
-from fscoord.cli.output import show, table_lines, telling_if_slow, write
+from fscoord.cli.output import say, show, table_lines, telling_if_slow, write_lines
 from fscoord.cli.run_command import VERBATIM, Command, HoldOptions, command_options, run_under, wait_options
 from fscoord.errors import LockLostError
 from fscoord.recipes import Contender, Election, Lock, ReadWriteLock, Semaphore, force_release
@@ -102,11 +103,9 @@ def rwlock(side: str | None) -> str:
 
 
 @click.command(context_settings=VERBATIM)
-@click.option(
+@number_option(
     "-j",
     "--slots",
-    metavar="NUMBER",
-    type=click.IntRange(min=1),
     required=True,
     help="How many processes may hold the semaphore. All processes must give the same number.",
 )
@@ -155,7 +154,7 @@ def holders(store: Store, name: bytes, as_json: bool) -> int:
 
 @click.command("break-lock")
 @name_argument
-@click.option("--token", metavar="NUMBER", type=click.IntRange(min=1), help="Take away only the hold with this token.")
+@number_option("--token", help="Take away only the hold with this token.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @with_store
 def break_lock(store: Store, name: bytes, token: int | None, yes: bool) -> int:
@@ -177,21 +176,18 @@ def break_lock(store: Store, name: bytes, token: int | None, yes: bool) -> int:
     found = Lock(store, name)
     holders = [each for each in found.holders() if token in {None, each.token}]
     if not holders:
-        click.echo(
-            f"fscoord: no process holds {printable(repr(key_text(name)))}" + (f" with token {token}" if token else ""),
-            err=True,
-        )
+        say(f"no process holds {key_text(name)!r}" + (f" with token {token}" if token else ""))
         return FALSE
     click.echo("\n".join(_holder_lines(holders, found.waiters(), states_of(store))), err=True)
     if not yes and not _is_asked():
-        click.echo("fscoord: nothing was changed: standard input is not a terminal, so give --yes", err=True)
+        say("nothing was changed: standard input is not a terminal, so give --yes")
         return FALSE
     if not yes and not click.confirm("The holder goes on until its next check. Take it away?", err=True):
         return FALSE
     broken = [each for each in holders if force_release(store, name, each.token)]
     for each in holders:
         end = "was taken from" if each in broken else "had been given back by"
-        write(f"token {each.token} {end} {printable(each.owner)}\n".encode())
+        write_lines([f"token {each.token} {end} {each.owner}"])
     return 0 if broken else FALSE
 
 
@@ -271,14 +267,7 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, waits: HoldOpt
 
 @click.command()
 @election_argument
-@click.option(
-    "--after",
-    metavar="TERM",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Wait for a leader of a later term than this term.",
-)
+@number_option("--after", metavar="TERM", least=0, default=0, help="Wait for a leader of a later term than this term.")
 @as_json
 @with_store_that_appears
 def leader(store: Store, name: bytes, after: int, as_json: bool) -> None:
@@ -295,5 +284,5 @@ def leader(store: Store, name: bytes, after: int, as_json: bool) -> None:
     """
     with telling_if_slow(log, f"waiting for a leader of {key_text(name)!r}, {limit_text(store.timeout)}"):
         found = Election(store, name).observe(after)
-    line = f"{found.term} {printable(found.owner)} {printable(found.data)}".rstrip()
+    line = f"{found.term} {found.owner} {printable(found.data)}".rstrip()
     show(as_json, {"term": found.term, "owner": found.owner, "data": found.data}, [line])

@@ -15,6 +15,7 @@ from fscoord.cli.options import (
     complete_file,
     json_option,
     named_url,
+    seconds_option,
     store_argument,
     store_option,
     store_url,
@@ -103,13 +104,8 @@ def _beginning(value: bytes) -> bytes:
 
 LOCK_LIMIT_S = 10
 
-lock_option = click.option(
-    "--timeout",
-    type=time_limit,
-    default=LOCK_LIMIT_S,
-    metavar="SECONDS",
-    show_default=True,
-    help="How long to wait for the log lock.",
+lock_option = seconds_option(
+    "--timeout", kind=time_limit, default=LOCK_LIMIT_S, help="How long to wait for the log lock."
 )
 
 
@@ -169,19 +165,19 @@ def _finding(finding: inspect.Finding) -> dict[str, Any]:
 
 
 def _report_lines(report: inspect.Report) -> list[str]:
-    lines = [f"{printable(report.path)}: {report.verdict.upper()}"]
+    lines = [f"{report.path}: {report.verdict.upper()}"]
     for entry in report.generations:
         voids = f", {entry.voids} voided" if entry.voids else ""
         lines.append(
             f"  generation {entry.generation}: {entry.records} records{voids}, {entry.size} bytes, {entry.ends}:"
-            f" {printable(entry.file)}"
+            f" {entry.file}"
         )
     for finding in report.findings:
         place = f"at {finding.offset}, {finding.size} bytes: " if finding.offset or finding.size else ""
         kind = "DAMAGED" if finding.is_damage else "note"
         lines += [
-            f"{kind}: {printable(finding.file)}: {place}{printable(finding.message)}",
-            f"  do: {printable(finding.advice)}",
+            f"{kind}: {finding.file}: {place}{finding.message}",
+            f"  do: {finding.advice}",
         ]
     if report.more:
         lines.append(f"... and {report.more} more findings")
@@ -255,17 +251,16 @@ def _print_skipped_json(skipped: inspect.Skipped) -> None:
 
 
 def _repair_lines(found: inspect.Repair) -> list[str]:
-    lines = [f"note: {printable(note)}" for note in found.notes]
+    lines = [f"note: {note}" for note in found.notes]
     does = ("copied", "left out") if found.is_written else ("would be copied", "would be left out")
     left = f"{found.skipped} {does[1]} ({found.skipped_bytes} bytes)"
-    lines.append(f"{printable(found.source)}: {found.kept} records {does[0]}, {left}")
-    copy = printable(found.output)
+    lines.append(f"{found.source}: {found.kept} records {does[0]}, {left}")
     end = (
         f"is written: check it with `fscoord verify {shell_word(found.output)}`"
         if found.is_written
         else "was not written: that needs --yes"
     )
-    return [*lines, f"{copy} {end}"]
+    return [*lines, f"{found.output} {end}"]
 
 
 @click.command()
@@ -295,7 +290,7 @@ def cp(ctx: click.Context, old: str, new: str, timeout: float, as_json: bool) ->
     with Progress("copying") as progress:
         made = inspect.copy(paths[0], paths[1], timeout=timeout, on_progress=progress.report)
     document = {"path": made.path, "output": made.output, "records": made.kept}
-    line = f"{printable(made.output)}: {made.kept} records of {printable(made.source)}"
+    line = f"{made.output}: {made.kept} records of {made.source}"
     show(as_json, document, [line])
     return 0
 

@@ -154,14 +154,27 @@ def store_argument(metavar: str) -> Callable[[F], F]:
 
 def timeout_option(default: str) -> Callable[[F], F]:
     """Return the option --timeout, whose help text names this default."""
-    return click.option(
+    return seconds_option(
         "--timeout",
-        type=time_limit,
-        metavar="SECONDS",
+        kind=time_limit,
         expose_value=False,
         callback=_remember(_TIMEOUT),
         help=f"How long to wait. 0 tries once; inf has no limit. [default: {default}]",
     )
+
+
+def seconds_option(*names: str, kind: Callable[[str], float] = time_span, **more: Any) -> Callable[[F], F]:
+    """Return an option that is a time in seconds, with `more` arguments of `click.option`. It shows its default."""
+    return click.option(*names, metavar="SECONDS", type=kind, show_default="default" in more, **more)
+
+
+def number_option(*names: str, least: int = 1, metavar: str = "NUMBER", **more: Any) -> Callable[[F], F]:
+    """Return an option that is a number from `least` on, with `more` arguments of `click.option`.
+
+    It shows its default.
+    """
+    kind = click.IntRange(min=least)
+    return click.option(*names, metavar=metavar, type=kind, show_default="default" in more, **more)
 
 
 OF_THE_STORE: Final = "300, or the timeout in the address"

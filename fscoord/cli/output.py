@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
@@ -16,9 +16,7 @@ from fscoord.cli.exit_codes import OutputError
 from fscoord.errors import FscoordError
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress as Bar, TaskID
-    from rich.table import Table
 
 Timer = system.threading.Timer
 
@@ -96,7 +94,12 @@ def show(as_json: bool, document: Document, lines: Iterable[str]) -> None:
     if as_json:
         write_json(document)
     else:
-        write("".join(f"{line}\n" for line in lines).encode())
+        write_lines(lines)
+
+
+def write_lines(lines: Iterable[str]) -> None:
+    """Write `lines` to standard output, and a newline after each. They may have text of other processes."""
+    write("".join(f"{printable(line)}\n" for line in lines).encode())
 
 
 def tell(log: logging.Logger, words: str) -> None:
@@ -104,7 +107,7 @@ def tell(log: logging.Logger, words: str) -> None:
     if log.isEnabledFor(logging.INFO):
         log.info("%s", words)
     elif _is_watched():
-        _print_note(words)
+        say(words)
 
 
 class SlowNote:
@@ -169,11 +172,6 @@ def _is_watched() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def _print_note(words: str) -> None:
-    sys.stderr.write(f"fscoord: {printable(words)}\n")
-    sys.stderr.flush()
-
-
 def flush() -> None:
     """Flush standard output now, so that an error is raised while it can be reported."""
     try:
@@ -187,6 +185,11 @@ def detach_stdout() -> None:
     """Replace standard output by /dev/null, or the interpreter would flush it once more at exit and print an error."""
     if sys.stdout is not None:
         _detach(sys.stdout)
+
+
+def say(words: str) -> None:
+    """Print `words`, which may have text of other processes, as one line of the command on standard error."""
+    write_error(f"fscoord: {printable(words)}\n")
 
 
 def write_error(text: str) -> None:
@@ -222,6 +225,15 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{ending}"
 
 
+def size_text(count: float) -> str:
+    """Return the number `count` of bytes with three digits and a unit."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
+
+
 def utc_text(seconds: float, form: str) -> str:
     """Return the time `seconds` since the epoch in UTC, in the format `form` of strftime(3)."""
     try:
@@ -254,40 +266,6 @@ def _columns(text: str) -> int:
     from unicodedata import combining, east_asian_width
 
     return sum(0 if combining(sign) else 2 if east_asian_width(sign) in "WF" else 1 for sign in text)
-
-
-class _RichOutput:
-    """Standard output as a file for rich, with the errors of `write`."""
-
-    encoding = "utf-8"
-
-    def write(self, text: str) -> None:
-        write(text.encode())
-
-    def flush(self) -> None:
-        flush()
-
-    def isatty(self) -> bool:
-        return is_terminal()
-
-
-def new_console() -> Console:
-    """Return a console of rich on standard output, which prints text as it is."""
-    from rich.console import Console
-
-    # A file has no width at which lines would have to be broken.
-    width = None if is_terminal() else 200
-    return Console(file=cast("IO[str]", _RichOutput()), markup=False, highlight=False, emoji=False, width=width)
-
-
-def new_table(headings: Iterable[str], numbers: Collection[str]) -> Table:
-    """Return an empty table of rich without lines. The columns whose headings are in `numbers` are flush right."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in numbers else "left", overflow="fold")
-    return table
 
 
 BEGIN_S = 1.0

@@ -12,8 +12,8 @@ from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
 from fscoord._waiting.rounds import RoundState
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import as_json, common, given_timeout, store_argument, store_url, time_span
-from fscoord.cli.output import can_redraw, flush, table_lines, utc_text, write, write_json
+from fscoord.cli.options import as_json, common, given_timeout, seconds_option, store_argument, store_url
+from fscoord.cli.output import can_redraw, flush, table_lines, utc_text, write, write_json, write_lines
 from fscoord.recipes.holdings import LineState
 from fscoord.status.findings import (
     SLOW_S,
@@ -36,12 +36,9 @@ DAY_S: Final = 86400
 CLEAR: Final = b"\x1b[H\x1b[2J"
 """Moves the cursor of a terminal to its corner, and clears the screen."""
 
-slow_option = click.option(
+slow_option = seconds_option(
     "--slow",
-    type=time_span,
     default=f"{SLOW_S:g}",
-    metavar="SECONDS",
-    show_default=True,
     help="Report a living participant as a finding if others have waited for it for longer than this time.",
 )
 
@@ -63,14 +60,7 @@ class Row(NamedTuple):
 @store_argument("STORE")
 @click.option("-a", "--all", "is_all", is_flag=True, help="Show all sessions, also those that have ended.")
 @click.option("-w", "--watch", is_flag=True, help="Show the table again and again, until Ctrl-C.")
-@click.option(
-    "--interval",
-    type=time_span,
-    default="2",
-    metavar="SECONDS",
-    show_default=True,
-    help="With --watch: the time between two tables.",
-)
+@seconds_option("--interval", default="2", help="With --watch: the time between two tables.")
 @slow_option
 @as_json
 @common
@@ -121,7 +111,7 @@ def _show(picture: Picture, findings: Sequence[StatusFinding], *, is_all: bool, 
         return
     lines = [*findings_lines(findings), *_table(picture, is_all=is_all)]
     lines += [f"note: {note}" for note in picture.notes]
-    write("".join(f"{printable(line)}\n" for line in lines).encode())
+    write_lines(lines)
 
 
 def findings_lines(findings: Iterable[StatusFinding]) -> list[str]:

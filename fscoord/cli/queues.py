@@ -14,7 +14,16 @@ from fscoord._runtime import system
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.completion import complete_name, complete_queue
 from fscoord.cli.locks import states_of
-from fscoord.cli.options import as_json, content, limit_text, raw, with_existing_store, with_store, with_store_to_read
+from fscoord.cli.options import (
+    as_json,
+    content,
+    limit_text,
+    number_option,
+    raw,
+    with_existing_store,
+    with_store,
+    with_store_to_read,
+)
 from fscoord.cli.output import show, table_lines, telling_if_slow, write, write_json, write_value
 from fscoord.cli.run_command import VERBATIM, Command, command_options, environment
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
@@ -135,12 +144,7 @@ def put_item(store: Store, queue: bytes, values: tuple[bytes, ...], priority: in
     shell_complete=complete_queue_of_items,
     help="Put an item whose COMMAND fails into the queue OTHER.",
 )
-@click.option(
-    "--max-deliveries",
-    metavar="N",
-    type=click.IntRange(min=1),
-    help="Put an item into OTHER only after it was handed out N times.",
-)
+@number_option("--max-deliveries", metavar="N", help="Put an item into OTHER only after it was handed out N times.")
 @click.option("--stdin", "by_stdin", is_flag=True, help="Pass the item to COMMAND on standard input.")
 @items_argument
 @command_options

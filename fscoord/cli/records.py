@@ -10,7 +10,8 @@ from fscoord._log.format.record import MalformedRecord, decode_pairs
 from fscoord._runtime.escaping import printable
 from fscoord._waiting.rounds import ARRIVALS, COMPLETE
 from fscoord.inspect import Entry
-from fscoord.recipes.holdings import LINE, parse_line
+from fscoord.recipes._entry import parse_line
+from fscoord.recipes.holdings import LINE
 
 MEMBER: Final = b"/member/"
 

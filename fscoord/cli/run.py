@@ -14,11 +14,11 @@ import click
 
 from fscoord import environment, rendezvous
 from fscoord._runtime import system, tracing
-from fscoord._runtime.escaping import closer_look, printable
+from fscoord._runtime.escaping import closer_look
 from fscoord._runtime.signals import forward_signals, parse_signals, raise_on_termination
 from fscoord.cli.exit_codes import FALSE
-from fscoord.cli.options import verbose
-from fscoord.cli.output import telling_if_slow
+from fscoord.cli.options import number_option, verbose
+from fscoord.cli.output import counted, say, telling_if_slow
 from fscoord.launch import Agent, Announcer, Console, Job, Outcome, Streams, parse_streams
 from fscoord.launch.agent import file_name
 from fscoord.launch.announcer import describe_failure, last_lines
@@ -204,14 +204,7 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_nam
     "--local-addr", metavar="ADDRESS", help="The address by which other nodes reach this node. [default: its host name]"
 )
 @click.option("--standalone", is_flag=True, help="One node, whatever the other options and the environment say.")
-@click.option(
-    "--max-restarts",
-    metavar="N",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="The number of failures that the job survives.",
-)
+@number_option("--max-restarts", metavar="N", least=0, default=0, help="The number of failures that the job survives.")
 @click.option(
     "--monitor-interval",
     metavar="SECONDS",
@@ -268,10 +261,10 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_nam
     default="",
     help="The local ranks that are shown. [default: all]",
 )
-@click.option(
+@number_option(
     "--console",
     metavar="RANK",
-    type=click.IntRange(min=0),
+    least=0,
     help="The rank whose worker has the console itself, so that its output is not copied line by line. [default: 0, if"
     " it is the only worker]",
 )
@@ -396,7 +389,7 @@ def _run_agent(
 def _parameters(options: RunOptions) -> rendezvous.RendezvousParameters:
     least, most = options.nnodes or _slurm_nodes() or (1, 1)
     endpoint, config = options.rdzv_endpoint, options.rdzv_conf
-    run_id = options.rdzv_id or _text(environment.detect().run_id) or NO_ID
+    run_id = options.rdzv_id or environment.run_text(environment.detect().run_id) or NO_ID
     if options.standalone:  # as with torchrun, the other options of the rendezvous do not count then
         endpoint, run_id, least, most = "", system.random_bytes(8).hex(), 1, 1
         config = {name: value for name, value in config.items() if name not in {"store_type", "is_host"}}
@@ -420,19 +413,14 @@ def _slurm_nodes() -> tuple[int, int] | None:
     return (int(text), int(text)) if text.isdigit() and int(text) > 0 else None
 
 
-def _text(run_id: environment.RunId | None) -> str:
-    return "" if run_id is None else run_id if isinstance(run_id, str) else f"{run_id[0]}-{run_id[1]}"
-
-
 def _show(outcome: Outcome) -> None:
     failure = outcome.failures[-1]
-    restarts = len(outcome.failures) - 1
-    times = "1 restart" if restarts == 1 else f"{restarts} restarts"
-    click.echo(f"fscoord: the job failed after {times}, because {printable(describe_failure(failure))}", err=True)
+    times = counted(len(outcome.failures) - 1, "restart")
+    say(f"the job failed after {times}, because {describe_failure(failure)}")
     for line in last_lines(failure):
-        click.echo(f"fscoord:   | {printable(line)}", err=True)
+        say(f"  | {line}")
     if failure.error_file:
-        click.echo(f"fscoord: the traceback is in {printable(failure.error_file)} on {failure.host}", err=True)
+        say(f"the traceback is in {failure.error_file} on {failure.host}")
     if outcome.kept_store:
         look = closer_look(outcome.kept_store)
-        click.echo(f"fscoord: the store of round {failure.round} is kept until you remove it{look}", err=True)
+        say(f"the store of round {failure.round} is kept until you remove it{look}")

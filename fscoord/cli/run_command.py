@@ -15,7 +15,7 @@ from fscoord._arguments import to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.signals import raise_on_termination
 from fscoord.cli.exit_codes import FALSE, TIMEOUT
-from fscoord.cli.options import limit_text, store_url, time_limit, time_span
+from fscoord.cli.options import limit_text, seconds_option, store_url, time_limit
 from fscoord.cli.output import telling_if_slow
 from fscoord.cli.ps import since_text
 from fscoord.errors import StoreTimeoutError
@@ -75,12 +75,9 @@ def command_options(function: Callable[..., int]) -> Callable[..., int]:
 
     @click.option("-c", "--command", "shell", metavar="TEXT", help="Run TEXT with the shell instead of COMMAND.")
     @click.option("-o", "--close", is_flag=True, help="Release when COMMAND exits, even if its children still run.")
-    @click.option(
+    @seconds_option(
         "--grace",
-        metavar="SECONDS",
-        type=time_span,
         default="5",
-        show_default=True,
         help="The time from SIGTERM to SIGKILL when COMMAND is stopped because the hold was lost.",
     )
     @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
@@ -95,7 +92,7 @@ def wait_options(function: Callable[..., int]) -> Callable[..., int]:
     """Add flock's options that say how to wait, and how long a hold lasts. `function` gets all of them as `waits`."""
 
     @click.option("-n", "--nonblock", is_flag=True, help="Do not wait: try once.")
-    @click.option("-w", "--wait", metavar="SECONDS", type=time_limit, help="How long to wait. [default: --timeout]")
+    @seconds_option("-w", "--wait", kind=time_limit, help="How long to wait. [default: --timeout]")
     @click.option(
         "-E",
         "--conflict-exit-code",
@@ -104,10 +101,8 @@ def wait_options(function: Callable[..., int]) -> Callable[..., int]:
         type=click.IntRange(0, 255),
         help="The exit code if the hold is not acquired in time. [default: 1 with -n and -w, else 75]",
     )
-    @click.option(
+    @seconds_option(
         "--ttl",
-        metavar="SECONDS",
-        type=time_span,
         help="Let another process take over if this one has not renewed its hold for this long, because it was"
         " stopped or cut off. [default: never]",
     )

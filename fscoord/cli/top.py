@@ -11,8 +11,8 @@ import click
 
 from fscoord._runtime import system
 from fscoord._runtime.escaping import printable
-from fscoord.cli.options import common, given_timeout, store_argument, store_url, time_span
-from fscoord.cli.output import can_redraw, flush, write
+from fscoord.cli.options import common, given_timeout, number_option, seconds_option, store_argument, store_url
+from fscoord.cli.output import can_redraw, flush, size_text, write_lines
 from fscoord.cli.ps import chosen, findings_lines, row_of, slow_option
 from fscoord.status.findings import StatusFinding, clock_text, find_all
 from fscoord.status.picture import Picture, SessionStatus
@@ -78,21 +78,8 @@ class Keys:
 
 @click.command()
 @store_argument("STORE")
-@click.option(
-    "--interval",
-    type=time_span,
-    default="1",
-    metavar="SECONDS",
-    show_default=True,
-    help="The time between two screens.",
-)
-@click.option(
-    "-n",
-    "--count",
-    metavar="NUMBER",
-    type=click.IntRange(min=1),
-    help="End after this many screens. [default: no limit]",
-)
+@seconds_option("--interval", default="1", help="The time between two screens.")
+@number_option("-n", "--count", help="End after this many screens. [default: no limit]")
 @click.option("--sort", type=click.Choice(ORDERS), default=ORDERS[0], show_default=True, help="The order of the rows.")
 @slow_option
 @common
@@ -128,7 +115,7 @@ def top(ctx: click.Context, interval: float, count: int | None, sort: str, slow:
             _show_live(looks, keys, interval, count)
             return
         for number, frame in enumerate(looks, 1):
-            write("".join(f"{printable(line)}\n" for line in lines_of(frame)).encode())
+            write_lines(lines_of(frame))
             flush()
             if number == count:
                 return
@@ -170,22 +157,13 @@ def _speed_words(speed: Speed | None) -> list[str]:
     return [
         f"{_rate(speed.total)} records/s" + (f" ({kinds})" if kinds else ""),
         f"{_rate(speed.barriers)} barriers/s",
-        f"log {_size(speed.size)}",
+        f"log {size_text(speed.size)}",
         f"{speed.compactions} compactions",
     ]
 
 
 def _rate(number: float) -> str:
     return f"{number:.0f}" if number >= 100 or number == int(number) else f"{number:.1f}"
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
 
 
 def ordered(frame: Frame, order: str) -> list[SessionStatus]:

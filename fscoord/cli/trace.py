@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from fscoord._runtime import system
-from fscoord._runtime.escaping import printable
 from fscoord._runtime.tracing import ENVIRONMENT_VARIABLE
 from fscoord.cli.exit_codes import USAGE
 from fscoord.cli.options import DirectoryPath, as_json, verbose
-from fscoord.cli.output import counted, new_console, new_table, write_json
+from fscoord.cli.output import counted, say, show, table_lines
 
 if TYPE_CHECKING:
     from fscoord.trace.reading import Trace
 
 ROWS: Final = 20
 """The most rows of a table. The JSON has all."""
-
-NUMBERS: Final = {
-    "barriers", "last", "uncertain", "cost", "avoidable", "waits", "total", "longest", "acquired", "contended",
-    "waited", "held", "seconds", "after its exit", "after its last sign", "wrong by at most", "offsets",
-}  # fmt: skip
 
 _directory = click.argument("directory", metavar="DIR", type=DirectoryPath(file_okay=False))
 
@@ -82,10 +76,7 @@ def report(directory: str, as_json: bool) -> None:
     from fscoord.trace.report import make_report
 
     found = make_report(_read(directory))
-    if as_json:
-        write_json(found)
-    else:
-        _print(found)
+    show(as_json, found, _lines(found))
 
 
 @trace.command()
@@ -106,7 +97,7 @@ def export(directory: str, output: str) -> None:
 
     document = chrome_events(_read(directory))
     _write_whole(output, json.dumps(document, separators=(",", ":")))
-    click.echo(f"fscoord: {printable(output)} has {len(document['traceEvents'])} events", err=True)
+    say(f"{output} has {len(document['traceEvents'])} events")
 
 
 @trace.command()
@@ -130,7 +121,7 @@ def write_page(directory: str, output: str) -> None:
     from fscoord.trace.page import make_page
 
     _write_whole(output, make_page(_read(directory)))
-    click.echo(f"fscoord: {printable(output)} shows the trace in {printable(directory)}", err=True)
+    say(f"{output} shows the trace in {directory}")
 
 
 def _read(directory: str) -> Trace:
@@ -147,7 +138,7 @@ def _read(directory: str) -> Trace:
         reason = f"{error.strerror}; name the directory that {ENVIRONMENT_VARIABLE} had"
         raise OSError(error.errno, reason, directory) from error
     for text in trace.unreadable:
-        click.echo(f"fscoord: {printable(text)}", err=True)
+        say(text)
     return trace
 
 
@@ -185,129 +176,29 @@ def _write(path: str, text: str, flags: int) -> None:
         file.write(text)
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
+def _lines(found: dict[str, Any]) -> list[str]:
+    from fscoord.trace.report import tables
 
-
-def _print(found: dict[str, Any]) -> None:
-    console = new_console()
     processes = found["processes"]
     hosts = {process["host"] for process in processes}
-    spans = sum(process["spans"] for process in processes)
-    console.print(
-        f"{counted(spans, 'span')} of {counted(len(processes), 'process')} on {counted(len(hosts), 'host')}, in"
-        f" {printable(found['directory'])}",
-        soft_wrap=True,
-    )
+    spans = counted(sum(process["spans"] for process in processes), "span")
+    places = f"{counted(len(processes), 'process')} on {counted(len(hosts), 'host')}"
+    lines = [f"{spans} of {places}, in {found['directory']}"]
     for process in processes:
         if process["damaged_lines"] or process["overwritten"]:
             lost = f"{process['damaged_lines']} damaged lines were skipped" if process["damaged_lines"] else ""
             old = "its oldest spans were overwritten" if process["overwritten"] else ""
-            console.print(f"{printable(process['title'])}: {', and '.join(filter(None, [lost, old]))}", soft_wrap=True)
-    tables = (
-        ("The ranks that came last to barriers, and the rank-seconds that the others waited", _last(found)),
-        ("Waiting time by name", _waiting(found)),
-        ("Locks and elections", _contention(found)),
-        ("The processes that waited for a lock, and its holders meanwhile", _pairs(found)),
-        ("Deaths", _deaths(found)),
-        ("The longest waits", _longest(found["longest"])),
-        ("Waits without an end", _longest(found["open"])),
-        ("Time-outs", _time_outs(found)),
-        ("Clocks", _clocks(found)),
-    )
-    for title, (headings, rows) in tables:
-        if rows:
-            console.print(f"\n{title}", style="bold")
-            table = new_table(headings, NUMBERS)
-            for row in rows[:ROWS]:
-                table.add_row(*map(printable, row))
-            console.print(table)
-            if len(rows) > ROWS:
-                console.print(f"and {len(rows) - ROWS} more, which --json shows")
+            lines.append(f"{process['title']}: {', and '.join(filter(None, [lost, old]))}")
+    for table in tables(found):
+        numbers = {heading for heading, is_numeric in zip(table.headings, table.numeric(), strict=True) if is_numeric}
+        lines += ["", table.title]
+        lines += table_lines(table.headings, [tuple(map(_text, row)) for row in table.rows[:ROWS]], numbers)
+        if len(table.rows) > ROWS:
+            lines.append(f"and {len(table.rows) - ROWS} more, which --json shows")
+    return lines
 
 
-Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
-
-
-def _last(found: dict[str, Any]) -> Rows:
-    headings = ("", "last", "barriers", "uncertain", "cost", "avoidable", "worst")
-    return headings, [
-        (
-            row["title"],
-            str(row["last"]),
-            str(row["barriers"]),
-            str(row["uncertain"]),
-            _time(row["cost_rank_s"]),
-            _time(row["avoidable_rank_s"]),
-            f"{row['worst']['name']} ({_time(row['worst']['cost_rank_s'])})",
-        )
-        for row in found["last_to_come"]
-    ]
-
-
-def _waiting(found: dict[str, Any]) -> Rows:
-    headings = ("kind", "name", "waits", "total", "longest", "by")
-    return headings, [
-        (row["kind"], row["name"], str(row["waits"]), _time(row["total"]), _time(row["longest"]), row["longest_by"])
-        for row in found["waiting"]
-    ]
-
-
-def _contention(found: dict[str, Any]) -> Rows:
-    headings = ("kind", "name", "acquired", "contended", "waited", "held")
-    return headings, [
-        (row["kind"], row["name"], *_numbers(row, "acquired", "contended"), _time(row["waited"]), _time(row["held"]))
-        for row in found["contention"]
-    ]
-
-
-def _numbers(row: dict[str, Any], *names: str) -> Iterable[str]:
-    return (str(row[name]) for name in names)
-
-
-def _pairs(found: dict[str, Any]) -> Rows:
-    return ("name", "waiter", "holder", "seconds"), [
-        (row["name"], pair["waiter"], pair["holder"], _time(pair["seconds"]))
-        for row in found["contention"]
-        for pair in row["pairs"]
-    ]
-
-
-def _deaths(found: dict[str, Any]) -> Rows:
-    headings = ("process", "rank", "recorded by", "after its exit", "after its last sign")
-    return headings, [
-        (
-            row["process"],
-            "" if row["rank"] is None else str(row["rank"]),
-            row["recorded_by"],
-            *("unknown" if row[name] is None else _time(row[name]) for name in ("since_exit", "since_last_sign")),
-        )
-        for row in found["deaths"]
-    ]
-
-
-def _longest(waits: list[dict[str, Any]]) -> Rows:
-    headings = ("", "kind", "name", "seconds", "outcome", "ended by")
-    return headings, [
-        (row["title"], row["kind"], row["name"], _time(row["seconds"]), row["outcome"], row["ended_by"])
-        for row in waits
-    ]
-
-
-def _time_outs(found: dict[str, Any]) -> Rows:
-    return ("", "kind", "name", "seconds"), [
-        (row["title"], row["kind"], row["name"], _time(row["seconds"])) for row in found["time_outs"]
-    ]
-
-
-def _clocks(found: dict[str, Any]) -> Rows:
-    headings = ("hosts that can be compared", "reference", "wrong by at most", "offsets")
-    return headings, [
-        (host["host"], group["reference"], _time(host["bound"]), str(host["fixes"]))
-        for group in found["clocks"]
-        for host in group["hosts"]
-        if len(found["clocks"]) > 1 or len(group["hosts"]) > 1
-    ]
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.6f}" if abs(seconds) < 1 else f"{seconds:.3f}"
+def _text(value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.6f}" if abs(value) < 1 else f"{value:.3f}"

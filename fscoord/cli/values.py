@@ -21,14 +21,15 @@ from fscoord.cli.options import (
     given_timeout,
     json_option,
     limit_text,
+    number_option,
     raw,
-    time_span,
+    seconds_option,
     with_store,
     with_store_to_get,
     with_store_to_read,
     with_store_to_watch,
 )
-from fscoord.cli.output import flush, is_terminal, show, tell, telling_if_slow, write, write_json, write_value
+from fscoord.cli.output import counted, flush, is_terminal, show, tell, telling_if_slow, write, write_json, write_value
 from fscoord.errors import StoreTimeoutError
 from fscoord.recipes import Fenced
 from fscoord.store import Store
@@ -73,12 +74,7 @@ def get(store: Store, key: bytes, fenced: bool, default: bytes | None, as_json: 
 @click.command("set")
 @key_argument
 @click.argument("value", type=raw)
-@click.option(
-    "--token",
-    metavar="NUMBER",
-    type=click.IntRange(min=1),
-    help="Write under this fencing token, such as $FSCOORD_TOKEN.",
-)
+@number_option("--token", help="Write under this fencing token, such as $FSCOORD_TOKEN.")
 @with_store
 def set_(store: Store, key: bytes, value: bytes, token: int | None) -> None:
     """Set the value of KEY to VALUE.
@@ -277,17 +273,8 @@ Values = dict[bytes, bytes]
 @click.command()
 @click.argument("prefix", type=raw, default="", shell_complete=complete_key)
 @click.option("-a", "--all", "is_all", is_flag=True, help="First print the present keys and values.")
-@click.option(
-    "--count", metavar="NUMBER", type=click.IntRange(min=1), help="End after this many changes. [default: no limit]"
-)
-@click.option(
-    "--interval",
-    metavar="SECONDS",
-    type=time_span,
-    default="0.1",
-    show_default=True,
-    help="The least time between two reads.",
-)
+@number_option("--count", help="End after this many changes. [default: no limit]")
+@seconds_option("--interval", default="0.1", help="The least time between two reads.")
 @json_option("Print each change as one line of JSON.")
 @with_store_to_watch
 def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval: float, as_json: bool) -> None:
@@ -311,7 +298,7 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
     end = system.time.monotonic() + (math.inf if limit is None else limit)
     store.set_timeout(min(READ_S, to_seconds(store.timeout)))
     left = math.inf if count is None else count
-    wanted = "changes" if count is None else "1 change" if count == 1 else f"{count} changes"
+    wanted = "changes" if count is None else counted(count, "change")
     words = f"watching for {wanted} of keys that begin with {key_text(prefix)!r}, {limit_text(limit)}"
     for changes in _changes(store, prefix, words, is_all=is_all, interval=interval, end=end):
         for key, value in changes:

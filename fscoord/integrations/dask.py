@@ -22,18 +22,16 @@ from weakref import WeakKeyDictionary
 from fscoord import aio
 from fscoord._arguments import Timeout, to_seconds
 from fscoord._runtime import system
-from fscoord.errors import FscoordError, StoreTimeoutError, missing_extra
+from fscoord.errors import FscoordError, StoreTimeoutError, needed_extra
 from fscoord.recipes import Election
 from fscoord.store import Store
 from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store
 
-try:
+with needed_extra("fscoord.integrations.dask", "distributed", "dask"):
     import click
     from distributed.comm import addressing, registry
     from distributed.scheduler import Scheduler
     from distributed.utils import get_ip
-except ImportError as error:
-    raise missing_extra("fscoord.integrations.dask", "distributed", "dask") from error
 
 __all__ = ["FscoordBackend", "dask_setup", "dask_teardown", "scheduler_address"]
 

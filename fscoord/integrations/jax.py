@@ -20,16 +20,14 @@ from fscoord import environment
 from fscoord._arguments import Timeout, to_seconds
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
-from fscoord.errors import FscoordError, RendezvousError, StoreTimeoutError, missing_extra
+from fscoord.errors import FscoordError, RendezvousError, StoreTimeoutError, needed_extra
 from fscoord.rendezvous import RendezvousInfo, static_rendezvous
 from fscoord.rendezvous.static import RESTART_TIMEOUT_S, locate_rank, session_of
 from fscoord.store import Store
 from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store
 
-try:
+with needed_extra("fscoord.integrations.jax", "jax", "jax"):
     import jax
-except ImportError as error:
-    raise missing_extra("fscoord.integrations.jax", "jax", "jax") from error
 
 __all__ = ["DETECTION_METHOD", "initialize"]
 

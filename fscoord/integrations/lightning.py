@@ -12,17 +12,15 @@ from typing import Final
 from fscoord import environment
 from fscoord._arguments import Timeout
 from fscoord._runtime import system
-from fscoord.errors import missing_extra
+from fscoord.errors import needed_extra
 from fscoord.rendezvous import RendezvousInfo, static_rendezvous
 from fscoord.rendezvous.static import RESTART_TIMEOUT_S, session_of
 from fscoord.store import Store
 from fscoord.stores.url import ENVIRONMENT_VARIABLE, open_store
 
-try:
+with needed_extra("fscoord.integrations.lightning", "lightning", "lightning"):
     from lightning.fabric.plugins.environments import ClusterEnvironment
     from lightning.fabric.utilities.rank_zero import rank_zero_only
-except ImportError as error:
-    raise missing_extra("fscoord.integrations.lightning", "lightning", "lightning") from error
 
 __all__ = ["FscoordEnvironment"]
 

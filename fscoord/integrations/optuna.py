@@ -32,18 +32,16 @@ from typing import Any, Final, NamedTuple
 from fscoord._arguments import Key, key_text
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
-from fscoord.errors import LimitExceededError, StoreError, StoreTimeoutError, missing_extra
+from fscoord.errors import LimitExceededError, StoreError, StoreTimeoutError, needed_extra
 from fscoord.store import Store
 from fscoord.stores.file import FileStore
 from fscoord.stores.prefix import PrefixStore
 from fscoord.stores.url import ENVIRONMENT_VARIABLE, absolute, open_store, parse_url
 
-try:
+with needed_extra("fscoord.integrations.optuna", "optuna", "optuna"):
     from optuna import __version__ as optuna_version
     from optuna.storages.journal import BaseJournalBackend
     from optuna.storages.journal._base import BaseJournalSnapshot  # it has no other name
-except ImportError as error:
-    raise missing_extra("fscoord.integrations.optuna", "optuna", "optuna") from error
 
 __all__ = ["FscoordJournalBackend"]
 
@@ -271,7 +269,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
             The number of segments that this call has packed.
         """
         self._refuse_other_process()
-        packed = sum(self._pack(segment) for segment in self._segments())
+        packed = sum(self._pack(_key(segment)) for segment in self._segments())
         if isinstance(self._store, FileStore):
             self._store.compact()
         return packed
@@ -303,15 +301,12 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
             if not segment.is_sealed:
                 self._view.append(key, SEAL)
                 segment = self._decode(key, self._view.get(key))
-            self._pack_value(key)
+            self._pack(key)
         except (StoreError, StoreTimeoutError) as error:
             logger(__name__).warning("%r: a segment was not sealed and packed: %s", self, error)
         return segment
 
-    def _pack(self, number: int) -> bool:
-        return self._pack_value(_key(number))
-
-    def _pack_value(self, key: str) -> bool:
+    def _pack(self, key: str) -> bool:
         """Pack the segment `key` if it is sealed and not packed; return whether this call did so.
 
         If another process appends to the value or packs it at the same time, the call does nothing.

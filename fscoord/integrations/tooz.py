@@ -20,16 +20,14 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
-from fscoord.errors import FscoordError, LockLostError, StoreError, StoreTimeoutError, missing_extra
+from fscoord.errors import FscoordError, LockLostError, StoreError, StoreTimeoutError, needed_extra
 from fscoord.recipes import Election, Lock, Membership, Participant, ReadWriteLock, force_release
 from fscoord.store import Store
 from fscoord.stores.url import open_store, with_options
 
-try:
+with needed_extra("fscoord.integrations.tooz", "tooz", "tooz"):
     import tooz
     from tooz import coordination, locking, utils
-except ImportError as error:
-    raise missing_extra("fscoord.integrations.tooz", "tooz", "tooz") from error
 
 __all__ = ["FscoordDriver", "FscoordLock"]
 

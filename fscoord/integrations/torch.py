@@ -26,7 +26,7 @@ from fscoord.errors import (
     StoreTimeoutError,
     UsedBeforeError,
     joined,
-    missing_extra,
+    needed_extra,
 )
 from fscoord.store import Store
 from fscoord.stores import url as urls
@@ -34,10 +34,8 @@ from fscoord.stores.prefix import PrefixStore
 from fscoord.stores.tcp import TCPStore
 from fscoord.stores.url import open_store
 
-try:
+with needed_extra("fscoord.integrations.torch", "torch", "torch"):
     import torch.distributed as dist
-except ImportError as error:
-    raise missing_extra("fscoord.integrations.torch", "torch", "torch") from error
 
 __all__ = ["SCHEME", "TorchStore", "rendezvous"]
 

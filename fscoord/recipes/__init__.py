@@ -6,13 +6,14 @@ has written a key of the recipe. An operation that changes a value which other p
 """
 
 from fscoord.recipes._hold import Contender
+from fscoord.recipes._item import Item
 from fscoord.recipes._line import force_release
 from fscoord.recipes.election import Election, Leader
 from fscoord.recipes.latch import DoubleBarrier, Latch
 from fscoord.recipes.lock import Fenced, Lock, ReadWriteLock, RLock, Semaphore
 from fscoord.recipes.membership import Membership, Participant
 from fscoord.recipes.once import once
-from fscoord.recipes.queue import Item, PriorityQueue, Queue
+from fscoord.recipes.queue import PriorityQueue, Queue
 
 __all__ = [
     "Contender",

@@ -25,8 +25,6 @@ from fscoord._runtime import system
 from fscoord._waiting.wait import WaitSteps
 from fscoord.store import run_blocking
 
-__all__ = ["PARTS", "Undoable", "await_end", "go_on_in_thread", "in_steps", "undone_by"]
-
 END: Final = "end"
 
 WAIT_MAX_S: Final = 1.0

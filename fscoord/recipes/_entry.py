@@ -8,8 +8,6 @@ from typing import Final, NamedTuple
 
 from fscoord._arguments import MalformedText, parse_uint63, utf8, words_in
 
-__all__ = ["ID_MAX", "IN_STEP", "NO_LEASE", "Entry", "State", "WakeUp", "format_line", "parse_line", "with_new_sign"]
-
 NO_LEASE = "-"
 
 IN_STEP: Final = "-"

@@ -21,8 +21,6 @@ from fscoord.recipes._lease import LeaseRenewer
 from fscoord.recipes._line import Line, Policy, callers
 from fscoord.store import Store, begin_span, needed_store
 
-__all__ = ["Contender", "Exclusive", "HeldEntry", "acquiring", "releasing"]
-
 HeldEntry = tuple[int, Entry, "LeaseRenewer | None"]
 """One hold: the `system.process_epoch` of the process that acquired it, its entry, and its lease's renewer, if any."""
 _POP: Final = list[HeldEntry].pop

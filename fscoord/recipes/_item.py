@@ -13,8 +13,6 @@ from fscoord.recipes._cleanup import Undoable, undone_by
 from fscoord.recipes._keys import add_checked, foreign_value_error, get_or_none, shown
 from fscoord.store import Store
 
-__all__ = ["NEVER_TAKEN", "Claim", "Item", "Items", "Taken", "new_claim", "parse_claim"]
-
 
 class Claim(NamedTuple):
     """The value that a consumer writes beside an item to take the item, and to release it.

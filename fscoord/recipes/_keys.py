@@ -11,8 +11,6 @@ from fscoord._waiting.timing import Backoff
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.store import Store
 
-__all__ = ["Refusals", "RefusedError", "add_checked", "foreign_value_error", "get_or_none", "parse_count", "shown"]
-
 ABSENT: Final = b"?"
 """A text that is never the value of a key that recipes read by `get_or_none`."""
 

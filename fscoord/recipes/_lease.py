@@ -10,8 +10,6 @@ from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, StoreClosedError, StoreGoneError
 from fscoord.recipes._entry import Entry
 
-__all__ = ["LeaseMonitor", "LeaseRenewer", "check_interval"]
-
 RENEWALS_PER_TTL: Final = 4
 """How often a holder renews its entry in the time after which the entry expires."""
 

@@ -59,20 +59,6 @@ from fscoord.recipes._keys import Refusals, RefusedError, foreign_value_error
 from fscoord.recipes._lease import LeaseMonitor, check_interval
 from fscoord.store import Store, needed_store
 
-__all__ = [
-    "Entry",
-    "Line",
-    "Policy",
-    "caller_of",
-    "callers",
-    "force_release",
-    "in_line",
-    "not_acquired",
-    "one",
-    "readers_or_writer",
-]
-
-
 SLOW_LOOK_S: Final = 1.0
 """The longest pause between two looks of a waiter: the process that served it may have died before it woke it."""
 

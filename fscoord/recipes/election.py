@@ -20,8 +20,6 @@ from fscoord.recipes._keys import get_or_none
 from fscoord.recipes._line import one
 from fscoord.store import Store, begin_span
 
-__all__ = ["Election", "Leader"]
-
 LOOK_S: Final = 1.0
 """The longest pause between two looks of an observer: a leader may have died before it published its term."""
 

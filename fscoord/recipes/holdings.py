@@ -16,8 +16,6 @@ from fscoord.recipes._entry import Entry, parse_line
 from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import parse_claim
 
-__all__ = ["HeldItem", "LineState", "is_of_recipe", "items", "lines", "parse_line"]
-
 LINE: Final = b"/line"
 CLAIM: Final = b"/claim/"
 WAKE: Final = b"/wake/"

@@ -16,8 +16,6 @@ from fscoord.recipes._cleanup import in_steps
 from fscoord.recipes._keys import add_checked, parse_count, shown
 from fscoord.store import Store, needed_store
 
-__all__ = ["DoubleBarrier", "Latch"]
-
 D = TypeVar("D", bound="DoubleBarrier")
 
 LOOK_S: Final = 1.0

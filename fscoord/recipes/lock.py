@@ -32,9 +32,6 @@ from fscoord.recipes._keys import Refusals, foreign_value_error, shown
 from fscoord.recipes._line import caller_of, callers, one, readers_or_writer
 from fscoord.store import Store, needed_store
 
-__all__ = ["Fenced", "Lock", "RLock", "ReadWriteLock", "Semaphore"]
-
-
 _POP: Final = list[str].pop
 
 

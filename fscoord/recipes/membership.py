@@ -32,8 +32,6 @@ from fscoord.recipes._cleanup import Undoable, in_steps, undone_by
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, parse_count, shown
 from fscoord.store import Store, needed_store
 
-__all__ = ["Membership", "Participant"]
-
 LOOK_S: Final = 1.0
 """The longest pause between two looks of an observer: a process may have died between a change and its announcement."""
 

@@ -18,8 +18,6 @@ from fscoord.recipes._keys import foreign_value_error
 from fscoord.recipes.lock import Lock
 from fscoord.store import Store, needed_store
 
-__all__ = ["once"]
-
 Work = Callable[[], Value]
 
 

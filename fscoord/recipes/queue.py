@@ -42,8 +42,6 @@ from fscoord.recipes._item import NEVER_TAKEN, Claim, Item, Items, Taken, new_cl
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, shown
 from fscoord.store import Store, begin_span, needed_store
 
-__all__ = ["Item", "PriorityQueue", "Queue"]
-
 LOOK_S: Final = 1.0
 """How often a consumer looks for items whose consumers have died, while it waits or takes one item after another."""
 

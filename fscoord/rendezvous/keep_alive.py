@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from weakref import WeakSet
 
 from fscoord._runtime import system
 from fscoord._runtime.logging import logger
@@ -221,15 +220,7 @@ class KeepAliveThread:
                     self._store.delete_key(f"beat/{node}")
 
 
-_all: WeakSet[KeepAliveThread] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for thread in list(_all):
-        thread.after_fork()
-
-
-system.after_fork_in_child("keepers", _after_fork_in_child)
+_all = system.reset_in_child("keepers", KeepAliveThread.after_fork)
 
 
 def _session(node: str) -> int:

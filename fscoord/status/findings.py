@@ -11,9 +11,6 @@ from fscoord._waiting.rounds import RoundState
 from fscoord.recipes.holdings import LineState
 from fscoord.status.picture import Picture, SessionStatus
 
-__all__ = ["DEADLOCK", "IDLE", "LOCK_HELD", "LOG_LOCK", "MISSING", "SLOW_S", "StatusFinding"]
-__all__ += ["clock_text", "duration", "find_all", "place_in_line", "session_state", "turns_of"]
-
 SLOW_S: Final = 10.0
 """How long others must have waited for a participant that lives before that is a finding, in seconds."""
 

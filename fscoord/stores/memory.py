@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from types import EllipsisType
 from typing import Any, Generic, TypeVar, cast
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
@@ -116,18 +116,17 @@ class _Shared:
         return None
 
 
-_all_shared: WeakSet[_Shared] = WeakSet()
 _named: WeakValueDictionary[str, _Shared] = WeakValueDictionary()
 _named_lock = [system.threading.Lock()]
 
 
-def _after_fork_in_child() -> None:
+def _renew(shared: _Shared) -> None:
+    """Reset `shared` in a forked child, and the lock of the names: a thread that holds it has just made a `_Shared`."""
     _named_lock[0] = system.threading.Lock()
-    for shared in list(_all_shared):
-        shared.begin()
+    shared.begin()
 
 
-system.after_fork_in_child("memory stores", _after_fork_in_child)
+_all_shared = system.reset_in_child("memory stores", _renew)
 
 
 class HashStore(Store):
@@ -200,8 +199,7 @@ class HashStore(Store):
             return self._shared.first_missing(names) is None
 
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        limit = self._timeout if timeout is None else to_seconds(timeout)
-        self._wait(WaitRequest(KEYS, keys_bytes(keys), limit))
+        self._wait(WaitRequest(KEYS, keys_bytes(keys), self._seconds(timeout)))
 
     def create(self, key: Key, value: Value) -> bool:
         name, data = key_bytes(key), value_bytes(value)

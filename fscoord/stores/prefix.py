@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import partial
-from types import EllipsisType
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
-from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, keys_bytes
+from fscoord._arguments import Key, Timeout, key_bytes, key_text, keys_bytes
 from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitRequest, WaitSteps
 from fscoord.errors import StoreClosedError
 from fscoord.store import Store, StoreView, forwarded, wait_on
 
-D = TypeVar("D")
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+
+
+def _on_key(method: F) -> F:
+    """Return the method of a view that calls `method` of the underlying store with the whole key."""
+    name = method.__name__
+
+    @wraps(method, updated=())  # without the mark of an abstract method
+    def call(self: PrefixStore, key: Key, *arguments: Any, **named: Any) -> Any:
+        return getattr(self._open(), name)(self._full(key), *arguments, **named)
+
+    return cast(F, call)
+
+
+def _on_keys(method: F) -> F:
+    """Return the method of a view that calls `method` of the underlying store with the whole keys."""
+    name = method.__name__
+
+    @wraps(method, updated=())  # without the mark of an abstract method
+    def call(self: PrefixStore, keys: Iterable[Key], *arguments: Any, **named: Any) -> Any:
+        return getattr(self._open(), name)(self._full_all(keys), *arguments, **named)
+
+    return cast(F, call)
 
 
 class PrefixStore(StoreView):
@@ -52,32 +73,23 @@ class PrefixStore(StoreView):
         """The store that was given to the constructor, which may be a view itself."""
         return self._inner
 
-    def set(self, key: Key, value: Value) -> None:
-        self._open().set(self._full(key), value)
-
-    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        return self._open().get(self._full(key), default=default, timeout=timeout)
-
-    def add(self, key: Key, amount: int) -> int:
-        return self._open().add(self._full(key), amount)
-
-    def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
-        return self._open().compare_set(self._full(key), expected, desired)
-
-    def check(self, keys: Iterable[Key]) -> bool:
-        return self._open().check(self._full_all(keys))
-
-    def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        self._open().wait(self._full_all(keys), timeout)
-
-    def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
-        return self._open().delete_key(self._full(key), expected=expected)
-
-    def create(self, key: Key, value: Value) -> bool:
-        return self._open().create(self._full(key), value)
-
-    def pop(self, key: Key) -> bytes | None:
-        return self._open().pop(self._full(key))
+    set = _on_key(Store.set)
+    get = _on_key(Store.get)
+    add = _on_key(Store.add)
+    compare_set = _on_key(Store.compare_set)
+    delete_key = _on_key(Store.delete_key)
+    create = _on_key(Store.create)
+    pop = _on_key(Store.pop)
+    append = _on_key(Store.append)
+    queue_push = _on_key(Store.queue_push)
+    queue_pop = _on_key(Store.queue_pop)
+    queue_len = _on_key(Store.queue_len)
+    barrier = _on_key(Store.barrier)
+    check = _on_keys(Store.check)
+    wait = _on_keys(Store.wait)
+    multi_get = _on_keys(Store.multi_get)
+    multi_set = _on_keys(Store.multi_set)
+    wait_sessions = _on_keys(Store.wait_sessions)
 
     def num_keys(self) -> int:
         return len(self._open().list_keys(self._prefix))
@@ -87,32 +99,8 @@ class PrefixStore(StoreView):
         cut = len(key_text(self._prefix))
         return [name[cut:] for name in self._open().list_keys(self._full(prefix))]
 
-    def append(self, key: Key, value: Value) -> None:
-        self._open().append(self._full(key), value)
-
-    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
-        return self._open().multi_get(self._full_all(keys), timeout=timeout)
-
-    def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
-        self._open().multi_set(self._full_all(keys), values)
-
-    def queue_push(self, key: Key, value: Value) -> None:
-        self._open().queue_push(self._full(key), value)
-
-    def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
-        return self._open().queue_pop(self._full(key), block, timeout=timeout)
-
-    def queue_len(self, key: Key) -> int:
-        return self._open().queue_len(self._full(key))
-
-    def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
-        self._open().barrier(self._full(key), world_size, timeout)
-
     def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
         return self._open().wait_alive(self._full_all(keys), self._full_ranks(ranks), timeout)
-
-    def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
-        return self._open().wait_sessions(self._full_all(keys), numbers, timeout)
 
     _wait_for_change = forwarded(Store._wait_for_change)
     _notifier_for = forwarded(Store._notifier_for)

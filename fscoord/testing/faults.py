@@ -6,10 +6,11 @@ import random
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import EllipsisType, ModuleType
-from typing import Any, Final, NamedTuple, TypeVar
+from functools import partial, wraps
+from types import ModuleType
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from fscoord._arguments import Key, Timeout, Value, key_bytes, key_text, keys_bytes
+from fscoord._arguments import Key, Timeout, key_bytes, key_text, keys_bytes
 from fscoord._runtime import system
 from fscoord.errors import StoreTimeoutError, StoreUnavailableError
 from fscoord.store import Capabilities, Store, StoreView
@@ -229,7 +230,7 @@ def _error(number: int) -> OSError:
     return OSError(number, system.os.strerror(number))
 
 
-D = TypeVar("D")
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 READS: Final = ("get", "check", "wait", "num_keys", "list_keys", "multi_get", "queue_len")
@@ -245,6 +246,29 @@ WRITES: Final = (
     "queue_push",
     "queue_pop",
 )
+
+
+def _on_key(method: F) -> F:
+    """Return the method of `FaultyStore` that calls `method` of the underlying store on one key, or has a fault."""
+    name = method.__name__
+
+    @wraps(method, updated=())  # without the mark of an abstract method
+    def call(self: FaultyStore, key: Key, *arguments: Any, **named: Any) -> Any:
+        return self._do(name, [key_bytes(key)], partial(getattr(self._inner, name), key, *arguments, **named))
+
+    return cast(F, call)
+
+
+def _on_keys(method: F, operation: str = "") -> F:
+    """Do as `_on_key` for a method of several keys. `operation` names its faults; empty: the name of the method."""
+    name = method.__name__
+
+    @wraps(method, updated=())
+    def call(self: FaultyStore, keys: Iterable[Key], *arguments: Any, **named: Any) -> Any:
+        names = keys_bytes(keys)
+        return self._do(operation or name, names, partial(getattr(self._inner, name), names, *arguments, **named))
+
+    return cast(F, call)
 
 
 class FaultyStore(StoreView):
@@ -336,37 +360,23 @@ class FaultyStore(StoreView):
                 raise StoreUnavailableError(f"{where} has no answer: injected fault", maybe_applied=True)
         return call()
 
-    def _on(self, name: str, key: Key, call: Callable[[], T]) -> T:
-        return self._do(name, [key_bytes(key)], call)
-
-    def set(self, key: Key, value: Value) -> None:
-        self._on("set", key, lambda: self._inner.set(key, value))
-
-    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        return self._on("get", key, lambda: self._inner.get(key, default=default, timeout=timeout))
-
-    def add(self, key: Key, amount: int) -> int:
-        return self._on("add", key, lambda: self._inner.add(key, amount))
-
-    def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
-        return self._on("compare_set", key, lambda: self._inner.compare_set(key, expected, desired))
-
-    def check(self, keys: Iterable[Key]) -> bool:
-        names = keys_bytes(keys)
-        return self._do("check", names, lambda: self._inner.check(names))
-
-    def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        names = keys_bytes(keys)
-        self._do("wait", names, lambda: self._inner.wait(names, timeout))
-
-    def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
-        return self._on("delete_key", key, lambda: self._inner.delete_key(key, expected=expected))
-
-    def create(self, key: Key, value: Value) -> bool:
-        return self._on("create", key, lambda: self._inner.create(key, value))
-
-    def pop(self, key: Key) -> bytes | None:
-        return self._on("pop", key, lambda: self._inner.pop(key))
+    set = _on_key(Store.set)
+    get = _on_key(Store.get)
+    add = _on_key(Store.add)
+    compare_set = _on_key(Store.compare_set)
+    delete_key = _on_key(Store.delete_key)
+    create = _on_key(Store.create)
+    pop = _on_key(Store.pop)
+    append = _on_key(Store.append)
+    queue_push = _on_key(Store.queue_push)
+    queue_pop = _on_key(Store.queue_pop)
+    queue_len = _on_key(Store.queue_len)
+    check = _on_keys(Store.check)
+    wait = _on_keys(Store.wait)
+    multi_get = _on_keys(Store.multi_get)
+    multi_set = _on_keys(Store.multi_set)
+    wait_alive = _on_keys(Store.wait_alive, "wait")
+    wait_sessions = _on_keys(Store.wait_sessions, "wait")
 
     def num_keys(self) -> int:
         return self._do("num_keys", [], self._inner.num_keys)
@@ -374,36 +384,8 @@ class FaultyStore(StoreView):
     def list_keys(self, prefix: Key = "") -> list[str]:
         return self._do("list_keys", [], lambda: self._inner.list_keys(prefix))
 
-    def append(self, key: Key, value: Value) -> None:
-        self._on("append", key, lambda: self._inner.append(key, value))
-
-    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
-        names = keys_bytes(keys)
-        return self._do("multi_get", names, lambda: self._inner.multi_get(names, timeout=timeout))
-
-    def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
-        names = keys_bytes(keys)
-        self._do("multi_set", names, lambda: self._inner.multi_set(names, values))
-
-    def queue_push(self, key: Key, value: Value) -> None:
-        self._on("queue_push", key, lambda: self._inner.queue_push(key, value))
-
-    def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
-        return self._on("queue_pop", key, lambda: self._inner.queue_pop(key, block, timeout=timeout))
-
-    def queue_len(self, key: Key) -> int:
-        return self._on("queue_len", key, lambda: self._inner.queue_len(key))
-
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
         super().barrier(key, world_size, self.timeout if timeout is None else timeout)
-
-    def wait_alive(self, keys: Iterable[Key], ranks: Iterable[int], timeout: Timeout | None = None) -> list[int]:
-        names = keys_bytes(keys)
-        return self._do("wait", names, lambda: self._inner.wait_alive(names, ranks, timeout))
-
-    def wait_sessions(self, keys: Iterable[Key], numbers: Iterable[int], timeout: Timeout | None = None) -> list[int]:
-        names = keys_bytes(keys)
-        return self._do("wait", names, lambda: self._inner.wait_sessions(names, numbers, timeout))
 
     def clone(self) -> FaultyStore:
         """Return another handle on the same store, with the same faults."""

@@ -9,7 +9,6 @@ process has no span at that time, as after a plain ``set``, the export adds a sh
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any, Final
 
 from fscoord._runtime.escaping import printable
@@ -29,12 +28,9 @@ def chrome_events(trace: Trace) -> dict[str, Any]:
     hosts: dict[tuple[int, str], int] = {}
     for process in trace.processes:
         hosts.setdefault((process.group, process.host), len(hosts) + 1)
-    begins = [
-        min((process.first for process in trace.processes if process.group == group), default=0)
-        for group in range(len(trace.alignment.groups))
-    ]
+    begins = trace.begins()
     spans, flows = _with_marks(trace)
-    rows = _rows(spans)
+    rows = dict(zip(map(id, spans), assign_lanes(spans), strict=True))
     lanes: dict[int, int] = {}
     for span in spans:
         lanes[span.process] = max(lanes.get(span.process, 0), rows[id(span)])
@@ -69,9 +65,6 @@ def chrome_events(trace: Trace) -> dict[str, Any]:
 def _with_marks(trace: Trace) -> tuple[list[Span], list[tuple[Span, int, Span]]]:
     """Return the spans, with short spans added for releases, and the arrows: from a span, at a time, to a span."""
     holds = Holds(trace)
-    by_process: dict[int, list[Span]] = defaultdict(list)
-    for span in trace.spans:
-        by_process[span.process].append(span)
     spans = list(trace.spans)
     flows = []
     marks: dict[tuple[int, str, int], Span] = {}
@@ -94,14 +87,6 @@ def _with_marks(trace: Trace) -> tuple[list[Span], list[tuple[Span, int, Span]]]
         flows.append((marks[key], at, released))
     spans.sort(key=lambda span: (span.begin, -span.end))
     return spans, flows
-
-
-def _rows(spans: list[Span]) -> dict[int, int]:
-    """Return the lane of each span, by the identity of the span."""
-    by_process: dict[int, list[Span]] = defaultdict(list)
-    for span in spans:
-        by_process[span.process].append(span)
-    return {id(span): lane for each in by_process.values() for span, lane in zip(each, assign_lanes(each), strict=True)}
 
 
 def _names(trace: Trace, hosts: dict[tuple[int, str], int], lanes: dict[int, int]) -> list[Event]:

@@ -6,15 +6,25 @@ The page is ``page.html`` of this package. It draws the time line from the data 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any, Final
 
 from fscoord._runtime.escaping import printable
-from fscoord.trace.reading import Span, Trace, assign_lanes
-from fscoord.trace.report import WAITS, Holds, arrivals_of, ended_by, make_report, outer_waits, waited
+from fscoord.trace.reading import Trace, assign_lanes
+from fscoord.trace.report import (
+    WAITS,
+    Bar,
+    Holds,
+    Seconds,
+    Table,
+    arrivals_of,
+    ended_by,
+    make_report,
+    outer_waits,
+    tables,
+    waited,
+)
 
 SPANS_MAX: Final = 40_000
 """The most spans in a page. Of more spans the longest are shown, so that the page stays under 5 MB and fluid."""
@@ -54,42 +64,36 @@ def page_data(trace: Trace) -> Document:
     """
     outer = set(map(id, outer_waits(trace)))
     whole = [span for span in trace.spans if span.kind not in (*NOT_SHOWN, *WAITS) or id(span) in outer]
-    shown = whole
-    if len(shown) > SPANS_MAX:
-        shown = sorted(sorted(shown, key=lambda span: -span.length)[:SPANS_MAX], key=lambda span: span.begin)
+    longest = sorted(whole, key=lambda span: -span.length)[:SPANS_MAX]
+    shown = sorted(longest, key=lambda span: (span.begin, -span.end))
     texts, holds = _Texts(), Holds(trace)
-    by_process: dict[int, list[Span]] = defaultdict(list)
-    for span in shown:
-        by_process[span.process].append(span)
-    begins = _begins(trace)
+    begins = trace.begins()
     crossings = {id(crossing): number for number, crossing in enumerate(trace.crossings)}
     lasts = [0] * len(trace.processes)
     for arrivals in filter(None, (arrivals_of(trace, crossing) for crossing in trace.crossings)):
         lasts[arrivals.last.process] += 1
     spans = []
     lanes: list[int] = [1] * len(trace.processes)
-    for number, each in by_process.items():
-        each.sort(key=lambda span: (span.begin, -span.end))
-        begin = begins[trace.processes[number].group]
-        for span, lane in zip(each, assign_lanes(each), strict=True):
-            lanes[number] = max(lanes[number], lane + 1)
-            ended = ended_by(trace, span, holds)
-            crossing = holds.crossings.get((span.process, span.begin))
-            spans.append(
-                [
-                    number,
-                    lane,
-                    texts.index(span.kind),
-                    texts.index(span.name),
-                    _us(span.begin - begin),
-                    _us(span.length),
-                    _us(waited(span)),
-                    texts.index(span.outcome or ("held" if span.is_held else "open")),
-                    texts.index(ended.words),
-                    -1 if ended.process is None else ended.process,
-                    -1 if crossing is None else crossings[id(crossing)],
-                ]
-            )
+    for span, lane in zip(shown, assign_lanes(shown), strict=True):
+        number = span.process
+        lanes[number] = max(lanes[number], lane + 1)
+        ended = ended_by(trace, span, holds)
+        crossing = holds.crossings.get((number, span.begin))
+        spans.append(
+            [
+                number,
+                lane,
+                texts.index(span.kind),
+                texts.index(span.name),
+                _us(span.begin - begins[trace.processes[number].group]),
+                _us(span.length),
+                _us(waited(span)),
+                texts.index(span.outcome or ("held" if span.is_held else "open")),
+                texts.index(ended.words),
+                -1 if ended.process is None else ended.process,
+                -1 if crossing is None else crossings[id(crossing)],
+            ]
+        )
     return {
         "texts": texts.all,
         "rows": [
@@ -109,13 +113,6 @@ def page_data(trace: Trace) -> Document:
         "crossings": [_crossing(trace, crossing, begins, texts) for crossing in trace.crossings],
         "left_out": len(whole) - len(shown),
     }
-
-
-def _begins(trace: Trace) -> list[int]:
-    return [
-        min((process.first for process in trace.processes if process.group == group), default=0)
-        for group in range(len(trace.alignment.groups))
-    ]
 
 
 def _crossing(trace: Trace, crossing: Any, begins: list[int], texts: _Texts) -> list[Any]:
@@ -140,7 +137,7 @@ def make_page(trace: Trace) -> str:
         "title": escape(f"Trace of {len(trace.processes)} processes"),
         "headline": _headline(report),
         "facts": _facts(report),
-        "tables": "\n".join(_tables(report)),
+        "tables": "\n".join(map(_table, tables(report))),
     }
     for name, part in parts.items():
         template = template.replace(f"<!--{name}-->", part)
@@ -173,145 +170,32 @@ def _facts(report: Document) -> str:
     return "".join(f"<li><b>{count:,}</b> {one if count == 1 else more}</li>" for count, one, more in facts if count)
 
 
-def _tables(report: Document) -> Iterable[str]:
-    yield _table(
-        "Ranks that came last",
-        "The cost is the time that the others waited for the rank, in rank-seconds. The avoidable part is the time"
-        " that they would not have waited if the rank had come together with the rank before it. A barrier is"
-        " uncertain if the clocks do not tell which rank was last.",
-        ("rank", "last", "of barriers", "uncertain", "cost", "avoidable", "worst"),
-        [
-            (
-                row["title"],
-                row["last"],
-                row["barriers"],
-                row["uncertain"],
-                _Bar(row["cost_rank_s"]),
-                _Seconds(row["avoidable_rank_s"]),
-                f"{row['worst']['name']} ({_time(row['worst']['cost_rank_s'])})",
-            )
-            for row in report["last_to_come"]
-        ],
-    )
-    yield _table(
-        "The longest waits",
-        "",
-        ("rank", "kind", "name", "waited", "outcome", "ended by"),
-        [_wait_row(row) for row in report["longest"]],
-    )
-    yield _table(
-        "Waits without an end",
-        "Their processes were killed, or still run.",
-        ("rank", "kind", "name", "waited", "outcome", "ended by"),
-        [_wait_row(row) for row in report["open"]],
-    )
-    yield _table(
-        "Waiting time by name",
-        "Numbers in names count as alike.",
-        ("kind", "name", "waits", "total", "longest", "by"),
-        [
-            (row["kind"], row["name"], row["waits"], _Bar(row["total"]), _Seconds(row["longest"]), row["longest_by"])
-            for row in report["waiting"]
-        ],
-    )
-    yield _table(
-        "Locks and elections",
-        "",
-        ("kind", "name", "acquired", "contended", "waited", "held"),
-        [
-            (row["kind"], row["name"], row["acquired"], row["contended"], _Bar(row["waited"]), _Seconds(row["held"]))
-            for row in report["contention"]
-        ],
-    )
-    yield _table(
-        "Waiters and holders of locks",
-        "",
-        ("name", "waiter", "holder", "waited"),
-        [
-            (row["name"], pair["waiter"], pair["holder"], _Bar(pair["seconds"]))
-            for row in report["contention"]
-            for pair in row["pairs"]
-        ],
-    )
-    yield _table(
-        "Deaths",
-        "The times go from the exit that fscoord run saw, and from the last sign in the trace, to the death record.",
-        ("process", "rank", "recorded by", "after its exit", "after its last sign"),
-        [
-            (
-                row["process"],
-                "" if row["rank"] is None else row["rank"],
-                row["recorded_by"],
-                *(
-                    "unknown" if row[name] is None else _Seconds(row[name])
-                    for name in ("since_exit", "since_last_sign")
-                ),
-            )
-            for row in report["deaths"]
-        ],
-    )
-    yield _table(
-        "Time-outs",
-        "",
-        ("rank", "kind", "name", "waited"),
-        [(row["title"], row["kind"], row["name"], _Seconds(row["seconds"])) for row in report["time_outs"]],
-    )
-    groups = report["clocks"]
-    yield _table(
-        "Clocks",
-        "Hosts of different groups are not comparable: no chain of barriers connects them.",
-        ("group", "host", "compared with", "wrong by at most", "offsets"),
-        [
-            (group["group"] + 1, host["host"], group["reference"], _Seconds(host["bound"]), host["fixes"])
-            for group in groups
-            for host in group["hosts"]
-            if len(groups) > 1 or len(group["hosts"]) > 1
-        ],
-    )
-
-
-class _Seconds(float):
-    """A time in seconds."""
-
-
-class _Bar(_Seconds):
-    """A time in seconds, with a bar that compares it with the other times of its column."""
-
-
-def _wait_row(row: Document) -> tuple[object, ...]:
-    return row["title"], row["kind"], row["name"], _Bar(row["seconds"]), row["outcome"], row["ended_by"]
-
-
-def _table(title: str, words: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    if not rows:
-        return ""
-    columns = list(zip(*rows, strict=True))
-    numeric = [all(isinstance(value, (int, float)) for value in column) for column in columns]
-    most = [max((value for value in column if isinstance(value, _Bar)), default=0.0) for column in columns]
+def _table(table: Table) -> str:
+    columns = list(zip(*table.rows, strict=True))
+    most = [max((value for value in column if isinstance(value, Bar)), default=0.0) for column in columns]
     classes = [
         " class=n" if is_number else " class=w" if any(len(str(value)) > SHORT for value in column) else ""
-        for is_number, column in zip(numeric, columns, strict=True)
+        for is_number, column in zip(table.numeric(), columns, strict=True)
     ]
-    head = "".join(f"<th{kind}>{escape(text)}</th>" for text, kind in zip(headings, classes, strict=True))
+    head = "".join(f"<th{kind}>{escape(text)}</th>" for text, kind in zip(table.headings, classes, strict=True))
     body = "".join(
         f"<tr>{''.join(_cell(value, classes[place], most[place]) for place, value in enumerate(row))}</tr>"
-        for row in rows[:ROWS_MAX]
+        for row in table.rows[:ROWS_MAX]
     )
-    more = f"<p>{len(rows) - ROWS_MAX} more rows are in the output of fscoord trace report --json.</p>" * (
-        len(rows) > ROWS_MAX
-    )
-    note = f"<p>{escape(words)}</p>" if words else ""
+    rest = len(table.rows) - ROWS_MAX
+    more = f"<p>{rest} more rows are in the output of fscoord trace report --json.</p>" if rest > 0 else ""
+    note = f"<p>{escape(table.note)}</p>" if table.note else ""
     return (
-        f"<section><h2>{escape(title)}</h2>{note}<div class=scroll><table><thead><tr>{head}</tr></thead>"
+        f"<section><h2>{escape(table.title)}</h2>{note}<div class=scroll><table><thead><tr>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>{more}</section>"
     )
 
 
 def _cell(value: object, kind: str, most: float) -> str:
-    if isinstance(value, _Bar):
+    if isinstance(value, Bar):
         width = 100 * value / most if most else 0
         return f'<td class="n bar" style="--w:{width:.1f}%">{_time(value)}</td>'
-    text = _time(value) if isinstance(value, _Seconds) else str(value)
+    text = _time(value) if isinstance(value, Seconds) else str(value)
     return f"<td{kind}>{escape(printable(text))}</td>"
 
 

@@ -213,6 +213,13 @@ class Trace:
             return None
         return self.alignment.widest(mine.clock) + self.alignment.widest(theirs.clock)
 
+    def begins(self) -> list[int]:
+        """Return the first time of each group of clocks."""
+        return [
+            min((process.first for process in self.processes if process.group == group), default=0)
+            for group in range(len(self.alignment.groups))
+        ]
+
     def processes_by_address(self) -> dict[str, list[int]]:
         """Return the indices of the processes with each ``host:pid``."""
         found: dict[str, list[int]] = {}
@@ -247,12 +254,10 @@ def read(directory: Any) -> Trace:
             f" {tracing.ENVIRONMENT_VARIABLE} to a directory, run the program, and name that directory"
             + "".join(f"; {text}" for text in unreadable[:1])
         )
-    processes = [_joined([segment for _, segment in sorted(each, key=_serial)]) for each in found.values()]
+    processes = [
+        _joined([segment for _, segment in sorted(each, key=lambda numbered: numbered[0])]) for each in found.values()
+    ]
     return Trace(path, processes, unreadable)
-
-
-def _serial(segment: tuple[int, Process]) -> int:
-    return segment[0]
 
 
 def _joined(segments: list[Process]) -> Process:
@@ -447,13 +452,14 @@ def _meetings(crossings: Iterable[Crossing], processes: list[Process]) -> Iterat
 
 
 def assign_lanes(spans: Iterable[Span]) -> list[int]:
-    """Return a lane for each of `spans`, which are of one process and sorted by beginning.
+    """Return a lane of its process for each of `spans`, which are sorted by beginning.
 
     Two spans of one lane are nested or apart. Threads and tasks of one process therefore need several lanes.
     """
-    lanes: list[list[Span]] = []
+    by_process: dict[int, list[list[Span]]] = {}
     found = []
     for span in spans:
+        lanes = by_process.setdefault(span.process, [])
         for stack in lanes:
             while stack and stack[-1].end <= span.begin:
                 stack.pop()

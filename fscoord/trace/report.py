@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from fscoord.trace.reading import Crossing, Process, Span, Trace
@@ -417,3 +417,133 @@ def _deaths(trace: Trace) -> list[Document]:
             }
         )
     return rows
+
+
+# -- the tables --------------------------------------------------------------------------------------------------------
+
+
+class Seconds(float):
+    """A time in seconds."""
+
+
+class Bar(Seconds):
+    """A time in seconds that is to be compared with the other times of its column."""
+
+
+class Table(NamedTuple):
+    """A table of a report, for people.
+
+    Attributes:
+        title: its title.
+        note: what its figures mean; may be empty.
+        headings: the headings of its columns.
+        rows: its rows: texts, numbers and `Seconds`.
+    """
+
+    title: str
+    note: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+    def numeric(self) -> list[bool]:
+        """Return for each column whether all its values are numbers."""
+        return [all(isinstance(value, (int, float)) for value in column) for column in zip(*self.rows, strict=True)]
+
+
+def tables(report: Document) -> Iterator[Table]:
+    """Yield the tables of `report` that have rows."""
+    yield from filter(lambda table: table.rows, _all_tables(report))
+
+
+def _all_tables(report: Document) -> Iterator[Table]:
+    of_waits = ("rank", "kind", "name", "waited", "outcome", "ended by")
+    yield Table(
+        "Ranks that came last to barriers",
+        "The cost is the time that the others waited for the rank, in rank-seconds. The avoidable part is the time"
+        " that they would not have waited if the rank had come together with the rank before it. A barrier is"
+        " uncertain if the clocks do not tell which rank was last.",
+        ("rank", "last", "of barriers", "uncertain", "cost", "avoidable", "worst barrier", "its cost"),
+        [
+            (
+                row["title"],
+                row["last"],
+                row["barriers"],
+                row["uncertain"],
+                Bar(row["cost_rank_s"]),
+                Seconds(row["avoidable_rank_s"]),
+                row["worst"]["name"],
+                Seconds(row["worst"]["cost_rank_s"]),
+            )
+            for row in report["last_to_come"]
+        ],
+    )
+    yield Table("The longest waits", "", of_waits, _wait_rows(report["longest"]))
+    yield Table(
+        "Waits without an end", "Their processes were killed, or still run.", of_waits, _wait_rows(report["open"])
+    )
+    yield Table(
+        "Waiting time by name",
+        "Numbers in names count as alike.",
+        ("kind", "name", "waits", "total", "longest", "by"),
+        [
+            (row["kind"], row["name"], row["waits"], Bar(row["total"]), Seconds(row["longest"]), row["longest_by"])
+            for row in report["waiting"]
+        ],
+    )
+    yield Table(
+        "Locks and elections",
+        "",
+        ("kind", "name", "acquired", "contended", "waited", "held"),
+        [
+            (row["kind"], row["name"], row["acquired"], row["contended"], Bar(row["waited"]), Seconds(row["held"]))
+            for row in report["contention"]
+        ],
+    )
+    yield Table(
+        "Waiters and holders of locks",
+        "",
+        ("name", "waiter", "holder", "waited"),
+        [
+            (row["name"], pair["waiter"], pair["holder"], Bar(pair["seconds"]))
+            for row in report["contention"]
+            for pair in row["pairs"]
+        ],
+    )
+    yield Table(
+        "Deaths",
+        "The times go from the exit that fscoord run saw, and from the last sign in the trace, to the death record.",
+        ("process", "rank", "recorded by", "after its exit", "after its last sign"),
+        [
+            (
+                row["process"],
+                "" if row["rank"] is None else row["rank"],
+                row["recorded_by"],
+                *("unknown" if row[name] is None else Seconds(row[name]) for name in ("since_exit", "since_last_sign")),
+            )
+            for row in report["deaths"]
+        ],
+    )
+    yield Table(
+        "Time-outs",
+        "",
+        of_waits[:4],
+        [(row["title"], row["kind"], row["name"], Seconds(row["seconds"])) for row in report["time_outs"]],
+    )
+    groups = report["clocks"]
+    yield Table(
+        "Clocks",
+        "Hosts of different groups are not comparable: no chain of barriers connects them.",
+        ("group", "host", "compared with", "wrong by at most", "offsets"),
+        [
+            (group["group"] + 1, host["host"], group["reference"], Seconds(host["bound"]), host["fixes"])
+            for group in groups
+            for host in group["hosts"]
+            if len(groups) > 1 or len(group["hosts"]) > 1
+        ],
+    )
+
+
+def _wait_rows(waits: Iterable[Document]) -> list[tuple[object, ...]]:
+    return [
+        (row["title"], row["kind"], row["name"], Bar(row["seconds"]), row["outcome"], row["ended_by"]) for row in waits
+    ]

@@ -20,6 +20,17 @@ def _idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def make_executor(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], CallExecutor]:
+    """Give a function that makes an executor of two threads, each of which stays so many seconds without work."""
+
+    def make(idle_s: float) -> CallExecutor:
+        monkeypatch.setattr(_executor, "IDLE_S", idle_s)
+        return CallExecutor(2, 0.0)
+
+    return make
+
+
+@pytest.fixture
 def every_call_is_an_await(monkeypatch: pytest.MonkeyPatch) -> Callable[[Store], AsyncStore]:
     """Give a function that makes an `AsyncStore` which makes each call while the task of the call waits.
 

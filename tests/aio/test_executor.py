@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-
-from fscoord.aio._executor import CallExecutor
 
 CALLS = 1500
 
@@ -23,9 +22,10 @@ def threads_take_turns_often() -> Iterator[None]:
 
 @pytest.mark.usefixtures("threads_take_turns_often")
 @pytest.mark.parametrize("idle_s", [0.0, 0.0001])
-def test_executor_loses_no_call_that_comes_as_a_thread_is_about_to_end(idle_s: float) -> None:
-    executor = CallExecutor(2, 0.0)
-    executor._idle_s = idle_s
+def test_executor_loses_no_call_that_comes_as_a_thread_is_about_to_end(
+    make_executor: Callable[[float], Any], idle_s: float
+) -> None:
+    executor = make_executor(idle_s)
 
     async def main() -> None:
         for number in range(CALLS):

@@ -333,7 +333,7 @@ def test_loop_learns_of_the_death_of_a_watched_process(tmp_path: Path) -> None:
             with subprocess.Popen(["sleep", "1000"]) as child:
                 try:
                     watch = asynchronous._driver._notifier._watcher
-                    assert asynchronous._driver._notifier.watch_process(child.pid)
+                    assert watch.watch_process(child.pid)
                     assert watch.deaths == 0
                 finally:
                     child.kill()

@@ -606,9 +606,17 @@ def test_closed_standard_input_is_a_usage_error_for_a_value_from_it(path):
     assert b"closed" in done.stderr
 
 
-@pytest.mark.parametrize(("module", "words"), [("click", ["--version"]), ("rich", ["demo", "-n", "1"])])
-def test_command_without_the_extra_reports_the_package_to_install(tmp_path, module, words):
-    code = f"import sys; sys.modules[{module!r}] = None; from fscoord.cli import main; main({words!r})"
+ON_A_TERMINAL = "from importlib import import_module; import_module('fscoord.cli.top').can_redraw = lambda: True"
+
+
+@pytest.mark.parametrize(
+    ("module", "first", "words"),
+    [("click", "pass", ["--version"]), ("rich", ON_A_TERMINAL, ["top", "--count", "1", "store"])],
+    ids=["click", "rich"],
+)
+def test_command_without_the_extra_reports_the_package_to_install(tmp_path, module, first, words):
+    FileStore(tmp_path / "store").close()
+    code = f"import sys; sys.modules[{module!r}] = None; {first}; from fscoord.cli import main; main({words!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=tmp_path, check=False)
     assert done.returncode == 69
     assert b"pip install 'fscoord[cli]'" in done.stderr

@@ -11,7 +11,7 @@ from contract.worker import Workers, start
 from support.places import ETCD, HANG_S, Place, Thread, start_thread
 from support.third_party import place_of
 
-from fscoord import barriers
+from fscoord import barriers, open_store
 from fscoord.barriers import (
     BARRIER_REGISTRY,
     Barrier,
@@ -22,6 +22,7 @@ from fscoord.barriers import (
     TCPStoreBarrier,
     create_barrier_from_config,
     register_barrier,
+    store as store_module,
 )
 from fscoord.errors import BarrierError, BrokenBarrierError, StoreClosedError, StoreTimeoutError, StoreUnavailableError
 from fscoord.store import Store
@@ -354,10 +355,16 @@ def test_store_that_was_open_stays_open(store: Store) -> None:
     store.set("k", "v")
 
 
-def test_store_that_was_opened_for_the_barrier_is_closed_with_it(tmp_path: Path) -> None:
+def test_store_that_was_opened_for_the_barrier_is_closed_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        store_module, "open_store", lambda url, **given: (options.append(given), open_store(url, **given))[1]
+    )
     with StoreBarrier(f"file:{tmp_path}/store?durable=1", rank=0, world_size=1, timeout=7) as barrier:
         barrier.execute_barrier()
-        assert barrier._store.timeout.total_seconds() == 7
+    assert options == [{"timeout": 7}]
     with pytest.raises(StoreClosedError):
         barrier.execute_barrier()
     barrier.close()

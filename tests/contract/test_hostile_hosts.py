@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.internals import escape_word, line_of, log_of, node_bell_path, system
+from support.internals import escape_word, line_of, log_of, node_path, system
 from support.places import ETCD, HANG_S, Place
 from support.recipes import RECIPES, use
 
@@ -128,7 +128,7 @@ def test_rank_0_publishes_a_host_of_any_name(owner: str, store: Store, place: Pl
 
 def test_bell_works_on_a_node_of_any_name(owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert node_bell_path((bytes(16), 1, 2)).startswith(f"{tmp_path}/")
+    assert node_path((bytes(16), 1, 2)).startswith(f"{tmp_path}/")
 
 
 def test_tasks_take_hosts_of_any_name(owner: str, tmp_path: Path) -> None:
@@ -151,4 +151,4 @@ def test_store_names_hosts_as_they_are(owner: str, tmp_path: Path) -> None:
         store.set("a", "b")
         other.set("a", "c")
         assert {member.host for member in store.members()} == {system.hostname()}
-        assert {f"{member}" for member in [*log_of(store).sessions.values()]} == {owner}
+        assert {f"{member}" for member in [*log_of(store).table.sessions.values()]} == {owner}

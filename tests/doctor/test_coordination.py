@@ -19,11 +19,11 @@ class ScriptedAgent:
 
     def __init__(self, number: int, **answers: list[Any]) -> None:
         self._number = number
-        self._answers = answers
+        self.answers = answers
 
     def ask(self, act: str, limit: float, **arguments: Any) -> Any:
-        if self._answers.get(act):
-            return self._answers[act].pop(0)
+        if self.answers.get(act):
+            return self.answers[act].pop(0)
         raise FailedError(os.strerror(self._number), errno=self._number)
 
 
@@ -51,10 +51,11 @@ def test_report_that_is_removed_after_its_listing_breaks_the_examination_off() -
 
 
 def test_answer_for_which_no_mailbox_is_left_breaks_the_examination_off() -> None:
-    coordinator = partner()
+    agent = ScriptedAgent(errno.ENOENT)
+    coordinator = Coordinator(agent, "/place", FACTS)
     name = f"ask.{coordinator.name}.000001"
     question = {"act": "lock", "with": {}, "limit": 1}
-    coordinator._mailbox_agent._answers = {"wait": [[name]], "fetch": [question]}
+    agent.answers = {"wait": [[name]], "fetch": [question]}
     with pytest.raises(BrokenOffError):
         coordinator.serve(OwnAgent())
 

@@ -96,7 +96,9 @@ def test_place_of_a_group_that_is_not_the_groups_alone_is_refused(as_member, dir
 
 
 def test_place_that_another_has_just_made_is_entered(as_member, directory):
-    as_member(ALICE, lambda: Mailbox(directory, "alice")._make_shared(GROUP))
+    os.mkdir(directory)
+    os.chown(directory, ALICE, GROUP)
+    os.chmod(directory, 0o2770)
     assert as_member(BOB, lambda: Mailbox(directory, "bob").enter(FACTS))
     assert not as_member(ALICE, lambda: Mailbox(directory, "alice").enter(FACTS))
 

@@ -8,6 +8,7 @@ import stat
 import pytest
 
 from fscoord import InsecurePathError
+from fscoord.doctor import mailbox
 from fscoord.doctor.mailbox import Mailbox
 
 
@@ -32,14 +33,14 @@ def test_mailbox_is_presided_by_the_first_and_passes_whole_messages(directory):
     assert other.listing() == []
 
 
-def test_presiding_instance_alone_renews_its_sign_of_life(directory):
+def test_presiding_instance_alone_renews_its_sign_of_life(directory, monkeypatch):
     one, other = Mailbox(directory, "one"), Mailbox(directory, "other")
     one.enter({})
     other.enter({})
     other.listing()
     assert not [name for name in other.listing() if name.startswith("beat")]
     assert "beat.1" in one.listing()
-    one._last_beat = float("-inf")
+    monkeypatch.setattr(mailbox, "BEAT_S", 0.0)
     assert [name for name in one.listing() if name.startswith("beat")] == ["beat.2"]
     one.leave()
 
@@ -53,11 +54,11 @@ def test_wait_ends_when_the_place_is_gone_but_not_at_a_known_name(directory):
 
 
 def test_instance_alone_that_does_not_preside_removes_the_place(directory):
-    one = Mailbox(directory, "one")
-    one._is_in = True
-    one._make()
-    one._open(None)
-    one.publish("here.one", {})
+    one, chair = Mailbox(directory, "one"), os.path.join(directory, "chair")
+    os.makedirs(chair)
+    os.chmod(directory, 0o700)
+    assert not one.enter({})
+    os.rmdir(chair)
     one.leave()
     assert not os.path.exists(directory)
 

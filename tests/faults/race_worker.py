@@ -86,9 +86,9 @@ class WatchedLog(Log):
 
     doubts = 0
 
-    def refresh_locked(self, limit: float) -> None:
-        self.doubts += 1
-        super().refresh_locked(limit)
+    def update(self, kind: int, *rest: Any, **named: Any) -> Any:
+        self.doubts += kind == 0
+        return super().update(kind, *rest, **named)
 
 
 def follow(path: str, counts: dict[str, int], read_only: bool) -> dict[str, int]:

@@ -267,11 +267,11 @@ def test_arrival_of_a_handle_that_must_follow_a_compaction_is_recorded_once(
 
 @every_way
 def test_handle_that_is_not_registered_registers_with_its_arrival(way: Way, store: FileStore, other: FileStore) -> None:
-    assert (log_of(store).session, log_of(other).session) == (0, 0)
+    assert (log_of(store).handle.lock.session, log_of(other).handle.lock.session) == (0, 0)
     thread = sleep_in_thread(way, store, 0, 2)
     way.meet(other, 1, 2, HANG_S)
     passes_soon(thread)
-    assert sorted((log_of(store).session, log_of(other).session)) == [1, 2]
+    assert sorted((log_of(store).handle.lock.session, log_of(other).handle.lock.session)) == [1, 2]
     if way.name != "count":
         assert [member.rank for member in store.members([0, 1])] == [0, 1]
 

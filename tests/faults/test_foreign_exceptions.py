@@ -9,6 +9,7 @@ import _thread
 import gc
 import itertools
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -30,7 +31,7 @@ from fscoord._log.format import record
 from fscoord._log.locking import kernel_wait
 from fscoord._log.shared.combining import combiner
 from fscoord._log.shared.combining.request import Author, encode_request
-from fscoord._runtime import forks, interrupts, system
+from fscoord._runtime import forks, interrupts, network, system
 from fscoord._runtime.interrupts import import_uninterrupted, raise_if_foreign
 from fscoord.collectives import c10d
 from fscoord.errors import StoreUnavailableError
@@ -118,6 +119,28 @@ def test_exception_of_a_handler_is_raised_by_waits(path: str, exception: type[Ex
                 break
         both.check("wait")
         assert number > 15
+
+
+def test_exception_of_a_handler_is_raised_by_functions_that_ignore_errors(path: str) -> None:
+    with FileStore(path) as store, socket.socket() as connection:
+        store.register()
+        alive, before = log_of(store).liveness.file, set(system.loose)
+        calls: list[Callable[[], object]] = [
+            lambda: system.close_quietly(system.open_file(os.devnull, os.O_RDONLY, 0, system.loose)),
+            system.start_time,
+            partial(system.namespace, "pid"),
+            partial(system.range_lock_holder, 0, 0.0),
+            partial(network.drop_unsent, connection),
+            network.own_name,
+            partial(system.remove_directory, f"{path}.none", os, os.getpid()),
+            alive.release,
+        ]
+        for call in calls:
+            for number in itertools.count(1):
+                if not call_with(TimeoutError, number, call).reached:
+                    break
+            assert number > 1
+        system.close_quietly(*system.loose - before)
 
 
 @pytest.mark.parametrize("exception", [AttributeError, ImportError])

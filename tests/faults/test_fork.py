@@ -188,7 +188,7 @@ def test_child_is_a_session_of_its_own(path: str, fork: Callable[[], int]) -> No
         with Child(fork, store.set, "k", "child") as child:
             child.result()
             store.get("k")
-            assert [session.pid for session in log_of(store).sessions.values()] == [os.getpid(), child.pid]
+            assert [session.pid for session in log_of(store).table.sessions.values()] == [os.getpid(), child.pid]
 
 
 @every_fork

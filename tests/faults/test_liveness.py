@@ -279,7 +279,7 @@ def test_handle_that_probed_liveness_and_wrote_nothing_keeps_no_byte(path: str, 
         assert log_of(other).is_alive(1, None) is True
         log_of(other).handle.path_checked_at = 0.0
         assert other.get("k") == b"v"
-        assert log_of(other).session == 0
+        assert log_of(other).handle.lock.session == 0
 
 
 def test_liveness_file_that_cannot_be_used_is_reported_once(
@@ -606,5 +606,5 @@ def test_session_that_a_compaction_forgot_has_the_state_dead(path: str) -> None:
         assert gone < last
         assert store.dead_sessions([gone]) == [gone]
         store.compact()
-        assert gone not in log_of(store).sessions
+        assert gone not in log_of(store).table.sessions
         assert store._session_states([gone, last]) == {gone: "no", last: "yes"}

@@ -131,7 +131,7 @@ def test_holder_that_has_written_nothing_yet_is_reported_as_such(path: str) -> N
 
 def test_holder_whose_introduction_was_not_read_yet_is_named(path: str) -> None:
     with FileStore(path, timeout=0.05) as store, Holder(path) as holder:
-        assert not log_of(store).sessions
+        assert not log_of(store).table.sessions
         with pytest.raises(StoreTimeoutError) as caught:
             store.set("k", "1")
         assert caught.value.holder == holder.name

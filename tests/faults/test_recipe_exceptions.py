@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from support.internals import line_of
 from support.interrupts import At
 from support.recipes import RECIPES, use
 
@@ -28,13 +30,13 @@ def enter(hold: Any) -> None:
         with hold:
             hold.check()
     finally:
-        if hold._held:  # `__exit__` was interrupted before its first line, where nothing can catch that
+        with suppress(RuntimeError):  # it holds nothing, unless an interrupt came before the first line of `__exit__`
             hold.release()
 
 
 def wake(store: Store) -> None:
     """Be in a line that another one of this process leaves, with a wake-up under way."""
-    line, held = Lock(store, "l")._line, Lock(store, "l")
+    line, held = line_of(Lock(store, "l")), Lock(store, "l")
     assert held.acquire(timeout=1)
     entry = line.join(line.new_id(), "x")
     held.release()

@@ -75,8 +75,15 @@ def settle(request: pytest.FixtureRequest, kind: Callable[[Store], Any], hold: A
     return settle
 
 
+def holds(hold: Any) -> bool:
+    try:
+        return hold.token is not None
+    except RuntimeError:
+        return False
+
+
 def nobody_is_in_line(hold: Any) -> bool:
-    return not hold.holders() and not hold.waiters() and not hold._held
+    return not hold.holders() and not hold.waiters() and not holds(hold)
 
 
 def test_acquisition_that_is_interrupted_holds_nothing(hold: Any, settle: Callable[[], None]) -> None:
@@ -134,7 +141,6 @@ def test_reentrant_lock_that_is_interrupted_keeps_count_of_its_acquisitions(stor
                 lock.acquire()
             if not point.reached:
                 lock.release()
-            assert len(lock._levels) == 1
             lock.check()
         assert nobody_is_in_line(lock), point.where
 
@@ -145,7 +151,6 @@ def test_reentrant_lock_that_is_interrupted_keeps_count_of_its_acquisitions(stor
                 lock.release()
             if point.where.split()[1:] == ["release"]:
                 lock.release()
-            assert len(lock._levels) == 1
             lock.check()
         assert nobody_is_in_line(lock), point.where
 

@@ -154,7 +154,7 @@ def test_session_whose_introduction_is_lost_keeps_its_number(path: str, output: 
         assert store.get("k") == b"2"
         store.set("k", "3")
         assert store.register() == 3
-        assert [(one.host, one.pid) for number, one in log_of(store).sessions.items() if number == 2] == [
+        assert [(one.host, one.pid) for number, one in log_of(store).table.sessions.items() if number == 2] == [
             ("unknown", 0)
         ]
 

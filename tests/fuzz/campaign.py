@@ -44,8 +44,8 @@ def decoder(data: bytes) -> None:
     for decode in (
         lambda value: list(record.decode_pairs(value)),
         Session.decode,
-        GenerationRef.from_seal,
-        GenerationRef.from_forward,
+        lambda value: GenerationRef.decode(record.SEAL, value),
+        lambda value: GenerationRef.decode(record.FORWARD, value),
         Header.decode,
     ):
         try:

@@ -56,7 +56,7 @@ def test_session_may_have_the_last_number(path: str) -> None:
     put_records(path, (record.SESSION, b"", Session("host", 1).encode(), (1 << 32) - 2))
     with opened(path) as handle, opened(path) as late:
         handle.write(b"k", b"v")
-        assert handle.log.session == (1 << 32) - 1
+        assert handle.log.handle.lock.session == (1 << 32) - 1
         with pytest.raises(LimitExceededError, match="session"):
             late.write(b"k", b"v")
     assert verify(path).verdict == "sound"

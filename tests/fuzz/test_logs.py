@@ -87,8 +87,8 @@ def test_record_content_is_read_or_refused_with_words(data: bytes) -> None:
         lambda value: list(record.decode_pairs(value)),
         Session.decode,
         decode_death,
-        GenerationRef.from_seal,
-        GenerationRef.from_forward,
+        lambda value: GenerationRef.decode(record.SEAL, value),
+        lambda value: GenerationRef.decode(record.FORWARD, value),
         Header.decode,
         lambda value: Header.decode(MAGIC + b"\2\0" + value),
     ):

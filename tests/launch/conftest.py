@@ -66,13 +66,25 @@ def launch(tmp_path):
         each.close()
 
 
+BEGINNING = """import os, signal, sys, time
+rank = int(os.environ["RANK"])
+def sleep():
+    for _ in range(12_000):
+        time.sleep(0.05)
+"""
+
+
 @pytest.fixture
 def script(tmp_path):
-    """Give `script(text)`: the path of a Python script."""
+    """Give `script(text)`: the path of a Python script, in which `sleep()` sleeps until a signal ends the process.
+
+    It sleeps in short steps. A signal that comes just before a step begins does not end the step, so its handler in
+    Python runs only after it.
+    """
 
     def write(text):
         path = tmp_path / f"worker{len(list(tmp_path.iterdir()))}.py"
-        path.write_text("import os, signal, sys, time\nrank = int(os.environ['RANK'])\n" + text)
+        path.write_text(BEGINNING + text)
         return path.name
 
     return write

@@ -16,7 +16,7 @@ from launch.conftest import PATIENCE_S, is_there, wait_until_gone
 from support.internals import Terminated
 
 import fscoord
-from fscoord.launch.worker import WorkerGroup, _Worker
+from fscoord.launch.worker import Streams, WorkerGroup
 from fscoord.rendezvous import RendezvousParameters, create_backend
 from fscoord.rendezvous.creation import is_file_name
 from fscoord.testing.contract.place import until
@@ -24,7 +24,7 @@ from fscoord.testing.contract.place import until
 SAY = "os.write(1, b'%d\\n' % os.getpid())\n"
 """Says the process's number in one piece: several of them share a pipe."""
 
-SLEEP = SAY + "time.sleep(600)\n"
+SLEEP = SAY + "sleep()\n"
 ABANDON = f"""
 here, there = os.pipe()
 if os.fork() == 0:
@@ -275,7 +275,7 @@ open(f"ready{rank}", "w").close()
 if rank == 0:
     while not os.path.exists("ready1"): time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
-while True: time.sleep(600)
+sleep()
 """)
     code, out, err = launch("--nproc-per-node", 2, "--grace", 0.3, worker).end()
     assert code == 1
@@ -326,7 +326,7 @@ def test_signal_is_passed_on_to_the_workers_which_have_the_grace_to_end(launch, 
     worker = script("""
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved", flush=True)))
 print("ready", flush=True)
-time.sleep(600)
+sleep()
 """)
     run = launch(worker)
     assert run.line() == "ready"
@@ -336,7 +336,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize(
-    ("part", "name"), [(WorkerGroup, "start"), (_Worker, "follow")], ids=["between", "in the middle"]
+    ("part", "name"), [(WorkerGroup, "start"), (Streams, "is_shown")], ids=["between", "in the middle"]
 )
 def test_signal_while_workers_are_started_gives_the_first_ones_their_grace(
     fscoord_in_process, script, tmp_path, monkeypatch, capsys, part, name
@@ -345,16 +345,17 @@ def test_signal_while_workers_are_started_gives_the_first_ones_their_grace(
     worker = script("""
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(open("saved", "w").close()))
 open("ready", "w").close()
-time.sleep(600)
+sleep()
 """)
     call, sent = getattr(part, name), []
 
     def call_and_signal(self, *arguments):
-        call(self, *arguments)
+        found = call(self, *arguments)
         until(Path("ready").exists)
         if not sent:
             sent.append(True)
             os.kill(os.getpid(), signal.SIGTERM)
+        return found
 
     monkeypatch.setattr(part, name, call_and_signal)
     monkeypatch.chdir(tmp_path)
@@ -367,11 +368,7 @@ time.sleep(600)
 
 
 def test_second_signal_kills_workers_that_take_their_time(launch, script):
-    run = launch(
-        script(
-            f"signal.signal(signal.SIGINT, lambda *_: print('heard', flush=True))\n{SAY}while True: time.sleep(600)\n"
-        )
-    )
+    run = launch(script("signal.signal(signal.SIGINT, lambda *_: print('heard', flush=True))\n" + SLEEP))
     pid = number(run.line())
     run.process.send_signal(signal.SIGINT)
     assert run.line() == "heard"
@@ -404,9 +401,10 @@ def test_signal_of_a_user_is_forwarded_to_each_worker_alone_if_requested(launch,
 child = os.fork()
 if not child:
     signal.pause()
-signal.signal(signal.SIGUSR1, lambda *_: print("saved", flush=True))
+saved = []
+signal.signal(signal.SIGUSR1, lambda *_: saved.append(print("saved", flush=True)))
 print("ready", flush=True)
-signal.pause()
+while not saved: time.sleep(0.02)
 assert os.waitpid(child, os.WNOHANG) == (0, 0)
 """)
     run = launch("--nproc-per-node", 2, "--forward-signals", "USR1,sigusr2", worker)

@@ -273,6 +273,6 @@ def meet(worker: Worker, path: str, least: int, most: int) -> None:
     with create_handler(RendezvousParameters("c10d", worker.address(path), "job", least, most, **wishes)) as handler:
         while True:
             info = handler.next_rendezvous()
-            worker.report({"round": handler._returned, "rank": info.rank, "world": info.world_size})
+            worker.report({"round": handler.round, "rank": info.rank, "world": info.world_size})
             while handler.is_current() and handler.num_nodes_waiting() == 0:
                 time.sleep(0.05)

@@ -32,7 +32,6 @@ EXPLAINED: dict[str, str] = {
     "NetworkAccess.catch_up: if handle.pending or * -> And": "what looks damaged then is looked at once more",
     "NetworkAccess.catch_up: while * | system.time.monotonic() >= deadline -> Gt": CLOCK,
     "NetworkAccess.catch_up: system.time.sleep(PAUSE_S) -> pass": PAUSE,
-    "NetworkAccess._check_identity: handle.close_fd(fd) -> pass": "closed with the next operation",
     "NetworkAccess.__init__: self._has_written = False * | False -> True": "until a write nothing else is in doubt",
     "NetworkAccess.open: for attempt in range(1, OPEN_TRIES + 1): | 1 -> 2 (2)": "the one before raises",
     "NetworkAccess.open: system.time.sleep(min(PAUSE_S * *": PAUSE,
@@ -43,8 +42,6 @@ EXPLAINED: dict[str, str] = {
     "Compactor.begin_run: handle.recovery = POSITION -> pass": "until its record is there, all can be read as before",
     "Log.lock_timeout: if isinstance(number, int) and number not in sessions: |*-> Or": SPARES,
     "_dump: fd = -1* | 1 -> 2": NEGATIVE,
-    '_records: *data, position = *b"", 0* | 0 -> 1': "of no bytes none are left, so that they are read",
-    "_records: system.os.lseek(fd, offset, 0) -> pass (2)": "the VOID that was read ends there",
     "Log._update_locked: handle.recovery = 0*": SPARES,
     "Log.update: handle.recovery = POSITION -> pass (2)": "whatever moves on has said so itself",
     "Log.update: self._raise_unless_retried(* | 0 -> 1": "kinds are letters, or 0",
@@ -169,8 +166,7 @@ EXPLAINED: dict[str, str] = {
     "GenerationFollower.open_again: handle.close_fd(root_fd) -> pass": "dropped with all that an interruption leaves",
     "GenerationFollower._newest: self.forwarded = place -> pass": "it is read from where it was read before",
     "GenerationFollower.restart: handle.recovery = POSITION -> pass": SPARES,
-    "GenerationRef.from_seal: if len(data) < _SEAL.size: |*": "of that length it has no name, and is none",
-    "GenerationRef.from_forward: if len(data) < _FORWARD.size: |*": "of that length it has no name, and is none",
+    "GenerationRef.decode: if len(value) < form.size: |*": "of that length it has no name, and is none",
     "examine: if durable and length < 0 and *| 0 -> 1": RECORD_MIN,
     "_search: if size - offset > *| size - start -> Add": "behind the end nothing is read",
     "Zeros.__init__: self._start = self._end = 0 | 0 -> 1": "every header is longer",
@@ -212,7 +208,7 @@ EVERYWHERE: dict[str, str] = {
     "*monotonic() - handle.path_checked_at > oldest -> GtE": CLOCK,
     "*| waited >= limit -> Gt": CLOCK,
     "*waiting = [], 0 | 0 -> 1": BUFFER,
-    "*waiting >= _BUFFER -> Gt": BUFFER,
+    "*waiting >= BUFFER -> Gt": BUFFER,
 }
 """The same for places of any module."""
 

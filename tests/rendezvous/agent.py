@@ -35,7 +35,7 @@ def main(path, least, most, interval, attempts):
         try:
             while not over.is_set():
                 info = handler.next_rendezvous()
-                tell(round=handler._returned, rank=info.rank, world=info.world_size, node=handler.node)
+                tell(round=handler.round, rank=info.rank, world=info.world_size, node=handler.node)
                 while handler.is_current() and handler.num_nodes_waiting() == 0:
                     if over.wait(0.02):
                         break

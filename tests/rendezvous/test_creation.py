@@ -9,7 +9,7 @@ import pytest
 
 from fscoord import FileStore, HashStore, RendezvousConnectionError, Store, errors
 from fscoord.rendezvous import RdzvEvent, RendezvousParameters, create_backend
-from fscoord.stores import url
+from fscoord.stores import tcp
 
 
 def parameters(endpoint="", run_id="id", min_nodes=1, **config):
@@ -152,12 +152,12 @@ class Network:
     """Stands for TCP stores: records which were opened, and whether as host."""
 
     def __init__(self) -> None:
-        self.opened: list[tuple[str, str, dict[str, object]]] = []
+        self.opened: list[tuple[str, int, dict[str, object]]] = []
         self.fails_for_hosts = False
         self.fails = False
 
-    def open(self, host: str, path: str, **options: object) -> Store:
-        self.opened.append((host, path, options))
+    def open(self, host: str, port: int, **options: object) -> Store:
+        self.opened.append((host, port, options))
         if self.fails or (self.fails_for_hosts and options["is_master"]):
             raise errors.StoreUnavailableError("address in use")
         return HashStore()
@@ -169,27 +169,23 @@ class Network:
 @pytest.fixture
 def network(monkeypatch):
     network = Network()
-    schemes = {name: scheme for name, scheme in url._schemes.items() if name != "tcp"}
-    monkeypatch.setattr(url, "_schemes", schemes)
-    converters = {
-        "timeout": float,
-        **dict.fromkeys(("is_master", "multi_tenant", "use_libuv"), lambda text: text == "1"),
-    }
-    url.register_scheme("tcp", network.open, converters)
+    monkeypatch.setattr(tcp, "TCPStore", network.open)
     return network
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "host"),
+    ("endpoint", "host", "port"),
     [
-        *(("localhost", "localhost:29400"), ("localhost:5", "localhost:5"), ("mem:29400", "mem:29400")),
-        *(("::1", "[::1]:29400"), ("[::1]:7", "[::1]:7"), ("file:123", "file:123")),
+        *(("localhost", "localhost", 29400), ("localhost:5", "localhost", 5), ("mem:29400", "mem", 29400)),
+        *(("::1", "::1", 29400), ("[::1]:7", "::1", 7), ("file:123", "file", 123)),
     ],
 )
-def test_endpoint_with_a_host_is_a_tcp_store_and_never_a_file(create, network, tmp_path, monkeypatch, endpoint, host):
+def test_endpoint_with_a_host_is_a_tcp_store_and_never_a_file(
+    create, network, tmp_path, monkeypatch, endpoint, host, port
+):
     monkeypatch.chdir(tmp_path)
     create(endpoint)
-    assert [(where, path) for where, path, _ in network.opened] == [(host, "")]
+    assert [opened[:2] for opened in network.opened] == [(host, port)]
     assert network.opened[0][2]["timeout"] == 60
     assert os.listdir(tmp_path) == []
 

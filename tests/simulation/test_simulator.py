@@ -136,7 +136,7 @@ def test_killed_process_does_no_more_and_frees_its_locks_and_may_tear_a_write(rn
             victim = world.start(write)
             world.start(look)
             world.scheduler.meddle_at = world.rng.randrange(1, 9)
-            world.scheduler.meddle = lambda world=world, victim=victim: world.lives(1) and world._kill(victim)
+            world.scheduler.meddle = lambda world=world, victim=victim: world.lives(1) and world.kill(victim)
             world.scheduler.run()
         sizes.update(size)
     assert len(sizes) > 5, f"only {sizes}"

@@ -143,7 +143,7 @@ class World:
             left[0] -= self.scheduler.process is victim
             if left[0] < 0:
                 self.spare()
-                self._kill(victim)
+                self.kill(victim)
 
         self.scheduler.meddle, self.scheduler.meddle_at = meddle, 0
 
@@ -163,13 +163,13 @@ class World:
             elif self._living:
                 victim = self._living[self.rng.choice(sorted(self._living))]
                 if what == "kill":
-                    self._kill(victim)
+                    self.kill(victim)
                 else:
                     self.stops += 1
                     self.scheduler.stop(victim, self.rng.choice([0.001, 0.03, 0.2, 3.0]))
         self._set_alarm()
 
-    def _kill(self, victim: Process) -> None:
+    def kill(self, victim: Process) -> None:
         self.kills += 1
         del self._living[victim.number]
         self.scheduler.kill(victim)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from fscoord._runtime import system
+from support.internals import system
 
 COUNTED = (
     "open", "read", "write", "fstat", "stat", "ftruncate", "fdatasync", "fsync", "link", "unlink", "fchmod",

@@ -32,8 +32,8 @@ from fscoord._log.format.header import MAGIC, Header, LogIdentity, classify_run,
 from fscoord._log.format.record import LogPosition, MalformedRecord, Record, chain_at_end
 from fscoord._log.generations import follower, forwarding
 from fscoord._log.handle import open_root
-from fscoord._log.inspect import repair, scan
-from fscoord._log.inspect.repair import LogCopy
+from fscoord._log.inspect import scan
+from fscoord._log.inspect.repair import write_copy
 from fscoord._log.inspect.verify import Generation, Report
 from fscoord._log.liveness import liveness_file, own_session
 from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity
@@ -51,7 +51,7 @@ from fscoord._log.shared.combining.batch import Batch
 from fscoord._log.shared.combining.outcomes import SharedLogWriter
 from fscoord._log.shared.combining.station import Station
 from fscoord._log.shared.network import NetworkAccess
-from fscoord._log.shared.node_poller import node_bell_path
+from fscoord._log.shared.node_poller import node_path
 from fscoord._log.shared.sharing import Sharing
 from fscoord._log.wakeup import watcher
 from fscoord._log.wakeup.doorbell import bucket

@@ -110,6 +110,10 @@ class Place(AnyPlace):
         store.set_timeout(timeout)
         return store
 
+    def close_newest(self) -> None:
+        """Close the handle that was opened last. A view on it, which a test gets, leaves it open."""
+        self._opened[-1].close()
+
     def full(self, key: str) -> str:
         """Return the name that `key` has in errors."""
         return "/".join([*self.prefixes, key])

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from support.faulty import FaultyOs
-
-from fscoord._runtime import system
+from support.internals import system
 
 
 class SharedOs(FaultyOs):

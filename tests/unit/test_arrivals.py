@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.faulty import faulty_os
-from support.internals import log_of
+from support.internals import ChangeWatcher, log_of, watcher
 from support.places import wait_in_vain
 
 from fscoord import (
@@ -25,8 +25,6 @@ from fscoord import (
     gather,
     synchronize,
 )
-from fscoord._log.wakeup import watcher
-from fscoord._log.wakeup.watcher import ChangeWatcher
 
 HANG_S = 120
 

@@ -73,9 +73,22 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Followers look at the seat once, right after the publishing, and then only if they are told to."""
+def only_told(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Followers look at the seat once, right after the publishing, and then only if they are told to.
+
+    The list has the lengths of the sleeps that have begun after that look.
+    """
+    sleeps: list[float] = []
+    receive = Station.receive
+
+    def note_and_receive(station: Station, slot: Slot, seconds: float) -> bytes | None:
+        if seconds:
+            sleeps.append(seconds)
+        return receive(station, slot, seconds)
+
     monkeypatch.setattr(combiner, "LOOK_S", NEVER_S)
+    monkeypatch.setattr(Station, "receive", note_and_receive)
+    return sleeps
 
 
 @pytest.fixture
@@ -137,7 +150,7 @@ def append_for(leader: FileStore, request: Any) -> None:
     assert isinstance(writer, SharedLogWriter)
     leader.num_keys()
     with log_of(leader).handle.mutex:
-        writer.append_batch([(record.ADD, b"n", b"1", request.session, request.time)])
+        writer.append_batch([(record.ADD, b"n", b"1", request.author.session, request.time)])
 
 
 # One batch for all
@@ -171,7 +184,7 @@ def test_batch_is_not_longer_than_one_request_to_the_server(path: str, monkeypat
 
 
 def test_author_looks_at_the_seat_once_more_behind_the_publishing(
-    path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
+    path: str, only_told: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader may have left between the first try and the publishing, and then no leader comes."""
     with ExitStack() as stack:
@@ -189,24 +202,15 @@ def test_author_looks_at_the_seat_once_more_behind_the_publishing(
 
 
 def test_leader_that_gets_no_lock_calls_the_next_one(
-    path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
+    path: str, only_told: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sleeps: list[float] = []
-    receive = Station.receive
-
-    def receive_later(station: Station, slot: Any, seconds: float) -> bytes | None:
-        if seconds:
-            sleeps.append(seconds)
-        return receive(station, slot, seconds)
-
-    monkeypatch.setattr(Station, "receive", receive_later)
     with ExitStack() as stack:
         first, second = opened(path, stack, 2)
         with HeldLock(path) as held:
             first.set_timeout(0.1)
             second.set_timeout(NEVER_S)
             # The time-out comes when the follower has looked at the seat after its publishing, and sleeps.
-            monkeypatch.setattr(log_of(first).handle.lock, "wait", lambda *_, **__: until(lambda: sleeps))
+            monkeypatch.setattr(log_of(first).handle.lock, "wait", lambda *_, **__: until(lambda: only_told))
             leading = start_thread(first.add, "n", 1)
             until(lambda: log_of(first).handle.shared.leader)
             following = start_thread(second.add, "n", 1)
@@ -219,7 +223,7 @@ def test_leader_that_gets_no_lock_calls_the_next_one(
 
 
 def test_author_that_takes_the_seat_although_it_need_not_lead_calls_the_next_one(
-    path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
+    path: str, only_told: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its leader claims its request and leaves just before it tries the seat. The one whom the leader calls meanwhile
     finds the seat taken, and is not called again by the leader.
@@ -410,7 +414,7 @@ def test_late_write_of_a_follower_has_its_whole_time(late: Late, monkeypatch: py
 
 @pytest.mark.parametrize("way", ["alone", "leads", "takes over"])
 def test_late_write_that_waits_for_the_lock_has_its_whole_time(
-    way: str, late: Late, path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
+    way: str, late: Late, path: str, only_told: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, write = late
     publish = Station.publish
@@ -562,7 +566,7 @@ def test_long_result_that_is_not_told_outlives_a_compaction(path: str) -> None:
             assert isinstance(writer, SharedLogWriter)
             leader.num_keys()
             with log_of(leader).handle.mutex:
-                writer.append_batch([(record.POP, b"q", b"", request.session, request.time)])
+                writer.append_batch([(record.POP, b"q", b"", request.author.session, request.time)])
             author.num_keys()
             let_write_alone(leader, seat)
             leader.compact()
@@ -590,7 +594,7 @@ def left_behind_by_compactions(path: str, call: Callable[[FileStore], Any], *, w
             if writes:
                 operation, writer = Operation.decode(request.operation), log_of(leader).writer
                 assert isinstance(writer, SharedLogWriter)
-                found = (operation.kind, operation.key, operation.value, request.session, request.time)
+                found = (operation.kind, operation.key, operation.value, request.author.session, request.time)
                 with log_of(leader).handle.mutex:
                     writer.append_batch([found])
             if old:
@@ -700,7 +704,7 @@ def test_second_record_of_an_arrival_lost_in_a_torn_batch_is_appended_by_its_aut
             assert isinstance(writer, SharedLogWriter)
             leader.num_keys()
             operation = Operation.decode(request.operation)
-            found = (operation.kind, operation.key, operation.value, request.session, request.time)
+            found = (operation.kind, operation.key, operation.value, request.author.session, request.time)
             with log_of(leader).handle.mutex:
                 writer.append_batch([found])
             seat.leave()
@@ -710,7 +714,7 @@ def test_second_record_of_an_arrival_lost_in_a_torn_batch_is_appended_by_its_aut
 
 
 def test_request_that_is_withdrawn_while_the_leader_reads_it_is_not_appended(
-    path: str, only_told: None, monkeypatch: pytest.MonkeyPatch
+    path: str, only_told: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes: list[Any] = []
     follow = Combiner._follow
@@ -718,9 +722,9 @@ def test_request_that_is_withdrawn_while_the_leader_reads_it_is_not_appended(
     with ExitStack() as stack:
         leader, author = opened(path, stack, 2)
         author.set_timeout(NEVER_S)
-        with Seat(author) as seat:
+        with Seat(author):
             thread = start_thread(author.add, "n", 1)
-            seat.requests(1)
+            until(lambda: only_told)  # before, it would find the seat free, and lead
         is_there = Station.is_there
 
         def when_withdrawn(station: Station, slot: Any, address: str) -> bool:

@@ -27,6 +27,7 @@ from support.internals import (
     notifier_of,
     open_root,
     parse_generation_name,
+    record,
     state_of,
     system,
     unlock_of_a_closed_lock as _nothing,
@@ -242,10 +243,10 @@ def test_long_lived_handle_forgets_the_dead_sessions_a_compaction_dropped(compac
                 assert store.get("k") == b"%d" % number
                 with FileStore(path, read_only=True) as late:
                     late.check(["k"])
-                    assert log_of(store).sessions == log_of(late).sessions
-                    assert log_of(store).deaths == log_of(late).deaths
+                    assert log_of(store).table.sessions == log_of(late).table.sessions
+                    assert log_of(store).table.deaths == log_of(late).table.deaths
                     assert log_of(store).table.ranks == log_of(late).table.ranks
-        assert len(log_of(store).sessions) == 6  # the two that live, and the last of each rank
+        assert len(log_of(store).table.sessions) == 6  # the two that live, and the last of each rank
         assert store.dead_ranks(range(4)) == other.dead_ranks(range(4)) == [2, 3]
         assert store.dead_sessions(range(3, 60)) == list(range(3, 60))
 
@@ -333,11 +334,12 @@ def test_generation_names_and_references_are_parsed_and_others_rejected() -> Non
         assert parse_generation_name(wrong) is None
     assert parse_generation_name(name, b"log") is None
     successor = GenerationRef(12, b"i" * 16, 1 << 40, 7, name)
-    assert GenerationRef.from_seal(successor.seal() + b"later") == successor
-    assert GenerationRef.from_forward(successor.forward() + b"later") == successor._replace(size=0, chain=0)
-    for cut in range(len(successor.forward())):
+    assert GenerationRef.decode(record.SEAL, successor.seal() + b"later") == successor
+    forward = successor.forward()
+    assert GenerationRef.decode(record.FORWARD, forward + b"later") == successor._replace(size=0, chain=0)
+    for cut in range(len(forward)):
         with pytest.raises(MalformedRecord, match=r"cut short|not a name"):
-            GenerationRef.from_forward(successor.forward()[:cut])
+            GenerationRef.decode(record.FORWARD, forward[:cut])
 
 
 def test_watch_on_a_generation_just_removed_is_replaced(path: Path) -> None:
@@ -541,18 +543,18 @@ def test_forked_child_opens_its_own_descriptors_and_is_a_new_session(compactions
             store.compact()
         store.set("k", "2")
         log: Any = log_of(store)
-        before, session, seen, old = held(store), log.session, resets(store), log.handle.lock
+        before, session, seen, old = held(store), log.handle.lock.session, resets(store), log.handle.lock
         be_forked(log)
         assert log.handle.mutex is log.handle.shared.mutex
         assert log.handle.recovery & DESCRIPTORS
-        assert (held(store), log.liveness.file, log.liveness._fds, log.session) == ([], None, set(), 0)
+        assert (held(store), log.liveness.file, log.liveness._fds, log.handle.lock.session) == ([], None, set(), 0)
         assert store.get("k") == b"2"
         assert (held(store), seen) == (before, []), "the same files, and nothing is read twice"
         assert (log.handle.root_fd >= 0) is (compactions > 0)
         assert old.is_closed
         assert old.unlock is _nothing, "the number of its descriptor is another's by now"
         store.set("k", "3")
-        assert log.session > session
+        assert log.handle.lock.session > session
         with FileStore(log_path) as other:
             assert other.get("k") == b"3"
 
@@ -640,12 +642,12 @@ def test_session_keeps_its_number_through_compactions_of_its_run(
     with FileStore(log_path, run_id=("second", 0)) as store:
         store.set("k", "2")
         assert len(log_of(store).handle.header.run_ids) == 2
-        session = log_of(store).session
-        assert session in log_of(store).sessions
+        session = log_of(store).handle.lock.session
+        assert session in log_of(store).table.sessions
         for _ in range(2):
             store.compact()
             store.set("k", "3")
-            assert log_of(store).session == session, "the header names two runs, and the first one counts"
+            assert log_of(store).handle.lock.session == session, "the header names two runs, and the first one counts"
 
 
 @pytest.mark.parametrize(

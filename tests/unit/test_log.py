@@ -148,12 +148,12 @@ def test_child_forked_in_c_is_another_session_from_its_first_call(operation: str
             log.refresh(LIMIT_S)
         else:
             log.update(record.SET, b"k", b"w", None, LIMIT_S)
-        return forks._life[0] - before, log.session
+        return forks._life[0] - before, log.handle.lock.session
 
     with Child(fork_in_c, work) as child:
         assert child.result() == (1, 2 if operation == "update" else 0)
     log.update(record.SET, b"k", b"x", None, LIMIT_S)
-    assert log.session == 1
+    assert log.handle.lock.session == 1
 
 
 def wait(handle: Handle, monkeypatch: pytest.MonkeyPatch, *, limit: float = LIMIT_S) -> list[str]:

@@ -21,7 +21,7 @@ from fscoord import FileStore
 from fscoord._log import mount, opened
 from fscoord._log.format import record
 from fscoord._log.shared import network, node_poller, node_waiter
-from fscoord._log.shared.node_poller import node_bell_path
+from fscoord._log.shared.node_poller import node_path
 from fscoord._log.wakeup import watcher
 from fscoord._runtime import system
 
@@ -141,7 +141,7 @@ def test_waiter_beside_a_stopped_poller_polls_itself(place: Path, workers: Calla
 
 
 def bell_of(store: FileStore) -> str:
-    return node_bell_path(log_of(store).handle.root.key)
+    return node_path(log_of(store).handle.root.key)
 
 
 def _beats(path: str) -> int:
@@ -154,13 +154,13 @@ def _beats(path: str) -> int:
 def test_runtime_directory_is_preferred_while_it_can_be_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = place / "runtime"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    assert node_bell_path(KEY).startswith(str(place / "node"))
+    assert node_path(KEY).startswith(str(place / "node"))
     runtime.mkdir()
     directory = runtime / f"fscoord-{os.geteuid()}"
     directory.touch(0o600)
-    assert node_bell_path(KEY).startswith(str(place / "node")), "a file is no directory, whosever it is"
+    assert node_path(KEY).startswith(str(place / "node")), "a file is no directory, whosever it is"
     directory.unlink()
-    assert node_bell_path(KEY).startswith(str(runtime))
+    assert node_path(KEY).startswith(str(runtime))
 
 
 @pytest.mark.parametrize("trap", ["open to all", "link", "file", "shared"])
@@ -180,7 +180,7 @@ def test_node_bell_directory_open_to_others_is_unused_and_waits_still_end(
         else:
             monkeypatch.setattr(node_poller, "find_mount", lambda path: mount.Mount("nfs", "/", ()))
     with pytest.raises(OSError) as caught:
-        node_bell_path(KEY)
+        node_path(KEY)
     assert caught.value.errno not in (None, errno.ENOENT), "it says what is wrong with the directory"
     path = str(place / "log")
     with FileStore(path, timeout=LIMIT_S) as afar, FileStore(path, timeout=LIMIT_S) as store:

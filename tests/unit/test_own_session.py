@@ -64,7 +64,7 @@ def test_session_number_is_available_unless_recovery_is_pending(path: str) -> No
     with FileStore(path) as store:
         store.set("k", "1")
         log = log_of(store)
-        assert log.session_if_ready == log.session > 0
+        assert log.session_if_ready == log.handle.lock.session > 0
         log.handle.recovery = POSITION
         assert log.session_if_ready == 0
 
@@ -82,7 +82,7 @@ def test_session_that_cannot_hold_its_byte_registers_without_a_liveness_file(
         store.set("k", "1")
         log = log_of(store)
         assert (log.liveness.file, log.liveness._fds) == (None, set())
-        assert log.sessions[log.session].alive_id == bytes(16)
+        assert log.table.sessions[log.handle.lock.session].alive_id == bytes(16)
 
 
 def test_liveness_byte_of_the_handle_is_checked_at_intervals(path: str) -> None:
@@ -115,19 +115,19 @@ def test_handle_that_lost_its_byte_becomes_another_session(alive: Any, keeps: bo
     with FileStore(path) as store:
         store.set("k", "1")
         log: Any = log_of(store)
-        session = log.session
+        session = log.handle.lock.session
         log.liveness.file, log.liveness.checked_at = alive, 0.0
         log.liveness.check_byte(2 * CHECK_S)
-        assert (log.session, log.liveness.file is not None) == ((session, True) if keeps else (0, False))
+        assert (log.handle.lock.session, log.liveness.file is not None) == ((session, True) if keeps else (0, False))
         store.set("k", "2")
-        assert (log.session == session) is keeps
+        assert (log.handle.lock.session == session) is keeps
 
 
 def test_session_declared_dead_and_forgotten_is_an_error_for_its_handle(path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "1")
         log = log_of(store)
-        del log.sessions[log.session]
+        del log.table.sessions[log.handle.lock.session]
         log.handle.path_checked_at = 0.0
         for _ in range(2):
             with pytest.raises(SessionDeadError, match="has a death record: this handle's session"):
@@ -181,7 +181,7 @@ def test_session_with_another_liveness_file_is_known_dead_on_its_host_only(
     with FileStore(path) as store:
         store.set("k", "1")
         log = log_of(store)
-        log.sessions[7] = log.sessions[log.session]._replace(alive_id=b"other" + bytes(11))
+        log.table.sessions[7] = log.table.sessions[log.handle.lock.session]._replace(alive_id=b"other" + bytes(11))
         assert log.liveness.is_alive(7, home) is lives
 
 
@@ -197,17 +197,17 @@ def test_death_is_recorded_once(path: str, monkeypatch: pytest.MonkeyPatch) -> N
     with FileStore(path) as store, FileStore(path) as other, FileStore(path) as dead:
         for handle in (store, other, dead):
             handle.set("k", "1")
-        number = log_of(dead).session
+        number = log_of(dead).handle.lock.session
         for log in (log_of(store), log_of(other)):
             monkeypatch.setattr(log.liveness, "is_alive", lambda number, home: False)
         assert log_of(store).record_death(number, LIMIT_S)
         size = os.path.getsize(path)
         monkeypatch.setattr(log_of(other), "refresh", lambda limit: None)  # so that it finds that only with the lock
-        assert number not in log_of(other).deaths
+        assert number not in log_of(other).table.deaths
         assert log_of(other).record_death(number, LIMIT_S) is True
         assert log_of(other).record_death(number, LIMIT_S) is True
         assert os.path.getsize(path) == size
-        assert number in log_of(other).deaths
+        assert number in log_of(other).table.deaths
 
 
 def test_death_forgotten_while_a_waiter_looks_for_it_is_no_error(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_scan_allocates_no_memory_for_a_length_beyond_the_file(there: int, file:
     os.write(file.fd, data)
     asked: list[int] = []
     with faulty_os() as faulty, faulty.instead(lambda name, _, given: name == "read" and asked.append(given[1])):
-        segments = list(Scan(file.lockout(), LogPosition(0, CHAIN), durable=False).segments())
+        segments = list(Scan(file.fd, LogPosition(0, CHAIN), durable=False, lockout=file.lockout()).segments())
     assert segments == [Torn(0, len(data))]
     assert max(asked) <= CHUNK
 
@@ -86,7 +86,7 @@ def test_scan_reads_a_file_to_its_end_in_pieces_of_any_size(file: File, monkeypa
     os.write(file.fd, data)
     for size in range(1, len(data) + 2):
         monkeypatch.setattr(scan, "CHUNK", size)
-        scanned = Scan(file.lockout(), LogPosition(0, CHAIN), durable=False)
+        scanned = Scan(file.fd, LogPosition(0, CHAIN), durable=False, lockout=file.lockout())
         found = [entry[2] for segment in scanned.segments() if isinstance(segment, Sound) for entry in segment.records]
         assert (found, scanned.place) == ([b"a", b"bb", b"c", b""], LogPosition(len(data), chain))
 
@@ -179,7 +179,7 @@ def test_tail_that_may_be_unfinished_is_judged_under_the_lock(file: File) -> Non
     whole, chain = record.encode(record.SET, b"k", b"v", 1, 2, CHAIN)
     os.write(file.fd, whole + whole[:10])
     lockout = file.lockout()
-    scanned = Scan(lockout, LogPosition(0, CHAIN), durable=False)
+    scanned = Scan(file.fd, LogPosition(0, CHAIN), durable=False, lockout=lockout)
     segments = scanned.segments()
     found = next(segments)
     assert (found.offset, found.end, scanned.place) == (0, len(whole), LogPosition(len(whole), chain))
@@ -187,7 +187,7 @@ def test_tail_that_may_be_unfinished_is_judged_under_the_lock(file: File) -> Non
     with closing(Holder(file.path, OFD)), pytest.raises(StoreTimeoutError):
         next(segments)
     os.ftruncate(file.fd, len(whole))
-    scanned = Scan(lockout, scanned.place, durable=False)
+    scanned = Scan(file.fd, scanned.place, durable=False, lockout=lockout)
     with closing(Holder(file.path, OFD)):
         assert list(scanned.segments()) == [], "there is nothing to judge"
     assert not lockout.is_held

@@ -23,7 +23,7 @@ from fscoord._log.replay.cursor import Cursor
 from fscoord._log.shared import extent as shared_extent, network, node_waiter
 from fscoord._log.shared.extent import Extent
 from fscoord._log.shared.network import NetworkAccess
-from fscoord._log.shared.node_poller import node_bell_path
+from fscoord._log.shared.node_poller import node_path
 from fscoord._log.shared.node_waiter import NodeWaiter
 from fscoord._log.wakeup import watcher
 from fscoord._log.wakeup.doorbell import Doorbell, bucket
@@ -221,11 +221,11 @@ def test_waiter_that_does_not_find_its_key_in_the_extent_reads_on_the_server(
             until(lambda: is_armed_in(store))
             twin = next(name for name in map(str, range(10**6)) if bucket(name.encode()) == bucket(b"k"))
             write_from_afar(writer, twin)  # the extent will end here
-            extent = sharing_of(writer).recent_extent()
+            extent = sharing_of(writer).access.recent
             write_from_afar(afar, "k")
             reads.clear()
             assert extent is not None
-            bell = Doorbell(node_bell_path(log_of(store).handle.root.key), 0o600)
+            bell = Doorbell(node_path(log_of(store).handle.root.key), 0o600)
             shared_extent.publish(bell, extent)
             bell.ring(bucket(b"k"))
             assert thread.join() == b"v"
@@ -271,7 +271,8 @@ def test_extent_with_a_seal_leads_into_the_next_generation(path: str) -> None:
 def test_handle_that_reads_of_its_own_death_in_an_extent_ends(path: str) -> None:
     with FileStore(path) as one, FileStore(path) as two:
         two.set("a", "1")
-        number, alive_id = log_of(two).session, log_of(two).sessions[log_of(two).session].alive_id
+        number = log_of(two).handle.lock.session
+        alive_id = log_of(two).table.sessions[number].alive_id
         one.set("b", "1")
         log_of(one).update(record.DEATH, b"", encode_death(number, alive_id), None, HANG_S)
         assert not sharing_of(two).read_extent(extent_of(one))

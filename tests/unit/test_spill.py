@@ -251,13 +251,15 @@ def test_long_value_of_a_handle_closed_by_another_thread_is_not_read(path: Path)
     """Its descriptor may be another file's by then."""
     store = FileStore(path, spill_bytes=LEAST)
     store.set("k", bytes(LEAST))
-    inspect = log_of(store).inspect
+    log = log_of(store)
+    inspect = log.inspect
 
     def close_and_inspect(answer: Callable[[], Any]) -> Any:
+        log.inspect = inspect  # type: ignore[method-assign]
         store.close()
         return inspect(answer)
 
-    log_of(store).inspect = close_and_inspect  # type: ignore[method-assign]
+    log.inspect = close_and_inspect  # type: ignore[method-assign]
     with faulty_os() as faulty, pytest.raises(StoreClosedError):
         store.get("k")
     assert "pread" not in [name for name, _ in faulty.calls]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,19 @@ from support.internals import (
     Generation,
     GenerationRef,
     Header,
-    LogCopy,
     LogPosition,
     Report,
     generation_name,
     log_of,
     record,
-    repair,
     scan,
+    write_copy,
 )
 from support.logs import make, put, write_every_kind
 from support.plain_reader import read_log
 
 from fscoord import CorruptLogError, FileStore, InsecurePathError, StoreUnavailableError
+from fscoord._log.files import opening
 from fscoord.inspect import dump, verify
 
 
@@ -240,7 +241,7 @@ def test_length_beyond_the_end_of_the_file_costs_no_search(path: str, monkeypatc
 def test_copy_is_written_in_pieces_each_once_and_synced_before_it_appears(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repair, "_BUFFER", 1000)
+    monkeypatch.setattr(opening, "BUFFER", 1000)
     path = tmp_path / "copy"
     records = [(record.SET, b"%d" % number, bytes([number]) * 400, 1, number) for number in range(10)]
     done: list[str] = []
@@ -251,12 +252,13 @@ def test_copy_is_written_in_pieces_each_once_and_synced_before_it_appears(
         elif name in ("write", "link"):
             done.append(name)
 
-    with faulty_os() as faulty, faulty.instead(note), LogCopy(str(path), Header(b"i" * 16, OFD, False), 0o640) as copy:
-        for found in records:
-            copy.add(found)
+    def given() -> Iterator[record.Record]:
+        yield from records
         assert done == ["write"] * 3
         assert not path.exists()
-        copy.finish()
+
+    with faulty_os() as faulty, faulty.instead(note):
+        write_copy(str(path), Header(b"i" * 16, OFD, False), 0o640, given())
         birth = done.pop(4)
     assert done == [*["write"] * 4, "link", str(tmp_path)]
     assert birth.startswith(f"{path}.")
@@ -269,13 +271,16 @@ def test_copy_is_written_in_pieces_each_once_and_synced_before_it_appears(
 
 def test_copy_that_is_given_up_or_comes_too_late_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "copy"
-    with LogCopy(str(path), Header(b"i" * 16, OFD, False), 0o600) as copy:
-        copy.add((record.SET, b"k", b"v", 1, 1))
+
+    def given(last: Callable[[], object]) -> Iterator[record.Record]:
+        yield record.SET, b"k", b"v", 1, 1
+        last()
+
+    with pytest.raises(ZeroDivisionError):
+        write_copy(str(path), Header(b"i" * 16, OFD, False), 0o600, given(lambda: 1 // 0))
     assert os.listdir(tmp_path) == []
-    with LogCopy(str(path), Header(b"i" * 16, OFD, False), 0o600) as copy:
-        path.write_bytes(b"another's")
-        with pytest.raises(ValueError, match="nothing is overwritten"):
-            copy.finish()
+    with pytest.raises(ValueError, match="nothing is overwritten"):
+        write_copy(str(path), Header(b"i" * 16, OFD, False), 0o600, given(lambda: path.write_bytes(b"another's")))
     assert os.listdir(tmp_path) == ["copy"]
     assert path.read_bytes() == b"another's"
 

@@ -294,12 +294,12 @@ def test_leader_whose_term_was_ended_is_elected_anew(start: Start, tmp_path: Pat
 # -- locks -------------------------------------------------------------------------------------------------------------
 
 
-def test_shared_lock_is_acquired_again_past_a_waiting_writer(start: Start) -> None:
+def test_shared_lock_is_acquired_again_past_a_waiting_writer(start: Start, tmp_path: Path) -> None:
     reader, writer = start("reader").get_lock(b"l"), start("writer").get_lock(b"l")
     assert reader.acquire(shared=True)
     waiting = start_thread(writer.acquire)
-    store = reader._store
-    until(lambda: len(Lock(store, "tooz/locks/l").waiters()) == 1)
+    with FileStore(tmp_path / "store", timeout=HANG_S) as store:
+        until(lambda: len(Lock(store, "tooz/locks/l").waiters()) == 1)
     assert reader.acquire(shared=True)
     assert not writer.is_still_owner()
     assert reader.release()
@@ -344,8 +344,8 @@ def test_heartbeat_is_not_needed_but_tells_a_member_that_it_was_taken_for_dead(
     assert not coordinator.requires_beating
     assert coordinator.heartbeat() > 0
     coordinator.join_group_create(b"g")
-    number = coordinator._store.register()
     with FileStore(tmp_path / "store", timeout=HANG_S) as store, monkeypatch.context() as patch:
+        number = store.members()[0].number
         patch.setattr(Liveness, "is_alive", lambda *_: False)
         assert log_of(store).record_death(number, HANG_S)
     with pytest.raises(coordination.ToozConnectionError, match=f"{tmp_path}/store.*session {number} is dead"):

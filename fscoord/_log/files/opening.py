@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from fscoord._log.files import safe_files
+from fscoord._log.format import record
 from fscoord._log.format.header import ForeignFile, Header, RunId
-from fscoord._log.format.record import LogPosition, MalformedRecord
+from fscoord._log.format.record import LogPosition, MalformedRecord, Record
 from fscoord._log.locking.log_lock import KIND_NAMES, OFD, SOFT, LogLock
 from fscoord._runtime import system
 from fscoord._runtime.escaping import shell_word
@@ -15,6 +17,9 @@ from fscoord.errors import CorruptLogError, StoreError, StoreTimeoutError, Store
 
 ATTEMPTS: Final = 100
 PAUSE_S: Final = 0.001
+
+BUFFER: Final = 1 << 20
+"""How many bytes of a new log are written at once, in about."""
 
 COMPACT_BYTES: Final = 256 * 1024
 """The default size in bytes from which a log is compacted: about once in 6,000 small writes to a few keys."""
@@ -129,6 +134,23 @@ def read_header(fd: int) -> bytes:
         more = system.os.read(fd, missing)
         data += more
     return data
+
+
+def write_log(fd: int, header: Header, records: Iterable[Record]) -> LogPosition:
+    """Write `header` and `records`, with their own writers and times, to the empty file `fd`. Return their end."""
+    first = header.encode()
+    _, (size, chain) = Header.decode(first)
+    parts, waiting = [first], size
+    for each in records:
+        data, chain = record.encode(*each, chain)
+        parts.append(data)
+        size += len(data)
+        waiting += len(data)
+        if waiting >= BUFFER:
+            safe_files.write_all(fd, b"".join(parts))
+            parts, waiting = [], 0
+    safe_files.write_all(fd, b"".join(parts))
+    return LogPosition(size, chain)
 
 
 def _close(writer: int, reader: int, owned_fds: set[int]) -> None:

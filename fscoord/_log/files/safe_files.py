@@ -8,18 +8,17 @@ the descriptors that are left in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from itertools import starmap
 from typing import Any, Final
 
 from fscoord._runtime import system
 from fscoord._runtime.escaping import shell_word
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord.errors import CorruptLogError, InsecurePathError, StoreUnavailableError
 
 TEMPORARY_SUFFIX = ".new"
-_ONCE = ((),)
 _NO_LINKS = frozenset((system.errno.EPERM, system.errno.EOPNOTSUPP, system.errno.ENOSYS, system.errno.EMLINK))
 GONE: Final = frozenset((system.errno.ENOENT, getattr(system.errno, "ESTALE", -1)))
 """The errors of open(2) for a file that does not exist any more, also on a file server."""
@@ -155,6 +154,15 @@ def close_owned(fd: int, owned_fds: set[int]) -> None:
         raise_if_foreign(error)
 
 
+@contextmanager
+def closing_owned(fd: int, owned_fds: set[int]) -> Iterator[int]:
+    """Return `fd`, which is in `owned_fds`, for the body of a ``with``, and close it at the end."""
+    try:
+        yield fd
+    finally:
+        close_owned(fd, owned_fds)
+
+
 def check(path: str, fd: int, mode: int, *, read_only: bool, is_fifo: bool = False) -> None:
     """Refuse the open file `fd` unless it is a regular file that only the users whom `mode` allows can write.
 
@@ -192,18 +200,14 @@ def check(path: str, fd: int, mode: int, *, read_only: bool, is_fifo: bool = Fal
 def _uid_given_to_ours(path: str) -> int:
     """Return the owner that a new file beside `path` gets. An NFS server may map users (root squash)."""
     probe = temporary_name(path)
-    opened = system.Descriptors()
+    opened, close = system.owned_for_a_while()
     try:
         return system.os.fstat(create_descriptor(probe, 0o600, opened)).st_uid
     except OSError as error:
         raise_if_foreign(error)
         return -1
     finally:
-        try:
-            if opened:
-                list(map(system.os.close, starmap(opened.pop, _ONCE)))  # removed before it is closed
-        except OSError as error:
-            raise_if_foreign(error)
+        close()
         unlink_quietly(probe)
 
 
@@ -228,17 +232,13 @@ def inherit_permissions(source: str, target: int) -> None:
     `copy_permissions`. A user who may rename in the directory can put a file of their own at the path `source`. Then
     the new file gets permissions that this user could have given to a file of that name, too.
     """
-    opened = system.Descriptors()
+    opened, close = system.owned_for_a_while()
     try:
         copy_permissions(open_descriptor(source, system.os.O_RDONLY, owned_fds=opened), target)
     except (OSError, InsecurePathError) as error:
         raise_if_foreign(error)
     finally:
-        try:
-            if opened:  # by C functions only, as in `create`: Ctrl-C would leave the descriptor open
-                list(map(system.os.close, starmap(opened.pop, _ONCE)))
-        except OSError as error:
-            raise_if_foreign(error)
+        close()
 
 
 def copy_permissions(source: int, target: int) -> None:
@@ -305,11 +305,9 @@ def unlink_quietly(path: str, epoch: int | None = None) -> None:
     the middle of an operation, the operation continues in the child as well and cleans up, but the file belongs to the
     parent.
     """
-    try:
+    with ignoring(OSError):
         if epoch is None or system.process_epoch() == epoch:  # no signal handler runs between this check and the call
             system.os.unlink(path)
-    except OSError as error:
-        raise_if_foreign(error)
 
 
 def same_file(one: Any, other: Any) -> bool:
@@ -332,7 +330,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
         like: a file whose group and access control list the new file gets, as far as this process may set them.
     """
     epoch, temporary = system.process_epoch(), temporary_name(path)
-    opened = system.Descriptors()
+    opened, close = system.owned_for_a_while()
     try:
         try:
             try:
@@ -347,11 +345,7 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
             if durable:
                 system.sync_file(fd)
         finally:
-            try:
-                if opened:  # first of all, before anything that Ctrl-C can interrupt
-                    list(map(system.os.close, starmap(opened.pop, _ONCE)))  # removed before it is closed
-            except OSError as error:
-                raise_if_foreign(error)
+            close()  # first of all, before anything that Ctrl-C can interrupt
         try:
             _link(temporary, path)
         except OSError as error:
@@ -362,15 +356,11 @@ def create(path: str, content: Callable[[int], bytes], mode: int, *, durable: bo
     finally:
         unlink_quietly(temporary, epoch)
     if durable:
-        opened = system.Descriptors()
+        opened, close = system.owned_for_a_while()
         try:
             sync_directory(path, opened)
         finally:
-            try:
-                if opened:
-                    list(map(system.os.close, starmap(opened.pop, _ONCE)))  # removed before it is closed
-            except OSError as error:
-                raise_if_foreign(error)
+            close()
 
 
 def _link(temporary: str, path: str) -> None:
@@ -402,20 +392,16 @@ def create_fifo(path: str, mode: int, like: int, owned_fds: set[int]) -> None:
 
     def permit(fd: int) -> None:
         system.os.fchmod(fd, mode)
-        try:
+        with ignoring(OSError):
             copy_permissions(like, fd)
-        except OSError as error:
-            raise_if_foreign(error)
 
     publish = partial(system.os.link, follow_symlinks=False)
-    try:
+    with ignoring(FileExistsError):
         close_owned(system.make_node(path, system.os.mkfifo, mode, permit, publish, owned_fds), owned_fds)
-    except FileExistsError as error:
-        raise_if_foreign(error)
 
 
 def _create_empty(path: str, mode: int) -> None:
-    opened = system.Descriptors()
+    opened, close = system.owned_for_a_while()
     try:
         create_descriptor(path, mode, opened)
     except FileExistsError as error:
@@ -425,11 +411,7 @@ def _create_empty(path: str, mode: int) -> None:
             unlink_quietly(path)
         raise
     finally:
-        try:
-            if opened:
-                list(map(system.os.close, starmap(opened.pop, _ONCE)))  # removed before it is closed
-        except OSError as error:
-            raise_if_foreign(error)
+        close()
 
 
 def create_descriptor(path: str, mode: int, owned_fds: set[int]) -> int:
@@ -470,11 +452,9 @@ def read_all(fd: int, size: int, offset: int | None = None) -> bytes:
 
 def sync_directory(path: str, owned_fds: set[int]) -> None:
     """Sync the directory of `path`, so that the name survives a power failure (fsync(2))."""
-    fd = open_descriptor(system.os.path.dirname(path), system.os.O_RDONLY, owned_fds=owned_fds)
-    try:
+    directory = open_descriptor(system.os.path.dirname(path), system.os.O_RDONLY, owned_fds=owned_fds)
+    with closing_owned(directory, owned_fds) as fd:
         system.sync_file(fd)
-    finally:
-        close_owned(fd, owned_fds)
 
 
 def publish(temporary: str, path: str) -> None:
@@ -492,6 +472,11 @@ def publish(temporary: str, path: str) -> None:
         if system.os.path.lexists(path):
             raise FileExistsError(system.errno.EEXIST, "it is there", path) from None
         system.os.rename(temporary, path)
+
+
+def beside(path: str, name: bytes) -> str:
+    """Return the path of the file `name` in the directory of `path`."""
+    return system.os.path.join(system.os.path.dirname(path), system.os.fsdecode(name))
 
 
 def temporary_name(path: str) -> str:

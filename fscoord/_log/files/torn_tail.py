@@ -6,8 +6,7 @@ zeros up to `void_place`, and appends a VOID there. See docs/format.md, "Torn ta
 
 from __future__ import annotations
 
-import re
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from fscoord._log.files import safe_files
 from fscoord._log.format import record
@@ -15,9 +14,6 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 
 _CHUNK = 1 << 20
-_LIKELY: Final = re.compile(  # lengths below 2^28, writers below 2^24, keys below 1,280, a letter
-    rb"(?!\0{4})(?=...[\0-\x08].{4}...\0.{9}[\0-\x04][A-Za-z])", re.DOTALL
-)
 
 
 class Skip(NamedTuple):
@@ -205,7 +201,7 @@ def _search(fd: int, offset: int, place: int, size: int, chain: int, zeros: Zero
 
 def _holds_record(data: bytes) -> bool:
     """Return whether `data` contains a sound record with any chain."""
-    return any(record.chain_if_sound(data, match.start()) is not None for match in _LIKELY.finditer(data))
+    return any(record.chain_if_sound(data, match.start()) is not None for match in record.LIKELY.finditer(data))
 
 
 def _next_sector(offset: int) -> int:

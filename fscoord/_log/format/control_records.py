@@ -190,14 +190,12 @@ def decode_control(found: Record, generation: int, *, is_sealed: bool) -> Contro
         return decode_death(value)
     if kind == record.FAILURE:
         return Failure.decode(value, time_ns)
-    if kind == record.SEAL:
-        return GenerationRef.from_seal(value, generation)
-    if kind == record.FORWARD:
-        if generation:
-            raise MalformedRecord("only generation 0 may hold forward records")
-        if not is_sealed:
-            raise MalformedRecord("a forward record has no seal before it")
-        return GenerationRef.from_forward(value)
+    if kind == record.FORWARD and generation:
+        raise MalformedRecord("only generation 0 may hold forward records")
+    if kind == record.FORWARD and not is_sealed:
+        raise MalformedRecord("a forward record has no seal before it")
+    if kind in (record.SEAL, record.FORWARD):
+        return GenerationRef.decode(kind, value, generation)
     if kind == record.MULTI_SET:
         for _ in record.decode_pairs(value):
             pass

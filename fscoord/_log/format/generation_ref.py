@@ -45,37 +45,23 @@ class GenerationRef(NamedTuple):
 
     @classmethod
     def decode(cls, kind: int, value: bytes, sealed: int | None = None) -> GenerationRef:
-        """Return the reference in `value`, the value of a SEAL or a FORWARD record. Errors as in `from_seal`."""
-        return cls.from_seal(value, sealed) if kind == SEAL else cls.from_forward(value)
-
-    @classmethod
-    def from_seal(cls, data: bytes, sealed: int | None = None) -> GenerationRef:
-        """Return the reference in `data`, the value of a SEAL record. Bytes after the name are ignored.
+        """Return the reference in `value`, the value of a SEAL or a FORWARD record. Bytes after the name are ignored.
 
         Raises:
-            MalformedRecord: `data` is not the value of a SEAL record, or `sealed` is given and `data` does not name
-                generation `sealed` + 1. Without that check, a reader could follow a cycle of seals for ever.
+            MalformedRecord: `value` is not the value of a record of this kind, or it is that of a SEAL, `sealed` is
+                given, and it does not name generation `sealed` + 1. Without that check, a reader could follow a cycle
+                of seals for ever.
         """
-        if len(data) < _SEAL.size:
-            raise MalformedRecord("a seal is cut short")
-        generation, log_id, size, chain, length = _SEAL.unpack_from(data)
-        if sealed is not None and generation != sealed + 1:
+        form, what = (_SEAL, "seal") if kind == SEAL else (_FORWARD, "forward record")
+        if len(value) < form.size:
+            raise MalformedRecord(f"a {what} is cut short")
+        generation, log_id, *end, length = form.unpack_from(value)
+        if kind == SEAL and sealed is not None and generation != sealed + 1:
             raise MalformedRecord(
                 f"the seal of generation {sealed} names generation {generation}, which is not the next"
             )
-        return cls(generation, log_id, size, chain, _name(data, _SEAL.size, length, generation))
-
-    @classmethod
-    def from_forward(cls, data: bytes) -> GenerationRef:
-        """Return the reference in `data`, the value of a FORWARD record. Bytes after the name are ignored.
-
-        Raises:
-            MalformedRecord: `data` is not the value of a FORWARD record.
-        """
-        if len(data) < _FORWARD.size:
-            raise MalformedRecord("a forward record is cut short")
-        generation, log_id, length = _FORWARD.unpack_from(data)
-        return cls(generation, log_id, 0, 0, _name(data, _FORWARD.size, length, generation))
+        size, chain = end or (0, 0)
+        return cls(generation, log_id, size, chain, _name(value, form.size, length, generation))
 
 
 def _name(data: bytes, start: int, length: int, generation: int) -> bytes:

@@ -15,6 +15,7 @@ from zero, so zeros that are appended to a torn record can't complete it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from struct import Struct
 from typing import Final, NamedTuple
@@ -70,6 +71,9 @@ NAMES: Final = {
 DATA_KINDS: Final = frozenset({SET, DELETE, APPEND, MULTI_SET, ADD, COMPARE_SET, PUSH, POP})
 _NEVER_MET: Final = frozenset({0, VOID})
 """Kinds at which `decode` stops. A VOID counts only where `torn_tail.examine` looks for it."""
+
+LIKELY: Final = re.compile(rb"(?!\0{4})(?=...[\0-\x08].{4}...\0.{9}[\0-\x04][A-Za-z])", re.DOTALL)
+"""Where a record may begin: a length below 2^28, a writer below 2^24, a key below 1,280, and a letter as its kind."""
 
 _PREFIX = Struct("<II")  # length of the record, check
 _HEAD = Struct("<IIIQHB")  # as _PREFIX; then writer, wall time in ns, length of the key, kind
@@ -233,24 +237,18 @@ def record_length(data: bytes, chain: int, position: int = 0) -> int:
     return int(length)
 
 
-def implied_chain(prefix: bytes, position: int = 0) -> int:
-    """Return the chain for which the check of the record at `position` in `prefix` is right.
-
-    Exactly one chain fits. So a record can be found and verified without the records before it.
-    """
-    length, check = unpack_prefix(prefix, position)
-    return int((check - length * _MULTIPLIER) & _MASK)
-
-
 def chain_if_sound(data: bytes, start: int) -> int | None:
-    """Return the chain before the record at `start` in `data`; None if no sound record begins there."""
+    """Return the chain before the record at `start` in `data`; None if no sound record begins there.
+
+    The check of the length is right for exactly one chain. So a record is found without the records before it.
+    """
     if len(data) - start < RECORD_MIN:
         return None
-    length = unpack_prefix(data, start)[0]
+    length, check = unpack_prefix(data, start)
     end = start + length
     if not RECORD_MIN <= length <= RECORD_MAX or end > len(data) or not chr(data[start + KIND_AT]).isalpha():
         return None
-    chain, stop = implied_chain(data, start), end - TAIL_SIZE
+    chain, stop = int((check - length * _MULTIPLIER) & _MASK), end - TAIL_SIZE
     return chain if data[stop:end] == _pack_tail(10, crc32(data[start:stop], chain), 10) else None
 
 

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from fscoord._log.files import safe_files
+from fscoord._log.files.opening import write_log
 from fscoord._log.files.safe_files import copy_permissions
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Failure, encode_death
 from fscoord._log.format.generation_ref import RANDOM_BYTES, GenerationRef, generation_name
 from fscoord._log.format.header import Header, LogIdentity, RunId
-from fscoord._log.format.record import LogPosition, MalformedRecord
+from fscoord._log.format.record import MalformedRecord, Record
 from fscoord._log.generations import forwarding
 from fscoord._log.generations.follower import GenerationFollower
 from fscoord._log.handle import HandleState, open_root
@@ -32,11 +33,7 @@ from fscoord.errors import FscoordError, StoreUnavailableError
 MOVED: Final[Any] = object()
 """The result of an attempt that ended because the log continues in another file."""
 
-_BUFFER: Final = 1 << 20
 _RECORD_SIZE: Final = record.RECORD_MIN
-
-Entry = tuple[int, bytes, bytes, int, int]
-"""Kind, key, value, writer and time of a record of a snapshot."""
 
 
 class Compactor:
@@ -134,7 +131,7 @@ class Compactor:
         session = handle.lock.session or self._registration.append(is_guest=True)
         if dead:
             self._writer.append(record.DEATH, b"", encode_death(dead, table.sessions[dead].alive_id), session)
-        entries: list[Entry] = []
+        entries: list[Record] = []
         if table.failure is not None:
             entries.append(_entry_of(table.failure._replace(is_previous=True), session))
         # No session of the log so far goes on, so for the next reader no session has written yet.
@@ -154,7 +151,7 @@ class Compactor:
             created_ns=system.wall_time_ns(),
         )
 
-    def _snapshot(self, session: int) -> Iterator[Entry]:
+    def _snapshot(self, session: int) -> Iterator[Record]:
         """Yield records from which a reader rebuilds the present state.
 
         The order is: a LEAVE record for each participant that has left, the sessions and deaths that the table keeps,
@@ -203,7 +200,7 @@ class Compactor:
                     span = tracing.recorder.begin("death", f"{known.host}:{known.pid}", "", None, *facts)
                     tracing.recorder.end_later(span, "recorded")
 
-    def _commit(self, header: Header, entries: Iterable[Entry], session: int) -> None:
+    def _commit(self, header: Header, entries: Iterable[Record], session: int) -> None:
         """Write a generation with `header` and `entries`, and seal the generation in use.
 
         A crash, at any line, leaves a log that needs no repair:
@@ -234,7 +231,7 @@ class Compactor:
                 # generation, and `forwarding.remove_superseded` does not remove its file, because the file is locked.
                 lock.bind(fd, session)
                 lock.try_lock()
-            place = _write(fd, header._replace(inode=handle.options.inode(fd)), entries)
+            place = write_log(fd, header._replace(inode=handle.options.inode(fd)), entries)
             # File and directory are synced before the seal, also in a log that is not durable: after a power failure a
             # seal that survived must not name a file that is incomplete or missing.
             system.sync_file(fd)
@@ -258,9 +255,9 @@ class Compactor:
             handle.close_fd(fd)
 
     def _new_name(self, generation: int) -> tuple[bytes, str]:
-        directory, base = system.os.path.split(self._handle.path)
-        name = generation_name(system.os.fsencode(base), generation, system.random_bytes(RANDOM_BYTES))
-        return name, system.os.path.join(directory, system.os.fsdecode(name))
+        base = system.os.fsencode(system.os.path.basename(self._handle.path))
+        name = generation_name(base, generation, system.random_bytes(RANDOM_BYTES))
+        return name, safe_files.beside(self._handle.path, name)
 
     def _copy_permissions(self, fd: int) -> None:
         handle = self._handle
@@ -292,22 +289,5 @@ class Compactor:
             logger(__name__).debug("%s: after the seal of generation %d: %s", handle.path, successor.generation, error)
 
 
-def _entry_of(failure: Failure, session: int) -> Entry:
+def _entry_of(failure: Failure, session: int) -> Record:
     return record.FAILURE, b"", failure.encode(), session, failure.time_ns
-
-
-def _write(fd: int, header: Header, entries: Iterable[Entry]) -> LogPosition:
-    """Write a generation to the empty file `fd`. Return the position at which its snapshot ends."""
-    first = header.encode()
-    _, (size, chain) = Header.decode(first)
-    parts, waiting = [first], size
-    for kind, key, value, writer, time_ns in entries:
-        data, chain = record.encode(kind, key, value, writer, time_ns, chain)
-        parts.append(data)
-        size += len(data)
-        waiting += len(data)
-        if waiting >= _BUFFER:
-            safe_files.write_all(fd, b"".join(parts))
-            parts, waiting = [], 0
-    safe_files.write_all(fd, b"".join(parts))
-    return LogPosition(size, chain)

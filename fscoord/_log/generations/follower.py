@@ -172,7 +172,7 @@ class GenerationFollower:
         The file is opened and checked first. Until both steps have succeeded, the handle does not change.
         """
         handle = self._handle
-        file = system.os.path.join(system.os.path.dirname(handle.path), system.os.fsdecode(successor.name))
+        file = safe_files.beside(handle.path, successor.name)
         reader = writer = -1
         try:
             reader = safe_files.open_descriptor(file, handle.read_flags, owned_fds=handle.owned_fds)

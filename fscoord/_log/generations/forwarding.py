@@ -26,7 +26,7 @@ from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.handle import HandleState
 from fscoord._log.locking.log_lock import SOFT, LogLock
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord.errors import InsecurePathError
 
 _CHUNK = 1 << 18
@@ -50,7 +50,7 @@ def hint(fd: int) -> GenerationRef | None:
         start = place - record.KIND_AT
         if start + record.unpack_prefix(data, start)[0] == len(data) and record.chain_if_sound(data, start) is not None:
             try:
-                return GenerationRef.from_forward(data[start + record.HEAD_SIZE : -record.TAIL_SIZE])
+                return GenerationRef.decode(record.FORWARD, data[start + record.HEAD_SIZE : -record.TAIL_SIZE])
             except MalformedRecord:
                 pass
         place = data.rfind(bytes([record.FORWARD]), 0, place)
@@ -202,6 +202,17 @@ def find_root(path: str, header: Header, log_id: bytes) -> str | None:
     return None
 
 
+def later_files(path: str) -> list[tuple[int, str]]:
+    """Return number and path of each file beside the log at `path` that is named like one of its later generations."""
+    directory, base = system.os.path.split(path)
+    encode, found = system.os.fsencode, []
+    for name in sorted(system.os.listdir(directory)):
+        number = parse_generation_name(encode(name), encode(base))
+        if number is not None:
+            found.append((number, system.os.path.join(directory, name)))
+    return found
+
+
 def remove_superseded(handle: HandleState, owner: LogIdentity, newest: GenerationRef, before: bytes | None) -> None:
     """Remove generation `before`, which a forward record has superseded, and the orphans of the log.
 
@@ -227,23 +238,17 @@ def remove_superseded(handle: HandleState, owner: LogIdentity, newest: Generatio
 
 def is_removable(file: str, owner: LogIdentity, newest: int, reading: int, owned_fds: set[int]) -> bool:
     """Return whether `file` belongs to `owner` and is not newer than generation `newest`, or has no content."""
-    try:
+    with ignoring(OSError, InsecurePathError, MalformedRecord):
         fd = safe_files.open_descriptor(file, reading, owned_fds=owned_fds)
-    except (OSError, InsecurePathError) as error:
-        raise_if_foreign(error)
-        return False
-    try:
-        data = read_header(fd)
-        if not any(data) or Header.is_partial(data):  # its maker died or the power failed before the file was synced
+        with safe_files.closing_owned(fd, owned_fds):
+            data = read_header(fd)
+            if any(data) and not Header.is_partial(data):
+                header = Header.decode(data)[0]
+                return owner.owns(header, system.os.fstat(fd).st_ino) and header.generation <= newest
+            # Its maker died, or the power failed before the file was synced.
             is_short = system.os.fstat(fd).st_size <= ORPHAN_MAX
             return Header.is_partial(data) or (is_short and not any(torn_tail.read_at(fd, 0, ORPHAN_MAX)))
-        header = Header.decode(data)[0]
-        return owner.owns(header, system.os.fstat(fd).st_ino) and header.generation <= newest
-    except (OSError, MalformedRecord) as error:
-        raise_if_foreign(error)
-        return False
-    finally:
-        safe_files.close_owned(fd, owned_fds)
+    return False
 
 
 def _is_unlocked(handle: HandleState, file: str) -> bool:
@@ -275,11 +280,10 @@ def remove_log(handle: HandleState, owner: LogIdentity, clear: Callable[[str], o
     path was removed, and belongs to `owner`.
     """
     epoch, path = system.process_epoch(), handle.path
-    directory, base = system.os.path.split(path)
     try:
         if not _has_one_name(handle):
             return
-        names = system.os.listdir(directory)
+        files = later_files(path)
         if system.process_epoch() == epoch:  # a child that a signal handler forks continues here, without the lock
             clear(path)
         if system.process_epoch() == epoch:
@@ -287,17 +291,13 @@ def remove_log(handle: HandleState, owner: LogIdentity, clear: Callable[[str], o
     except (OSError, MalformedRecord, InsecurePathError) as error:
         raise_if_foreign(error)
         return
-    for name in names:
-        file = system.os.path.join(directory, name)
-        is_named_so = parse_generation_name(system.os.fsencode(name), system.os.fsencode(base)) is not None
-        if is_named_so and is_removable(file, owner, sys.maxsize, handle.read_flags, handle.owned_fds):
+    for _, file in files:
+        if is_removable(file, owner, sys.maxsize, handle.read_flags, handle.owned_fds):
             safe_files.unlink_quietly(file, epoch)
 
 
 def _has_one_name(handle: HandleState) -> bool:
     fd = safe_files.open_descriptor(handle.path, system.os.O_RDONLY, owned_fds=handle.owned_fds)
-    try:
+    with safe_files.closing_owned(fd, handle.owned_fds):
         log_id = Header.decode(read_header(fd))[0].log_id
         return bool(system.os.fstat(fd).st_nlink == 1 and log_id == handle.root.header.log_id)
-    finally:
-        handle.close_fd(fd)

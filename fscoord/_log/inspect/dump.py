@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import NamedTuple
 
 from fscoord._log.files import safe_files, torn_tail
@@ -13,11 +13,10 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import LogPosition, MalformedRecord
+from fscoord._log.inspect.scan import Damaged, Scan, Sound, Voided, iter_records
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
-
-_CHUNK = 1 << 18
 
 
 class Entry(NamedTuple):
@@ -59,15 +58,13 @@ def dump(path: FilePath) -> Generator[Entry, None, None]:
 
 def _dump(path: str) -> Generator[Entry, None, None]:
     fd, file, named = -1, path, None
-    following = _NextGeneration(path)
     try:
         while True:
             fd, header, start = _open_generation(path, file, named)
-            yield from _records(file, fd, start, header, following)
-            named, following.named = following.named, None
+            named = yield from _records(path, file, fd, start, header)
             if named is None:
                 return
-            file = system.os.path.join(system.os.path.dirname(path), system.os.fsdecode(named.name))
+            file = safe_files.beside(path, named.name)
             system.close_quietly(fd)
             fd = -1  # the number may belong to another file by now
     except FscoordError:
@@ -77,26 +74,6 @@ def _dump(path: str) -> Generator[Entry, None, None]:
         raise safe_files.unavailable(error, path, "reading the log") from error
     finally:
         system.close_quietly(fd)
-
-
-class _NextGeneration:
-    """The newest generation that the seals and forward records of the log at `log` have named so far."""
-
-    named: GenerationRef | None = None
-
-    def __init__(self, log: str) -> None:
-        self.log = log
-
-    def note(self, path: str, offset: int, kind: int, value: bytes, generation: int) -> bytes:
-        """Decode the seal or forward record of `generation` at `offset`; return the file name that it holds."""
-        try:
-            named = GenerationRef.decode(kind, value, generation)
-            if named.generation <= generation:
-                raise MalformedRecord(f"it leads from generation {generation} back to {named.generation}")
-        except MalformedRecord as error:
-            raise safe_files.damaged(self.log, path, offset, str(error)) from None
-        self.named = named
-        return named.name
 
 
 def _open_generation(path: str, file: str, named: GenerationRef | None) -> tuple[int, Header, LogPosition]:
@@ -119,34 +96,43 @@ def _open_generation(path: str, file: str, named: GenerationRef | None) -> tuple
     return fd, header, start
 
 
-def _records(path: str, fd: int, start: LogPosition, header: Header, following: _NextGeneration) -> Iterator[Entry]:
-    offset, chain = start
-    system.os.lseek(fd, offset, 0)
-    data, position = b"", 0  # read and not yet yielded: data[position:] begins at offset
-    durable = header.durable
-    zeros = torn_tail.Zeros()
-    while True:
-        size = max(record.PREFIX_SIZE, record.record_length(data, chain, position))
-        if len(data) - position < size:
-            if system.os.fstat(fd).st_size < offset + size:
-                return  # torn, or still being written
-            data, position = data[position:] + system.os.read(fd, max(_CHUNK, size)), 0
-            continue
-        found, others, used, next_chain, _ = record.decode(data[position : position + size], chain)
-        if used:
-            yield _entry(path, offset, (found or others)[0], header.generation, following)
-            offset, position, chain = offset + used, position + used, next_chain
-            # Only forward records come after a seal. They are synced like the records of a durable log.
-            durable |= bool(others) and others[0][0] == record.SEAL
-            continue
-        verdict = torn_tail.examine(fd, offset, chain, zeros, durable=durable)
-        if isinstance(verdict, torn_tail.Torn):
-            return
-        if isinstance(verdict, torn_tail.Damage):
-            raise safe_files.damaged(following.log, path, verdict.offset, verdict.reason)
-        yield _void(fd, verdict.offset - record.VOID_SIZE, chain, header.generation)
-        offset, chain, data, position = verdict.offset, verdict.chain, b"", 0
-        system.os.lseek(fd, offset, 0)
+def _records(
+    path: str, file: str, fd: int, start: LogPosition, header: Header
+) -> Generator[Entry, None, GenerationRef | None]:
+    """Yield the records of one `file` of the log `path`. Return the newest generation that its records name."""
+    scan, chain, newest = Scan(fd, start, durable=header.durable), start.chain, None
+    for segment in scan.segments():
+        if isinstance(segment, Sound):
+            for offset, _, (kind, key, value, writer, time_ns) in iter_records(segment):
+                try:
+                    meaning = _meaning(kind, value, header.generation)
+                except MalformedRecord as error:
+                    raise safe_files.damaged(path, file, offset, str(error)) from None
+                shown = value
+                if isinstance(meaning, GenerationRef):
+                    newest, shown = meaning, meaning.name
+                elif meaning is not None:
+                    shown = _description(meaning)
+                name = record.NAMES.get(kind, f"kind {kind}")
+                yield Entry(offset, name, writer, time_ns / 1e9, key, shown, header.generation)
+        elif isinstance(segment, Voided):
+            yield _void(fd, segment.end - record.VOID_SIZE, chain, header.generation)
+        elif isinstance(segment, Damaged):
+            raise safe_files.damaged(path, file, segment.offset, segment.reason)
+        chain = scan.place.chain  # a torn record is the last segment: it may still be in writing
+    return newest
+
+
+def _meaning(kind: int, value: bytes, generation: int) -> Session | GenerationRef | None:
+    """Return the content of a session record, seal or forward record of `generation`; None for any other record."""
+    if kind == record.SESSION:
+        return Session.decode(value)
+    if kind not in (record.SEAL, record.FORWARD):
+        return None
+    named = GenerationRef.decode(kind, value, generation)
+    if named.generation <= generation:
+        raise MalformedRecord(f"it leads from generation {generation} back to {named.generation}")
+    return named
 
 
 def _description(session: Session) -> bytes:
@@ -160,15 +146,3 @@ def _void(fd: int, start: int, chain: int, generation: int) -> Entry:
     assert void is not None, "`examine` has just decoded it, and bytes of a log never change"
     skipped, _, writer, time_ns = void
     return Entry(start, "void", writer, time_ns / 1e9, b"", str(skipped).encode(), generation)
-
-
-def _entry(path: str, offset: int, found: record.Record, generation: int, following: _NextGeneration) -> Entry:
-    kind, key, value, writer, time_ns = found
-    if kind == record.SESSION:
-        try:
-            value = _description(Session.decode(value))
-        except MalformedRecord as error:
-            raise safe_files.damaged(following.log, path, offset, str(error)) from None
-    elif kind in (record.SEAL, record.FORWARD):
-        value = following.note(path, offset, kind, value, generation)
-    return Entry(offset, record.NAMES.get(kind, f"kind {kind}"), writer, time_ns / 1e9, key, value, generation)

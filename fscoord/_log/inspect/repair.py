@@ -6,19 +6,20 @@ then holds a state that the store has really had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple
 
 from fscoord._arguments import Timeout, to_seconds
 from fscoord._log.files import safe_files, torn_tail
-from fscoord._log.files.opening import no_header, read_header
+from fscoord._log.files.opening import no_header, read_header, write_log
 from fscoord._log.files.safe_files import FilePath
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session, decode_control
-from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
+from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import Header
 from fscoord._log.format.record import LogPosition, MalformedRecord, Record
+from fscoord._log.generations import forwarding
 from fscoord._log.inspect import scan
 from fscoord._log.inspect.scan import Damaged, ProgressCallback, Scan, Sound, Torn, WriterLockout, iter_records
 from fscoord._log.inspect.verify import GenerationMissing, ignore_progress
@@ -28,70 +29,35 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import CorruptLogError, FscoordError
 
-_BUFFER: Final = 1 << 20
 
-
-class LogCopy:
-    """A log that is being written. In ``with LogCopy(path, header, mode)``, call `add` for each record, then `finish`.
+def write_copy(path: str, header: Header, mode: int, records: Iterable[Record]) -> None:
+    """Write a log to a new file, sync the file, and publish it under `path`. If that fails, nothing is left.
 
     Args:
         path: the path at which the finished log appears.
         header: the header to begin with; a new lineage begins with this log.
         mode: the permissions of the file.
+        records: the records of the log, with their own writers and times.
+
+    Raises:
+        ValueError: a file exists at the path by now. It is not overwritten.
     """
-
-    def __init__(self, path: str, header: Header, mode: int) -> None:
-        self._path, self._mode = path, mode
-        self._temporary, self._epoch = safe_files.temporary_name(path), system.process_epoch()
-        self._opened = system.Descriptors()
-        self._header = header
-        self._parts, self._waiting = [b""], 0
-
-    def __enter__(self) -> LogCopy:
+    temporary, epoch = safe_files.temporary_name(path), system.process_epoch()
+    opened, close = system.owned_for_a_while()
+    try:
+        fd = safe_files.create_descriptor(temporary, mode, opened)
+        inode = system.os.fstat(fd).st_ino if find_mount(path).inodes_last else 0
+        write_log(fd, header._replace(lineage=header.log_id, root_inode=inode, inode=inode), records)
+        system.sync_file(fd)
         try:
-            self._fd = safe_files.create_descriptor(self._temporary, self._mode, self._opened)
-            inode = system.os.fstat(self._fd).st_ino if find_mount(self._path).inodes_last else 0
-            header = self._header._replace(lineage=self._header.log_id, root_inode=inode, inode=inode)
-            first = header.encode()
-            _, (self._waiting, self._chain) = Header.decode(first)
-            self._parts = [first]
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        system.close_all(system.os.close, self._opened)
-        safe_files.unlink_quietly(self._temporary, self._epoch)
-
-    def add(self, found: Record) -> None:
-        """Append a record with its own writer and time, chained to the record before it."""
-        data, self._chain = record.encode(*found, self._chain)
-        self._parts.append(data)
-        self._waiting += len(data)
-        if self._waiting >= _BUFFER:
-            self._write()
-
-    def finish(self) -> None:
-        """Sync the file and publish it under its path.
-
-        Raises:
-            ValueError: a file exists at the path by now. It is not overwritten.
-        """
-        self._write()
-        system.sync_file(self._fd)
-        try:
-            safe_files.publish(self._temporary, self._path)
+            safe_files.publish(temporary, path)
         except FileExistsError as error:
             raise_if_foreign(error)
-            raise ValueError(
-                f"{self._path} was created meanwhile, and nothing is overwritten; name another file"
-            ) from None
-        safe_files.sync_directory(self._path, set())
-
-    def _write(self) -> None:
-        safe_files.write_all(self._fd, b"".join(self._parts))
-        self._parts, self._waiting = [], 0
+            raise ValueError(f"{path} was created meanwhile, and nothing is overwritten; name another file") from None
+        safe_files.sync_directory(path, opened)
+    finally:
+        close()
+        safe_files.unlink_quietly(temporary, epoch)
 
 
 _OF_THIS_FILE: Final = frozenset(
@@ -252,11 +218,10 @@ def _repair(request: _Request, output: str, *, write: bool) -> Repair:
             copier = _RecordCopier(request, source, root, notes)
             if write:
                 mode = system.stat.S_IMODE(system.os.fstat(source.fd).st_mode)
-                with LogCopy(output, copier.header, mode) as log_copy:
-                    copier.run(log_copy.add)
-                    log_copy.finish()
+                write_copy(output, copier.header, mode, copier.records())
             else:
-                copier.run(_count_only)
+                for _ in copier.records():  # the copier counts them
+                    pass
             counts = (copier.kept, copier.skipped, copier.skipped_bytes)
             return Repair(path, output, write, source.file, source.generation, *counts, tuple(notes))
     except FscoordError:
@@ -267,10 +232,6 @@ def _repair(request: _Request, output: str, *, write: bool) -> Repair:
         if name == output or name.startswith(f"{output}."):  # the copy, or its temporary name
             raise safe_files.unavailable(error, output, "writing the copy") from error
         raise safe_files.unavailable(error, path, f"copying the log to {output}") from error
-
-
-def _count_only(found: Record) -> None:
-    """Take the record of a preview, and write nothing. `_RecordCopier` counts the record."""
 
 
 # -- the generation that is copied -------------------------------------------------------------------------------------
@@ -318,7 +279,7 @@ def _open_newest(request: _Request, stack: ExitStack, missing: GenerationRef | N
         if successor is None:
             notes += _unnamed_generations(path, source)
             return source, root, notes
-        file = system.os.path.join(system.os.path.dirname(path), system.os.fsdecode(successor.name))
+        file = safe_files.beside(path, successor.name)
         try:
             source = _open(request, file, successor, stack)
         except FileNotFoundError as error:
@@ -367,7 +328,8 @@ def _open(request: _Request, file: str, named: GenerationRef | None, stack: Exit
 def _find_successor(source: _Source, on_progress: ProgressCallback, notes: list[str]) -> GenerationRef | None:
     """Return the newest generation that a sound record of `source` names. The record may come after damage."""
     found: GenerationRef | None = None
-    scan = Scan(source.lockout, source.place, durable=source.header is not None and source.header.durable)
+    durable = source.header is not None and source.header.durable
+    scan = Scan(source.fd, source.place, durable=durable, lockout=source.lockout)
     bad: list[str] = []
     for segment in scan.segments():
         if isinstance(segment, Damaged):
@@ -392,13 +354,11 @@ def _find_successor(source: _Source, on_progress: ProgressCallback, notes: list[
 
 def _unnamed_generations(path: str, newest: _Source) -> Iterator[str]:
     """Yield a note on each file that looks like a later generation. The record that named it may be damaged."""
-    directory, base = system.os.path.split(path)
-    for name in sorted(system.os.listdir(directory)):
-        number = parse_generation_name(system.os.fsencode(name), system.os.fsencode(base))
-        if number is not None and number > newest.generation:
+    for number, file in forwarding.later_files(path):
+        if number > newest.generation:
             yield (
-                f"{system.os.path.join(directory, name)} looks like a later generation, and no readable record names"
-                " it: if it was in use, repair that file by itself"
+                f"{file} looks like a later generation, and no readable record names it: if it was in use, repair that"
+                " file by itself"
             )
 
 
@@ -437,17 +397,17 @@ class _RecordCopier:
         now = system.wall_time_ns()
         self.header = known._replace(log_id=system.random_bytes(16), generation=0, run=0, created_ns=now)
 
-    def run(self, write: Callable[[Record], object]) -> None:
-        """Call `write` with each record of the copy, in order."""
+    def records(self) -> Iterator[Record]:
+        """Yield each record of the copy, in order."""
         source = self._source
-        scan = Scan(source.lockout, source.place, durable=self.header.durable)
+        scan = Scan(source.fd, source.place, durable=self.header.durable, lockout=source.lockout)
         if source.header is None:
             self._skip(Skipped(source.file, 0, source.place.offset, "the header is damaged"))
         chain = source.place.chain
         for segment in scan.segments():
             if isinstance(segment, Sound):
                 for start, end, found in iter_records(segment):
-                    self._copy(start, end, found, write)
+                    yield from self._kept(start, end, found)
             elif isinstance(segment, Damaged):
                 self._skip(self._describe_damage(segment, chain))
                 self._is_broken = True
@@ -456,7 +416,7 @@ class _RecordCopier:
             chain = scan.place.chain
             self._request.on_progress(source.file, segment.end, scan.size())
 
-    def _copy(self, start: int, end: int, found: Record, write: Callable[[Record], object]) -> None:
+    def _kept(self, start: int, end: int, found: Record) -> Iterator[Record]:
         kind, key, value, writer, time_ns = found
         why = self._objection(found)
         if why is not None:
@@ -475,9 +435,9 @@ class _RecordCopier:
             self._registered.add(writer)
             self._notes.append(f"the description of session {writer} is lost")
             unknown = Session("unknown", 0).encode()
-            write((record.SESSION, b"", unknown, writer, time_ns))  # otherwise a new session would get its number
-        write(found)
+            yield record.SESSION, b"", unknown, writer, time_ns  # otherwise a new session would get its number
         self.kept += 1
+        yield found
 
     def _objection(self, found: Record) -> str | None:
         try:

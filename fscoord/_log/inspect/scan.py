@@ -6,7 +6,6 @@ the scan locks writers out and reads the same bytes again. Only this second verd
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
@@ -25,10 +24,6 @@ _WORK_MIN: Final = 1 << 28
 """The bounds of the search for one record: it may checksum ``_WORK_FACTOR`` bytes for each byte of the file, and always
 ``_WORK_MIN`` bytes. A candidate costs as many bytes as the length that it claims. Without a bound, the search of a file
 made for that purpose could take days."""
-
-_LIKELY: Final = re.compile(  # lengths below 2^28, sessions below 2^24, times before the year 2262, a letter
-    rb"(?!\0{4})(?=...[\0-\x08].{4}...\0.{7}[\0-\x7f].[\0-\x04][A-Za-z])", re.DOTALL
-)
 
 
 def find_next(fd: int, bad: LogPosition) -> LogPosition | None:
@@ -63,7 +58,7 @@ def _candidates(fd: int, start: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield each offset at which a record may begin, and the length of this record according to its bytes."""
     while start <= size - record.RECORD_MIN:
         data = read_at(fd, start, _WINDOW + record.RECORD_MIN)
-        for match in _LIKELY.finditer(data):
+        for match in record.LIKELY.finditer(data):
             position = match.start()
             promised = int.from_bytes(data[position : position + 4], "little")
             if record.RECORD_MIN <= promised <= size - start - position and position < _WINDOW:
@@ -176,11 +171,6 @@ class WriterLockout:
                     raise self._timeout(waited) from None
                 system.time.sleep(RETRY_S)
 
-    @property
-    def fd(self) -> int:
-        """The descriptor of the file."""
-        return self._lock.fd
-
     def release(self) -> None:
         """Let writers write again. Do nothing if the lock is not held."""
         if self.is_held:
@@ -207,16 +197,21 @@ class WriterLockout:
 
 
 class Scan:
-    """A scan of the file of `lockout` from `place` on. Nothing else may move the descriptor of `lockout` meanwhile.
+    """A scan of the file `fd` from `place` on. Nothing else may move the descriptor meanwhile.
+
+    Args:
+        fd: the descriptor of the file.
+        place: where the scan begins.
+        durable: whether the log is durable.
+        lockout: keeps writers from the file. None: the scan takes no lock, and ends at the first damage. A writer may
+            be appending, so the last verdict may be wrong.
 
     Attributes:
-        fd: the descriptor of `lockout`.
         place: the position after the last segment that was yielded.
     """
 
-    def __init__(self, lockout: WriterLockout, place: LogPosition, *, durable: bool) -> None:
-        self.place = place
-        self.fd, self._lockout, self._durable = lockout.fd, lockout, durable
+    def __init__(self, fd: int, place: LogPosition, *, durable: bool, lockout: WriterLockout | None = None) -> None:
+        self.fd, self.place, self._durable, self._lockout = fd, place, durable, lockout
         self._zeros = torn_tail.Zeros()
 
     def segments(self) -> Iterator[Segment]:
@@ -239,19 +234,24 @@ class Scan:
             wanted = max(missing, CHUNK)
             if missing >= 0 and more and (missing <= CHUNK or self._has(len(data) + missing)):
                 continue
-            if missing >= 0 and (self._lockout.is_held or not data):
+            if missing >= 0 and (self._is_final or not data):
                 if data:
                     yield Torn(self.place.offset, self.size())
                 return
             segment = self._classify() if missing < 0 else None
-            if segment is None:
+            if segment is None and self._lockout is not None:
                 self._lockout.acquire()
-            else:
+            elif segment is not None:
                 yield segment
                 if isinstance(segment, Torn) or not self._goes_on(segment):
                     return
             data, wanted = b"", CHUNK
             self._seek()
+
+    @property
+    def _is_final(self) -> bool:
+        """Whether bytes that look unfinished or damaged are reported, and not read again with writers locked out."""
+        return self._lockout is None or self._lockout.is_held
 
     def size(self) -> int:
         """Return the present size of the file, in bytes."""
@@ -270,12 +270,12 @@ class Scan:
         if isinstance(verdict, torn_tail.Skip):
             self.place = LogPosition(verdict.offset, verdict.chain)
             return Voided(start, verdict.offset)
-        if not self._lockout.is_held:
+        if not self._is_final:
             return None
         size = self.size()
         if isinstance(verdict, torn_tail.Torn):
             return Torn(start, size)
-        found = find_next(self.fd, self.place)
+        found = None if self._lockout is None else find_next(self.fd, self.place)
         self.place = found or LogPosition(size, chain)
         return Damaged(start, self.place.offset, verdict.reason)
 

@@ -13,7 +13,7 @@ from fscoord._log.files.opening import read_header
 from fscoord._log.files.safe_files import FilePath
 from fscoord._log.format import record
 from fscoord._log.format.control_records import decode_control
-from fscoord._log.format.generation_ref import GenerationRef, parse_generation_name
+from fscoord._log.format.generation_ref import GenerationRef
 from fscoord._log.format.header import ForeignFile, Header, LogIdentity, Provenance, provenance_of
 from fscoord._log.format.record import LogPosition, MalformedRecord
 from fscoord._log.generations import forwarding
@@ -162,8 +162,7 @@ class _Verification:
     def run(self) -> Report:
         named = self._read_file(self._path, None)
         while named is not None:
-            directory = system.os.path.dirname(self._path)
-            named = self._read_file(system.os.path.join(directory, system.os.fsdecode(named.name)), named)
+            named = self._read_file(safe_files.beside(self._path, named.name), named)
         self._identify()
         self._report_unused_files()
         ends = self.generations[-1].ends
@@ -173,14 +172,14 @@ class _Verification:
             verdict = ends if ends in (TORN, EMPTY) else SOUND
         return Report(self._path, verdict, tuple(self.generations), tuple(self._findings), self._more)
 
-    def find(self, finding: Finding) -> None:
+    def find(self, file: str, offset: int, size: int, message: str, advice: str, *, is_damage: bool = False) -> None:
         if len(self._findings) < FINDINGS_MAX:
-            self._findings.append(finding)
+            self._findings.append(Finding(file, offset, size, is_damage, message, advice))
         else:
             self._more += 1
 
     def damage(self, file: str, offset: int, size: int, message: str, advice: str = _DAMAGE_ADVICE) -> None:
-        self.find(Finding(file, offset, size, True, message, advice))
+        self.find(file, offset, size, message, advice, is_damage=True)
 
     def _read_file(self, file: str, named: GenerationRef | None) -> GenerationRef | None:
         """Read generation 0, or the generation `named`. Return the generation that this file names, or None."""
@@ -199,7 +198,8 @@ class _Verification:
                 return None
             lockout = WriterLockout(self._path, fd, begin[0].lock_kind, self._limit)
             try:
-                return _FileReader(self, file, named, begin[0]).read(Scan(lockout, begin[1], durable=begin[0].durable))
+                scan = Scan(fd, begin[1], durable=begin[0].durable, lockout=lockout)
+                return _FileReader(self, file, named, begin[0]).read(scan)
             finally:
                 lockout.release()
         finally:
@@ -218,16 +218,8 @@ class _Verification:
         data = read_header(fd)
         if named is None and Header.is_partial(data):
             message = "no writer has opened it yet" if not data else "its creator died before the header was written"
-            self.find(
-                Finding(
-                    file,
-                    0,
-                    len(data),
-                    False,
-                    message,
-                    "do nothing: the next writer that opens the file writes its header",
-                )
-            )
+            advice = "do nothing: the next writer that opens the file writes its header"
+            self.find(file, 0, len(data), message, advice)
             self.generations.append(Generation(file, 0, len(data), 0, 0, EMPTY))
             return None
         try:
@@ -265,17 +257,15 @@ class _Verification:
             self.damage(self._path, 0, 0, message, "make a store of its own with `fscoord cp`, then remove it")
         elif stands is not Provenance.OWN:
             message = "the log was copied, or restored: it begins a lineage of its own with the first write to it"
-            self.find(Finding(self._path, 0, 0, False, message, "nothing"))
+            self.find(self._path, 0, 0, message, "nothing")
 
     def _report_unused_files(self) -> None:
         """Report files beside the log that are named like generations but are not part of the log."""
-        directory, base = system.os.path.split(self._path)
-        known = {system.os.path.basename(generation.file) for generation in self.generations}
+        known = {generation.file for generation in self.generations}
         newest = max(generation.generation for generation in self.generations)
         owner = LogIdentity(self._newest[1].lineage, self._root_inode) if self._newest else LogIdentity(b"", 0)
-        for name in sorted(system.os.listdir(directory)):
-            number = parse_generation_name(system.os.fsencode(name), system.os.fsencode(base))
-            if name in known or number is None:
+        for number, file in forwarding.later_files(self._path):
+            if file in known:
                 continue
             if number > newest:
                 message = (
@@ -284,12 +274,11 @@ class _Verification:
                 )
             else:
                 message = f"it is, or was to be, generation {number} of the log, and is not part of it any more"
-            file = system.os.path.join(directory, name)
             if forwarding.is_removable(file, owner, newest, system.os.O_RDONLY, set()):
                 advice = "nothing: one of the next compactions removes it"
             else:
                 advice = "nothing; it does not belong to this log, and can be removed once no store uses it"
-            self.find(Finding(file, 0, 0, False, message, advice))
+            self.find(file, 0, 0, message, advice)
 
 
 class _FileReader:
@@ -314,7 +303,7 @@ class _FileReader:
                 self._ends = TORN
                 message = "the record that begins here was never finished: its writer died, or its disk was full"
                 size = segment.end - segment.offset
-                self._whole.find(Finding(self._file, segment.offset, size, False, message, _TORN_ADVICE))
+                self._whole.find(self._file, segment.offset, size, message, _TORN_ADVICE)
             else:
                 self._damage(segment)
             self._whole.on_progress(self._file, segment.end, scan.size())

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from fscoord._log.files import safe_files
 from fscoord._log.format.control_records import Session
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord.errors import FscoordError, InsecurePathError
 
 LIVENESS_SUFFIX: Final = ".alive"
@@ -179,12 +179,10 @@ class LivenessFile:
 
     def is_lost(self) -> bool:
         """Return whether the file is not at its path any more, so that new handles could not find the locked byte."""
-        try:
+        with ignoring(OSError):
             found = system.os.fstat(self._fd)
             return found.st_nlink == 0 or not safe_files.names_same_file(self.path, (found.st_dev, found.st_ino))
-        except OSError as error:
-            raise_if_foreign(error)
-            return True
+        return True
 
     def release(self) -> None:
         """Unlock the bytes that this handle has locked.
@@ -194,10 +192,8 @@ class LivenessFile:
         """
         number, self.number = self.number, 0
         for byte in (number, *(SLOT_BYTES + slot for slot in self._slots)):
-            try:
+            with ignoring(OSError):  # closing the descriptor unlocks it as well
                 self._lock(system.fcntl.F_UNLCK, byte)
-            except OSError:  # closing the descriptor unlocks it as well
-                pass
 
     def close(self) -> None:
         """Close the descriptor, which unlocks the byte. In a forked child the byte stays locked for the parent."""
@@ -217,6 +213,19 @@ class ProcessIdentity(NamedTuple):
     def find(cls) -> ProcessIdentity:
         """Return the identity of this process."""
         return cls(system.hostname(), system.boot_id(), system.namespace("pid"), system.namespace("time"))
+
+    def session(self, rank: int | None = None, label: str = "") -> Session:
+        """Return the session of this process, whose identity this is, with `rank` and `label`."""
+        return Session(
+            host=self.host,
+            pid=system.os.getpid(),
+            start_time=system.start_time(),
+            boot_id=self.boot_id,
+            rank=rank,
+            label=label,
+            pid_space=self.pid_space,
+            time_space=self.time_space,
+        )
 
     def is_provably_dead(self, session: Session) -> bool:
         """Return whether the process of `session` is certainly dead, even if a child has inherited its descriptors.

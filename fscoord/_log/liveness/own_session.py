@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from fscoord._log.files import safe_files
 from fscoord._log.format import record
 from fscoord._log.format.control_records import Session
 from fscoord._log.handle import HandleState
@@ -18,7 +17,7 @@ from fscoord._log.liveness.liveness_file import LivenessFile, ProcessIdentity, o
 from fscoord._log.recovery import CLOSED
 from fscoord._log.replay.writer import LogWriter
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, LimitExceededError
 
@@ -111,8 +110,7 @@ class Liveness:
     def lose(self) -> None:
         """Close the liveness file, which unlocks the byte. In a forked child the byte stays locked for the parent."""
         self.file = None
-        for fd in list(self._fds):
-            safe_files.close_owned(fd, self._fds)
+        system.close_all(system.os.close, self._fds)
 
     def unlock(self) -> None:
         """Unlock the byte, so that a probe finds the end of the session at once."""
@@ -157,14 +155,12 @@ class Liveness:
             return None if session is None else False
         if not any(session.alive_id):
             return None
-        try:
+        with ignoring(OSError, FscoordError):
             alive = self._open(create=False)
             if alive is None or alive.id != session.alive_id:
                 return False if home is not None and home.is_provably_dead(session) else None
             return alive.is_held(number) and not (home is not None and home.is_provably_dead(session))
-        except (OSError, FscoordError) as error:
-            raise_if_foreign(error)
-            return None
+        return None
 
 
 class Registration:

@@ -26,11 +26,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord.errors import FscoordError
+
+if TYPE_CHECKING:
+    from fscoord._log.locking.log_lock import LogLock
 
 HANDOVER_S: Final = 0.1
 """How long a lock is kept for the waiter to which it was handed over. A signal handler may delay that waiter."""
@@ -43,46 +46,8 @@ LIFE_S: Final = 0.1
 """The longest pause between two calls of a waiter that show its life, in seconds."""
 
 
-class WaitableLock(Protocol):
-    """The lock that is waited for: see `~fscoord._log.locking.log_lock.LogLock`.
-
-    Attributes:
-        fd: a descriptor of the log.
-        session: the session whose range is locked. The length of the range names the holder.
-        kind: the kind of lock.
-        mutex: the process mutex of the log.
-        handover: a locked `threading.Lock` while the lock is kept for the next thread that takes the mutex, else None.
-        can_block: whether the kernel can be asked to wait.
-        is_closed: whether the lock will not be used any more.
-        file_key: identifies the file and the kind of lock, once a thread has waited.
-        unlock: releases the lock.
-    """
-
-    fd: int
-    session: int
-    kind: int
-    mutex: Any
-    handover: Any
-    can_block: bool
-    is_closed: bool
-    file_key: tuple[int, int, int] | None
-    unlock: Callable[[], object]
-
-    def block(self, fd: int, session: int) -> None:
-        """Block in the kernel until descriptor `fd` has the lock, with the range of `session`."""
-
-    def unblock(self, fd: int, session: int) -> None:
-        """Release a lock that `block` has acquired for `session`."""
-
-    def adopt(self, fd: int, session: int, handover: Any, left: set[int]) -> None:
-        """Replace the lock's descriptor by `fd`. `block` has acquired the lock on `fd` for `session`.
-
-        The caller holds the mutex. The old descriptor, which holds no lock, moves to the set `left`.
-        """
-
-
 def wait_for_lock(
-    lock: WaitableLock,
+    lock: LogLock,
     left: float,
     reopen: Callable[[], int],
     *,
@@ -127,7 +92,7 @@ def _wait_and_show_life(waiter: _Waiter, left: float, show_life: Callable[[], No
         left = deadline - system.time.monotonic()
 
 
-def cancel_wait(lock: WaitableLock) -> None:
+def cancel_wait(lock: LogLock) -> None:
     """Wake all threads that wait for `lock`, and close the descriptor that is kept for the next of them."""
     with _guard[0]:
         waiters = [waiter for request in _requests.values() for waiter in request.waiters if waiter.lock is lock]
@@ -144,7 +109,7 @@ def cancel_wait(lock: WaitableLock) -> None:
 class _Waiter:
     """A thread that waits for a lock."""
 
-    def __init__(self, lock: WaitableLock, reopen: Callable[[], int], *, keeps: bool) -> None:
+    def __init__(self, lock: LogLock, reopen: Callable[[], int], *, keeps: bool) -> None:
         self.lock = lock
         self.reopen = reopen
         self.keeps = keeps
@@ -171,7 +136,7 @@ class _LockThread:
         self.waiters = [first]
         self.fd = -1
         self.spare = system.Descriptors()
-        self.spare_of: weakref.ref[WaitableLock] | None = None
+        self.spare_of: weakref.ref[LogLock] | None = None
         self.session = 0
         self._taken = system.Descriptors()  # ``fd``, if it was the spare descriptor
         self._wake = system.AutoResetEvent()
@@ -248,7 +213,7 @@ class _LockThread:
         self._taken.clear()
         system.close_quietly(fd)
 
-    def keeps_for(self, lock: WaitableLock) -> bool:
+    def keeps_for(self, lock: LogLock) -> bool:
         """Return whether the spare descriptor, if there is one, is for `lock`."""
         return self.spare_of is not None and self.spare_of() is lock
 

@@ -27,7 +27,7 @@ from typing import Any, Final
 from fscoord._log.locking.kernel_wait import cancel_wait, wait_for_lock
 from fscoord._log.shared import symlink_lock
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord.errors import UnsupportedFilesystemError
 
 OFD: Final = 1
@@ -61,7 +61,7 @@ def _nothing() -> None:
 
 
 def _no_descriptor() -> None:
-    """Refuse to lock through a descriptor that a fork has closed."""
+    """Refuse to use a descriptor that a fork has closed."""
     raise OSError(system.errno.EBADF, "the descriptor was closed by a fork")
 
 
@@ -97,6 +97,9 @@ class LogLock:
             takes `mutex`; otherwise None. That thread sets ``handover`` to None, calls ``release()`` on the old value,
             and then has the log's lock. Nothing can interrupt the thread between these steps.
         can_block: whether the kernel can be asked to wait for this lock.
+        is_closed: whether the lock will not be used any more.
+        session: the session whose range is locked. The length of the range names the holder.
+        file_key: identifies the file and the kind of lock, once a thread has waited for this lock.
         mutex: the process mutex of the log. A thread holds it while it calls `try_lock`, `unlock` or `bind`.
 
     A `shared` lock excludes writers but not other readers, and a descriptor that is open for reading is enough for it.
@@ -204,11 +207,9 @@ class LogLock:
             return None if kind == fcntl.F_UNLCK else length - 1
         if self.kind == SOFT:
             return symlink_lock.holder(self.marker)
-        try:
+        with ignoring(OSError):
             return system.flock_holder(self.fd)
-        except OSError as error:
-            raise_if_foreign(error)
-            return None
+        return None
 
     def wait(
         self,
@@ -294,13 +295,11 @@ class LogLock:
         """
         fcntl, longer = system.fcntl, session - self.session
         tail = system.FLOCK_STRUCT.pack(fcntl.F_UNLCK, 0, BASE + 1 + self.session, longer, 0) if longer > 0 else b""
-        try:
+        with ignoring(OSError):  # the lock is held nevertheless, but waiters can't name its holder
             if tail:
                 fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, tail)
             else:
                 self.try_lock()
-        except OSError as error:  # the lock is held nevertheless, but waiters can't name its holder
-            raise_if_foreign(error)
 
     def leave(self) -> None:
         """Unlock and close, because the log continues in another file. The caller holds the mutex.
@@ -333,10 +332,8 @@ class LogLock:
         self.is_closed = True
         handover, self.handover = self.handover, None
         if handover is not None:
-            try:
+            with ignoring(OSError):  # closing the descriptor unlocks it as well
                 self.unlock()
-            except OSError as error:  # closing the descriptor unlocks it as well
-                raise_if_foreign(error)
             handover.release()
         if self.kind == SOFT:
             self._symlink_lock.close()

@@ -193,11 +193,8 @@ class Cursor:
         if not handle.may_lie:
             size = system.os.fstat(handle.reader_fd).st_size
         else:  # only open(2) makes the kernel request the size from the server
-            fd = reopen(handle, handle.read_flags)
-            try:
+            with safe_files.closing_owned(reopen(handle, handle.read_flags), handle.owned_fds) as fd:
                 size = system.os.fstat(fd).st_size
-            finally:
-                handle.close_fd(fd)
         return bool(size >= handle.offset + len(handle.pending) + missing)
 
     def _sync(self) -> None:

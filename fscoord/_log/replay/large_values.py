@@ -23,7 +23,7 @@ _LOST: Final = GENERATION | CLOSED | DESCRIPTORS | SERVER_STATE
 SERVER_FORGOT: Final = frozenset((system.errno.ESTALE, system.errno.EIO))
 """The errors of a file server that has restarted, or whose file another host has removed."""
 TRIES: Final = 4
-"""How many times in a row a read is tried. The last error is raised."""
+"""How many times in a row an operation on a file that the server has forgotten is tried. The last error is raised."""
 
 
 class LargeValues:
@@ -102,9 +102,7 @@ class LargeValues:
         except GenerationUnlinked:
             handle.recovery |= POSITION  # makes the next attempt recover, and so enter the next generation
             raise
-        try:
+        with safe_files.closing_owned(fd, handle.owned_fds):
             if not handle.read_flags & system.O_DIRECT:
                 system.drop_cached_pages(fd)
             return spill.read(fd, spilled)
-        finally:
-            handle.close_fd(fd)

@@ -6,7 +6,8 @@ If a writer died in the middle of a record, the next writer appends a void after
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from fscoord._log.files import torn_tail
 from fscoord._log.format import record
@@ -15,6 +16,7 @@ from fscoord._log.recovery import APPLYING, POSITION
 from fscoord._log.replay.cursor import Cursor
 from fscoord._runtime import system
 from fscoord._runtime.system import TIME_MAX
+from fscoord.errors import StoreUnavailableError
 
 
 class LogWriter:
@@ -93,3 +95,15 @@ class LogWriter:
             self._write(data)
             verdict = torn_tail.Skip(verdict.place + len(data), chain)
         self._cursor.move(verdict.offset, verdict.chain)
+
+
+def append_each(append: Callable[..., object], records: Iterable[tuple[Any, ...]]) -> None:
+    """Call `append` with each of `records`. An error has ``maybe_applied`` set if an earlier record was written."""
+    is_first = True
+    try:
+        for each in records:
+            append(*each)
+            is_first = False
+    except StoreUnavailableError as error:
+        error.maybe_applied = error.maybe_applied or not is_first
+        raise

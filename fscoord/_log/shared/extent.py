@@ -23,7 +23,7 @@ from zlib import crc32
 
 from fscoord._log.wakeup.doorbell import CELLS_END, SIZE, Doorbell
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 
 EXTENT_MAX: Final = 60 << 10
 """The most bytes that are kept. It is less than one read (`cursor.CHUNK`). They hold the arrivals of some 1,200
@@ -73,7 +73,7 @@ def publish(bell: Doorbell, extent: Extent) -> None:
 
     Errors are dropped. The disk of the bell may be full, and a ring does not need the extent.
     """
-    try:
+    with ignoring(OSError):
         seen = system.os.pread(bell.fd, _HEAD.size, EXTENT_OFFSET)
         if len(seen) == _HEAD.size:
             _, size, device, inode, generation, start = _HEAD.unpack(seen)
@@ -81,8 +81,6 @@ def publish(bell: Doorbell, extent: Extent) -> None:
                 return
         body = _HEAD.pack(0, len(extent.data), *extent.file, extent.start)[4:] + extent.data
         system.os.pwrite(bell.fd, crc32(body).to_bytes(4, "little") + body, EXTENT_OFFSET)
-    except OSError as error:
-        raise_if_foreign(error)
 
 
 def read(bell: Doorbell) -> Extent | None:

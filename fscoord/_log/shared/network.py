@@ -33,7 +33,7 @@ from fscoord._log.locking.log_lock import BASE, OFD, SOFT
 from fscoord._log.mount import DIRECT, LOCKED, Mount
 from fscoord._log.recovery import APPLYING, SERVER_STATE
 from fscoord._log.replay.cursor import CHUNK, Cursor
-from fscoord._log.replay.large_values import SERVER_FORGOT
+from fscoord._log.replay.large_values import SERVER_FORGOT, TRIES
 from fscoord._log.shared.extent import Extent, FileId, joined
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
@@ -47,8 +47,6 @@ SETTLE_S: Final = 1.2
 """How long a cache that no lock empties may be out of date, in seconds. The time-outs of FUSE and GlusterFS are one
 second by default."""
 
-TRIES: Final = 4
-"""How many times in a row an operation on a file that the server has forgotten is tried. The last error is raised."""
 PAUSE_S: Final = 0.01
 OPEN_TRIES: Final = 60
 OPEN_PAUSE_S: Final = 0.1
@@ -128,7 +126,9 @@ class NetworkAccess:
 
     # -- reading without the log's lock ----------------------------------------------------------------------------
 
-    def read(self) -> bool:
+    def read(self, locked: bool = False) -> bool:
+        if locked:
+            return self.catch_up()
         now = system.time.monotonic()
         if now - self._handle.path_checked_at > PATH_CHECK_S:
             self._check_descriptors()
@@ -296,13 +296,11 @@ class NetworkAccess:
     def _check_identity(self) -> None:
         """Raise `StoreGoneError` if the path leads to another log whose file has the same inode number."""
         handle = self._handle
-        fd = reopen(handle, handle.read_flags)
-        try:
-            log_id = Header.decode(read_header(fd))[0].log_id
-        except MalformedRecord:
-            return
-        finally:
-            handle.close_fd(fd)
+        with safe_files.closing_owned(reopen(handle, handle.read_flags), handle.owned_fds) as fd:
+            try:
+                log_id = Header.decode(read_header(fd))[0].log_id
+            except MalformedRecord:
+                return
         if log_id != handle.header.log_id:
             raise handle.gone("was replaced by another log")
 

@@ -35,7 +35,7 @@ from fscoord._log.shared import extent as shared_extent
 from fscoord._log.shared.extent import Extent
 from fscoord._log.wakeup.doorbell import CELLS_END, SIZE, Doorbell, low_bytes
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 
 HEARTBEAT_BYTE, INTERVAL_BYTE, HURRY_BYTE = CELLS_END, CELLS_END + 1, CELLS_END + 2
 """Bytes after the cells: the number of polls, the time between two polls in milliseconds, and the number of requests
@@ -70,15 +70,6 @@ PROBES_PER_S: Final = 64
 """How many slots the poller probes in a second at most."""
 
 
-def node_bell_path(key: LogKey) -> str:
-    """Return the path of the bell that the processes of this user on this host share for the log `key`.
-
-    Raises:
-        OSError: no directory is local to this host and private to this user.
-    """
-    return node_path(key)
-
-
 def node_path(key: LogKey, preferred: Sequence[str] = ()) -> str:
     """Return the path of a file that the processes of this user on this host share for the log `key`.
 
@@ -111,10 +102,8 @@ def node_path(key: LogKey, preferred: Sequence[str] = ()) -> str:
 
 def _make_private(directory: str, uid: int) -> None:
     """Make `directory` if it does not exist. Check that it is a directory, private to this user, and local."""
-    try:
+    with ignoring(FileExistsError):
         system.os.mkdir(directory, 0o700)
-    except FileExistsError as error:
-        raise_if_foreign(error)
     fd = system.open_file(directory, system.os.O_RDONLY | system.os.O_DIRECTORY, 0, system.loose)
     try:
         found = system.os.fstat(fd)
@@ -311,19 +300,15 @@ class PollerElection:
 
         Closing the descriptor is not enough: a child that is forked at this moment may inherit it, and the lock.
         """
-        try:
+        with ignoring(OSError):  # closing the descriptor unlocks it as well
             self._lock(fd, system.fcntl.F_OFD_SETLK, system.fcntl.F_UNLCK)
-        except OSError:  # closing the descriptor unlocks it as well
-            pass
         safe_files.close_owned(fd, owned_fds)
         # After the unlock, so that a waiter that reads the byte gets the lock. A waiter that is armed after this look
         # at the buckets reads the byte before it sleeps.
-        try:
+        with ignoring(OSError):  # the bell is closed, or lost; a waiter queues later
             self._put(TERM_BYTE, (self._byte(TERM_BYTE) | 1) + 1)
             if 1 in low_bytes(self._bell.read()).translate(_PARITY):
                 self._bell.signal()
-        except OSError as error:  # the bell is closed, or lost; a waiter queues later
-            raise_if_foreign(error)
 
     @staticmethod
     def _lock(fd: int, command: int, kind: int) -> None:
@@ -336,7 +321,7 @@ class PollerElection:
             self._poller = self  # so that no waiter becomes the poller
             self._resign()
 
-    def try_elect(self, waiter: Any, *, may_queue: bool = True, state: bytes | None = None) -> bool:
+    def try_elect(self, waiter: Any, *, may_queue: bool = True) -> bool:
         """Make `waiter` the poller if there is none. Return whether `waiter` is the poller.
 
         If another process is the poller and `may_queue` is true, a thread begins to wait for the poller's lock.
@@ -347,7 +332,7 @@ class PollerElection:
             if self._poller is not None or (self._requested and not self._held):
                 return False
             if not self._held:
-                if not may_queue and not self.is_vacant(state):
+                if not may_queue and not self.is_vacant():
                     return False
                 if not self._acquire(may_queue=may_queue):
                     return False
@@ -402,12 +387,10 @@ class PollerElection:
         self._put(TERM_BYTE, self._byte(TERM_BYTE) + 1 | 1)
 
     def _try_lock(self, fd: int) -> bool:
-        try:
+        with ignoring(BlockingIOError, PermissionError):
             self._lock(fd, system.fcntl.F_OFD_SETLK, system.fcntl.F_WRLCK)
-        except (BlockingIOError, PermissionError) as error:
-            raise_if_foreign(error)
-            return False
-        return True
+            return True
+        return False
 
     def _request_lock(self, fd: int, claim: Any) -> None:
         """Start a thread that blocks for the poller's lock. It first acquires `claim`, or else does nothing.
@@ -431,10 +414,8 @@ class PollerElection:
                 return
             self._held.add(fd)
             self._requested.discard(fd)
-            try:
+            with ignoring(OSError):  # the bell is lost
                 self._begin_term()
-            except OSError as error:  # the bell is lost
-                raise_if_foreign(error)
         self._recheck()
 
     # -- messages through the bell -------------------------------------------------------------------------------------
@@ -462,18 +443,17 @@ class PollerElection:
         """Return whether `waiter` is the poller."""
         return self._poller is waiter
 
-    def notify(self, buckets: Container[int], extent: Callable[[], Extent | None] | None = None) -> bool:
+    def notify(self, buckets: Container[int], extent: Extent | None = None) -> bool:
         """Ring each of `buckets` that is armed. Return whether any of them was armed.
 
         Args:
             buckets: the buckets.
-            extent: returns what the caller has read last. It becomes the shared extent of the node before the ring.
+            extent: what the caller has read last. It becomes the shared extent of the node before the ring.
         """
         state = self._bell.read()
         armed = [number for number in _armed_buckets(low_bytes(state)) if number in buckets]
-        found = extent() if armed and extent is not None else None
-        if found is not None:
-            shared_extent.publish(self._bell, found)
+        if armed and extent is not None:
+            shared_extent.publish(self._bell, extent)
         return self._bell.ring(*armed)
 
     def _byte(self, offset: int) -> int:

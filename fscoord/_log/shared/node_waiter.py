@@ -107,10 +107,10 @@ class NodeWaiter(Waiter):
         self._mark = bell.arm(self._bucket, state)
         self._other_marks = [bell.arm(number, state) for number in self._other_buckets]
 
-    def notify_node(self, buckets: Collection[int], extent: Callable[[], Extent | None] | None = None) -> None:
+    def notify_node(self, buckets: Collection[int], extent: Extent | None = None) -> None:
         """Ring the node's bell for `buckets`, which a look found changed. Only the poller of the node rings.
 
-        `extent` returns what the look has read, for the waiters that are rung; see `shared_extent`.
+        `extent` is what the look has read, for the waiters that are rung; see `shared_extent`.
 
         The poller then polls more quickly. It polls at the highest rate only if a waiter was armed for one of the
         buckets. Otherwise a thousand ranks that come to a barrier would make each host send a request every

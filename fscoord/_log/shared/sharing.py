@@ -80,7 +80,7 @@ class Sharing:
         changed_keys: the keys in the records that were read, because no event of this host reports those writes.
         outcomes: recognises the records of requests; None if other processes of the host append none of the records of
             this handle.
-        access: reads and writes the bytes; see `new_access`.
+        access: reads and writes the bytes; see `make_parts`.
         writer: appends batches; None without `outcomes`.
         follow: follows a seal; see `GenerationFollower.follow`. The log sets it.
     """
@@ -113,16 +113,12 @@ class Sharing:
             return None
         return made
 
-    def new_access(self, handle: HandleState, cursor: Cursor, liveness: Liveness, mount: Mount) -> NetworkAccess:
-        """Make and return the access of the handle."""
+    def make_parts(self, handle: HandleState, cursor: Cursor, liveness: Liveness, mount: Mount) -> LogWriter:
+        """Make the access of the handle, and then its writer. Return the writer."""
         is_direct = handle.options.is_soft and self._coherence == DIRECT
         kind = SymlinkLockAccess if is_direct else NetworkAccess
         self._handle = handle
         self.access = kind(handle, cursor, liveness, mount, self._coherence)
-        return self.access
-
-    def new_writer(self, handle: HandleState, cursor: Cursor) -> LogWriter:
-        """Make and return the writer of the handle, after its access."""
         if self.outcomes is None:
             return LogWriter(handle, cursor, self.access.write)
         writing = system.import_uninterrupted("fscoord._log.shared.combining.outcomes")
@@ -157,11 +153,3 @@ class Sharing:
                 return False
             finally:
                 handle.shared.is_inside = False
-
-    def recent_extent(self) -> Extent | None:
-        """Return the bytes that this handle has read or written last, or None."""
-        return self.access.recent
-
-    def take_changed_keys(self) -> Collection[int]:
-        """Return the buckets (see `doorbell`) of all keys in records that were read or written since the last call."""
-        return self.changed_keys.take()

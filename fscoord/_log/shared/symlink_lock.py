@@ -26,7 +26,7 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.format.record import MalformedRecord
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 
 CHECK_INTERVAL_S: Final = 0.25
 """How often a refused `acquire` reads the link, in seconds. Each check costs a request or two to the server."""
@@ -74,13 +74,17 @@ class _Owner(NamedTuple):
         return cls(session, int(network))
 
 
+def _owner_of(path: str) -> Session | None:
+    """Return the owner of the link at `path`; None if there is no link, or it names no owner."""
+    with ignoring(OSError, MalformedRecord):
+        return _Owner.decode(_read(path)).session
+    return None
+
+
 def holder(path: str) -> str | None:
     """Return ``host:pid`` of the owner of the link at `path`; None if there is no link, or it names no owner."""
-    try:
-        return str(_Owner.decode(_read(path)).session)
-    except (OSError, MalformedRecord) as error:
-        raise_if_foreign(error)
-        return None
+    owner = _owner_of(path)
+    return None if owner is None else str(owner)
 
 
 def foreign(path: str) -> str:
@@ -88,13 +92,8 @@ def foreign(path: str) -> str:
 
     A container that is restarted has the same host name and the same process numbers as before.
     """
-    try:
-        owner = _Owner.decode(_read(path)).session
-    except (OSError, MalformedRecord) as error:
-        raise_if_foreign(error)
-        return ""
-    here = ProcessIdentity.find()
-    if owner.host != here.host or here.shares_processes_with(owner):
+    owner, here = _owner_of(path), ProcessIdentity.find()
+    if owner is None or owner.host != here.host or here.shares_processes_with(owner):
         return ""
     if owner.boot_id != here.boot_id:
         return "that is a process of another boot of the host, or of another host of that name; "
@@ -157,28 +156,17 @@ class SymlinkLock:
 
     def close(self) -> None:
         """Remove the link if any attempt of this handle has created it. The handle makes no more attempts."""
-        try:
+        with ignoring(OSError):  # the link stays until this process has ended, and is stale then
             if self._is_unchecked and self._epoch == system.process_epoch():
                 text = _read(self.path)
                 if self._is_own(text):
                     self._text, self._may_hold = text, True
             self.release()
-        except OSError as error:  # the link stays until this process has ended, and is stale then
-            raise_if_foreign(error)
 
     def _begin(self) -> None:
         """Identify this process, at the first attempt and again in a forked child."""
-        self._identity = home = ProcessIdentity.find()
-        session = Session(
-            home.host,
-            system.os.getpid(),
-            system.start_time(),
-            home.boot_id,
-            pid_space=home.pid_space,
-            time_space=home.time_space,
-        )
-        self._network = system.namespace("net")
-        self._owner = f"{_Owner(session, self._network).encode()}:{system.random_bytes(8).hex()}"
+        self._identity, self._network = ProcessIdentity.find(), system.namespace("net")
+        self._owner = f"{_Owner(self._identity.session(), self._network).encode()}:{system.random_bytes(8).hex()}"
         self._epoch, self._may_hold, self._is_unchecked = system.process_epoch(), False, False
 
     def _holds_existing(self) -> bool:
@@ -191,7 +179,7 @@ class SymlinkLock:
         if now - self._checked_at < CHECK_INTERVAL_S:
             return False
         self._checked_at = now
-        try:
+        with ignoring(OSError):  # the link is gone again, or the next attempt meets the same error
             text = _read(self.path)
             self._is_unchecked = False
             if self._is_own(text):
@@ -199,8 +187,6 @@ class SymlinkLock:
                 return True
             if self._is_stale(text):
                 self._remove_stale(text)
-        except OSError as error:  # the link is gone again, or the next attempt meets the same error
-            raise_if_foreign(error)
         return False
 
     def _is_own(self, text: str) -> bool:
@@ -241,7 +227,5 @@ def _read(path: str) -> str:
 
 
 def _remove(path: str) -> None:
-    try:
+    with ignoring(FileNotFoundError):
         system.os.unlink(path)
-    except FileNotFoundError as error:
-        raise_if_foreign(error)

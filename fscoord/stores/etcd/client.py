@@ -25,7 +25,7 @@ from fscoord.errors import (
     StoreClosedError,
     StoreError,
     StoreUnavailableError,
-    missing_extra,
+    needed_extra,
 )
 from fscoord.stores.etcd.requests import Request
 
@@ -485,8 +485,6 @@ def _is_cut_off(message: str) -> bool:
 
 
 def _import_urllib3() -> Any:
-    try:
+    with needed_extra("EtcdStore", "urllib3", "etcd"):
         import urllib3
-    except ImportError as error:
-        raise missing_extra("EtcdStore", "urllib3", "etcd") from error
     return urllib3

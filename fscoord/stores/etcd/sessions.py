@@ -252,35 +252,22 @@ def _wait_text(longest: Shown, more: int) -> bytes:
     return json.dumps({**document, "key_count": len(longest.keys), "more": more, "began": began}).encode()
 
 
+_WAIT_KINDS: Final[dict[str, type]] = {
+    "kind": str, "name": str, "size": int, "keys": list, "key_count": int, "more": int, "began": float,
+}  # fmt: skip
+_RECORD_KINDS: Final[dict[str, type]] = {"host": str, "pid": int, "ranks": list, "label": str, "since": float}
+
+
 def _parse_wait(text: bytes) -> ShownWait:
     """Parse `text` as the shown wait of a session.
 
     Raises:
         MalformedText: no session writes such a text.
     """
-    import json
-
-    kinds: dict[str, type] = {
-        "kind": str, "name": str, "size": int, "keys": list, "key_count": int, "more": int, "began": float,
-    }  # fmt: skip
-    try:
-        found = json.loads(text, parse_int=_parse_int)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedText(f"{type(error).__name__}: {error}") from error
-    if not isinstance(found, dict) or [name for name, kind in kinds.items() if not isinstance(found.get(name), kind)]:
-        raise MalformedText("a value is missing or of the wrong type")
-    if [key for key in found["keys"] if not isinstance(key, str)]:
-        raise MalformedText("a key is not a text")
+    found = _parse(text, _WAIT_KINDS, "keys", str)
     seconds = max(0.0, system.time.time() - found["began"])
     words = found["kind"], found["name"], tuple(found["keys"]), found["key_count"], found["size"]
     return ShownWait(*words, seconds, found["more"])
-
-
-def _parse_int(digits: str) -> int:
-    """Return the integer in `digits`. `int` refuses very long texts with a plain `ValueError`."""
-    if len(digits) > 20:
-        raise MalformedText(f"a number of {len(digits)} digits")
-    return int(digits)
 
 
 def parse_record(text: bytes) -> dict[str, Any]:
@@ -289,15 +276,26 @@ def parse_record(text: bytes) -> dict[str, Any]:
     Raises:
         MalformedText: no session writes such a record.
     """
+    return _parse(text, _RECORD_KINDS, "ranks", int)
+
+
+def _parse(text: bytes, kinds: dict[str, type], listed: str, item: type) -> dict[str, Any]:
+    """Parse `text` as an object of JSON with values of `kinds`, and with a list `listed` of values of type `item`."""
     import json  # here, so that `import fscoord` does not load it
 
-    kinds: dict[str, type] = {"host": str, "pid": int, "ranks": list, "label": str, "since": float}
     try:
-        record = json.loads(text, parse_int=_parse_int)
+        found = json.loads(text, parse_int=_parse_int)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedText(f"{type(error).__name__}: {error}") from error
-    if not isinstance(record, dict) or [name for name, kind in kinds.items() if not isinstance(record.get(name), kind)]:
+    if not isinstance(found, dict) or [name for name, kind in kinds.items() if not isinstance(found.get(name), kind)]:
         raise MalformedText("a value is missing or of the wrong type")
-    if [rank for rank in record["ranks"] if not isinstance(rank, int)]:
-        raise MalformedText("a rank is not an integer")
-    return record
+    if [each for each in found[listed] if not isinstance(each, item)]:
+        raise MalformedText(f"one of the {listed} is not of type {item.__name__}")
+    return found
+
+
+def _parse_int(digits: str) -> int:
+    """Return the integer in `digits`. `int` refuses very long texts with a plain `ValueError`."""
+    if len(digits) > 20:
+        raise MalformedText(f"a number of {len(digits)} digits")
+    return int(digits)

@@ -360,7 +360,7 @@ class FileStore(Sessions):
         self._log.refuse_reentry()
         if not lifecycle.unregister(self, self._log):
             return
-        session, reason = self._log.session, self._exceptions.reason()
+        session, reason = self._log.handle.lock.session, self._exceptions.reason()
         try:
             if self._log.handle.options.world_size:  # not in a forked child
                 self._log.leave(reason, self._timeout, lifecycle.remove_side_cars)

@@ -11,7 +11,7 @@ from fscoord._log.files.spill import Fetch
 from fscoord._log.handle import NeedsLock
 from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
-from fscoord._log.shared.node_poller import SEEMS_DEAD
+from fscoord._log.shared.node_poller import SEEMS_DEAD, PollerElection
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._waiting.wait import NOT_YET, NeededRanks, NotYet
@@ -179,8 +179,8 @@ class DeathWatch:
         for number in self._needs.undead():
             (watched if self._is_watched(number) else others).append(number)
         home = ProcessIdentity.find() if others else None
-        if self._notifier.shares_probes:
-            if timeout > 0 and not self._notifier.is_watching:  # the first look, which may find the key
+        if self._log.shared is not None:
+            if timeout > 0 and self._notifier._watcher is None:  # the first look, which may find the key
                 return NOT_YET
             for number in others:
                 self._watch(number, home)
@@ -235,11 +235,12 @@ class DeathWatch:
     def _ask(self, numbers: list[int]) -> dict[int, int]:
         """Ask the poller to probe `numbers`, and return its results so far; an empty dictionary without a poller."""
         self._asked = numbers
-        probes = self._notifier.node_probes
-        if probes is None or not numbers:
+        watcher = self._notifier._watcher
+        election = None if watcher is None else watcher.election
+        if not isinstance(election, PollerElection) or not numbers:
             return {}
         try:
-            results, self._turn_s = probes.ask(numbers)
+            results, self._turn_s = election.probes.ask(numbers)
         except OSError as error:  # the waiter learns the same from its next use of the bell
             raise_if_foreign(error)
             return {}
@@ -260,14 +261,16 @@ class DeathWatch:
     def _is_watched(self, number: int) -> bool:
         """Return whether the death of the process of session `number` would end the sleep."""
         # A dead session is missing if another thread has followed a compaction meanwhile.
-        session = self._log.sessions.get(number)
-        return number in self._watched and session is not None and self._notifier.watches(session.pid)
+        session, watcher = self._log.table.sessions.get(number), self._notifier._watcher
+        if session is None or watcher is None or number not in self._watched:
+            return False
+        return watcher.watches(session.pid)
 
     def _watch(self, number: int, home: ProcessIdentity | None) -> None:
-        session = self._log.sessions.get(number)
+        session, watcher = self._log.table.sessions.get(number), self._notifier._watcher
         if home is None or session is None or number in self._watched or not home.shares_processes_with(session):
             return
-        is_watched = self._notifier.watch_process(session.pid)
+        is_watched = watcher is not None and watcher.watch_process(session.pid)
         # Only now check that the process is that of the session: it may have died, and another may have its number.
         if is_watched and home.is_same_process(session):
             self._watched.add(number)

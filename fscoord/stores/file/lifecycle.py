@@ -246,14 +246,4 @@ def new_combiner(log: Log, state: KeyValueState, notify: Callable[[Iterable[byte
 
 def session_record(options: Mapping[str, Any]) -> Session:
     """Return the session record of a handle that this process opens with `options`."""
-    home = ProcessIdentity.find()
-    return Session(
-        host=home.host,
-        pid=system.os.getpid(),
-        start_time=system.start_time(),
-        boot_id=home.boot_id,
-        rank=options["rank"],
-        label=options["label"] or "",
-        pid_space=home.pid_space,
-        time_space=home.time_space,
-    )
+    return ProcessIdentity.find().session(options["rank"], options["label"] or "")

@@ -12,7 +12,7 @@ from fscoord._log.liveness.liveness_file import ProcessIdentity
 from fscoord._log.log import Log
 from fscoord._log.recovery import CLOSED
 from fscoord._log.shared import extent as shared_extent
-from fscoord._log.shared.node_poller import NodeProbes, PollerElection, node_bell_path
+from fscoord._log.shared.node_poller import PollerElection, node_path
 from fscoord._log.shared.node_waiter import NodeWaiter
 from fscoord._log.wakeup.doorbell import CELL, LAST_BUCKET, Doorbell, session_end_bucket
 from fscoord._log.wakeup.watcher import ChangeWatcher, Waiter, shared_watcher
@@ -111,7 +111,7 @@ class ChangeNotifier:
         state = bell.read()
         armed = [number for number in {crc32(name) & LAST_BUCKET for name in names} if state[number * CELL] & 1]
         if armed:
-            extent = None if self._shared is None else self._shared.recent_extent()
+            extent = None if self._shared is None else self._shared.access.recent
             if extent is not None:
                 shared_extent.publish(bell, extent)
             bell.ring(*armed)
@@ -174,9 +174,9 @@ class ChangeNotifier:
         if watcher.bell is None:
             watcher.note_file(self._log.handle.file)
         if self._shared is not None:
-            changed = self._shared.take_changed_keys()
+            changed = self._shared.changed_keys.take()
             if isinstance(waiter, NodeWaiter):
-                waiter.notify_node(changed, self._shared.recent_extent)
+                waiter.notify_node(changed, self._shared.access.recent)
                 waiter.probe_for_node(self._undead, self._is_alive)
 
     def _undead(self) -> list[int]:
@@ -184,23 +184,6 @@ class ChangeNotifier:
 
     def _is_alive(self, number: int) -> bool | None:
         return self._log.is_alive(number, ProcessIdentity.find())
-
-    @property
-    def shares_probes(self) -> bool:
-        """Whether the log is on a mount of several hosts, where the probe of a session is a request to the server."""
-        return self._log.shared is not None
-
-    @property
-    def is_watching(self) -> bool:
-        """Whether a wait of the handle has been armed. Only then is it known whether a process polls for the node."""
-        return self._watcher is not None
-
-    @property
-    def node_probes(self) -> NodeProbes | None:
-        """The probes that the processes of this node share, or None if no process polls for the node."""
-        watcher = self._watcher
-        election = None if watcher is None else watcher.election
-        return election.probes if isinstance(election, PollerElection) else None
 
     def remove_stale(self, waiter: Waiter) -> bool:
         """Remove `waiter` if a new waiter could detect more changes; return whether it was removed."""
@@ -220,19 +203,6 @@ class ChangeNotifier:
             self._spare[0] = waiter
             if self._is_closed:  # perhaps only since the comparison; the waiter would keep the watcher open
                 self._spare.clear()
-
-    def watch_process(self, pid: int) -> bool:
-        """Watch process `pid`, so that its death ends the sleeps of waits with a death watch.
-
-        Return False if the process can't be watched.
-        """
-        watcher = self._watcher
-        return watcher is not None and watcher.watch_process(pid)
-
-    def watches(self, pid: int) -> bool:
-        """Return whether the death of process `pid` still ends sleeps."""
-        watcher = self._watcher
-        return watcher is not None and watcher.watches(pid)
 
     def close(self, session: int) -> None:
         """End the waits of the handle, and wake the waiters of other handles that need `session`.
@@ -303,7 +273,7 @@ class ChangeNotifier:
 
     def _find_bell(self, *, create: bool) -> Doorbell:
         if self._uses_node_bell:
-            return Doorbell(node_bell_path(self._log.handle.root.key), 0o600, create=create)
+            return Doorbell(node_path(self._log.handle.root.key), 0o600, create=create)
         return Doorbell(self._log.path + BELL_SUFFIX, self._wanted.mode, create=create, like=self._log.path)
 
     def _find_or_warn(self) -> Doorbell | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from fscoord._log.files import safe_files
@@ -27,9 +26,9 @@ from fscoord._log.log import Log
 from fscoord._log.opened import open_log_file
 from fscoord._log.state_machine import StateMachine
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord.errors import FscoordError, StoreTimeoutError
-from fscoord.stores.file.lifecycle import log_options, open_and_join_run, session_record
+from fscoord.stores.file.lifecycle import log_options, open_and_join_run
 from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.sessions import ANSWERS
 from fscoord.stores.file.wait_slots import read_slots
@@ -44,9 +43,6 @@ HELD_POLL_S: Final = 0.01
 
 HOLDER_S: Final = 2.0
 """How long to search this host for a holder of the log's lock that is no session, in seconds."""
-
-_NAMELESS: Final[Mapping[str, Any]] = {"rank": None, "label": None}
-"""The options from which the session record of the observer would be made. It only reads, so it never registers."""
 
 COMPLETED: Final = (b"/complete", b"/last_member")
 """The ends of the keys that the last rank to come to a barrier sets."""
@@ -188,7 +184,7 @@ class FileObserver:
         self._held: tuple[object, float] | None = None
 
         def make() -> Log:
-            return open_log_file(self.path, self._notes, wanted, partial(session_record, _NAMELESS))
+            return open_log_file(self.path, self._notes, wanted, ProcessIdentity.find().session)
 
         self._log = open_and_join_run(make, READ_S, shows=False)
 
@@ -228,7 +224,7 @@ class FileObserver:
             notes.append(
                 f"this start has failed: {log.table.failure}. The next start of the job begins with an empty store"
             )
-        if not log.has_liveness:
+        if not log.liveness.is_supported:
             notes.append("this store has no liveness file, so the death of a process of another host is not known")
         seen = {
             number: self._seen(number, session, alive[number], deaths.get(number), reading.slots.get(number), home)
@@ -313,28 +309,24 @@ class FileObserver:
 
     def _named(self, found: int | str | None, seconds: float) -> HeldLock:
         log = self._log
-        if isinstance(found, int) and found in log.sessions:
-            return HeldLock(found, str(log.sessions[found]), seconds)
+        if isinstance(found, int) and found in log.table.sessions:
+            return HeldLock(found, str(log.table.sessions[found]), seconds)
         if isinstance(found, str):
-            numbers = [number for number, session in log.sessions.items() if str(session) == found]
+            numbers = [number for number, session in log.table.sessions.items() if str(session) == found]
             return HeldLock(numbers[-1] if numbers else None, found, seconds)
         other = self._search() if log.handle.lock.kind in (OFD, FLOCK) else None
         return HeldLock(found, other or "an unknown process", seconds)
 
     def _search(self) -> str | None:
         """Search this host for a process that locks the log without a session. Such a process has not written yet."""
-        try:
+        with ignoring(OSError):
             return system.range_lock_holder(system.os.stat(self._log.handle.file).st_ino, HOLDER_S)
-        except OSError as error:
-            raise_if_foreign(error)
-            return None
+        return None
 
     def _size(self) -> int:
-        try:
+        with ignoring(OSError):
             return int(system.os.stat(self._log.handle.file).st_size)
-        except OSError as error:
-            raise_if_foreign(error)
-            return self._log.handle.offset
+        return self._log.handle.offset
 
 
 def _lock_of(path: str) -> str:
@@ -347,8 +339,7 @@ def _lock_of(path: str) -> str:
         raise_if_foreign(error)
         return "ofd"
     finally:
-        for fd in list(opened):
-            safe_files.close_owned(fd, opened)
+        system.close_all(system.os.close, opened)
 
 
 def _waited(slot: WaitSlot, session: Session, home: ProcessIdentity) -> float:

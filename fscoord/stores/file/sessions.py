@@ -61,7 +61,7 @@ class Sessions(Store):
     @property
     def has_liveness(self) -> bool:
         """Whether `members` can detect dead sessions, on this platform and with the locks of this log."""
-        return self._log.has_liveness
+        return self._log.liveness.is_supported
 
     def register(self) -> int:
         number = self._log.session_if_ready
@@ -91,8 +91,8 @@ class Sessions(Store):
             log = self._log
             named = set[int]().union(*(log.table.ranks.get(rank, ()) for rank in wanted or ()))
             return [
-                _member(number, session, self._state_of(number, found), log.deaths.get(number, 0))
-                for number, session in sorted(log.sessions.items())
+                _member(number, session, self._state_of(number, found), log.table.deaths.get(number, 0))
+                for number, session in sorted(log.table.sessions.items())
                 if wanted is None or number in named
             ]
 
@@ -104,7 +104,7 @@ class Sessions(Store):
         found = self._probe(self._log.inspect(lambda: self._log.table.presumed_alive_among(wanted)))
 
         def answer() -> dict[int, str]:
-            known = sorted(wanted & self._log.sessions.keys())
+            known = sorted(wanted & self._log.table.sessions.keys())
             forgotten = dict.fromkeys(self._log.table.dead_sessions(wanted.difference(known)), "no")
             return {number: self._state_of(number, found) for number in known} | forgotten
 
@@ -130,7 +130,7 @@ class Sessions(Store):
         The caller holds the process mutex.
         """
         log = self._log
-        if number in log.deaths:
+        if number in log.table.deaths:
             return ANSWERS[False]
         return ANSWERS[found[number] if number in found else log.liveness.is_alive(number, ProcessIdentity.find())]
 
@@ -145,7 +145,7 @@ class Sessions(Store):
         wanted = [check_int64("session", number) for number in numbers]
         if wanted:
             self._log.refresh(self._timeout)
-            self._record_deaths([number for number in wanted if number in self._log.sessions], self._timeout)
+            self._record_deaths([number for number in wanted if number in self._log.table.sessions], self._timeout)
         return self._log.inspect(lambda: self._log.table.dead_sessions(wanted))
 
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
@@ -221,7 +221,7 @@ class Sessions(Store):
         return type(self).wait is Sessions.wait  # otherwise a subclass has its own wait
 
     def _stopped_sessions(self, numbers: Iterable[int]) -> frozenset[int]:
-        home, known = ProcessIdentity.find(), self._log.sessions
+        home, known = ProcessIdentity.find(), self._log.table.sessions
         found = [(number, known.get(number)) for number in numbers]
         return frozenset(number for number, session in found if session is not None and home.is_stopped(session))
 
@@ -232,7 +232,11 @@ class Sessions(Store):
         """Append a death record for each of the sessions `numbers` that is provably dead."""
         home = ProcessIdentity.find()
         for number in numbers:
-            if number not in self._log.deaths and not self._log.read_only and self._log.is_alive(number, home) is False:
+            if (
+                number not in self._log.table.deaths
+                and not self._log.read_only
+                and self._log.is_alive(number, home) is False
+            ):
                 self._log.record_death(number, limit)
 
 

@@ -77,7 +77,7 @@ class WaitSlots:
             self._log_failure(error)
 
     def _encode(self, number: int, longest: Shown | None, more: int) -> bytes:
-        session = self._log.sessions.get(number)
+        session = self._log.table.sessions.get(number)
         if longest is None or session is None:
             return EMPTY
         waited_ns = int((system.time.monotonic() - longest.started) * 1e9)
@@ -143,8 +143,7 @@ def write_slot(log: Log, mode: int, number: int, data: bytes) -> None:
         if is_direct:
             system.sync_data(fd)  # for a mount that took no direct write
     finally:
-        for fd in list(opened):
-            safe_files.close_owned(fd, opened)
+        system.close_all(system.os.close, opened)
 
 
 def _candidates(number: int) -> Iterator[int]:
@@ -230,8 +229,7 @@ def read_slots(path: str, sessions: dict[int, Session], *, is_shared: bool) -> S
         raise_if_foreign(error)
         found.problem = f"{path}{WAITS_SUFFIX} can't be read: {error}"
     finally:
-        for fd in list(opened):
-            safe_files.close_owned(fd, opened)
+        system.close_all(system.os.close, opened)
     return found
 
 

@@ -288,7 +288,7 @@ class TCPStore(Store):
 
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
         names = keys_bytes(keys)
-        limit = self._timeout if timeout is None else to_seconds(timeout)
+        limit = self._seconds(timeout)
         if names:
             self._blocking.wait(names, limit)
 

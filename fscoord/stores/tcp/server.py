@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from fscoord._runtime import system
-from fscoord.errors import StoreUnavailableError, missing_extra
+from fscoord.errors import StoreUnavailableError, needed_extra
 from fscoord.stores.tcp.wire import ANSWER_MIN_S, Deadline, Unanswered
 
 LOOPBACK: Final = "127.0.0.1"
@@ -124,8 +124,6 @@ def _preserver() -> Callable[[object], None]:
 
 
 def _import_torch() -> Any:
-    try:
+    with needed_extra("a TCPStore that is the master", "torch", "torch"):
         import torch.distributed
-    except ImportError as error:
-        raise missing_extra("a TCPStore that is the master", "torch", "torch") from error
     return torch.distributed

@@ -44,6 +44,8 @@ ON_KEY: dict[str, Call] = {
     "queue_len": lambda store, key: store.queue_len(key),
     "barrier": lambda store, key: store.barrier(key, 1),
 }
+CONDITIONAL = ("delete_key_expected", "create", "pop")
+"""The operations of `ON_KEY` that only a store with `Capabilities.changes_conditionally` has."""
 ON_VALUE: dict[str, Call] = {
     "set": lambda store, value: store.set("k", value),
     "compare_set_expected": lambda store, value: store.compare_set("k", value, "1"),
@@ -60,6 +62,15 @@ ON_KEYS: dict[str, Call] = {
     "multi_set_keys": lambda store, keys: store.multi_set(keys, ["1"]),
     "multi_set_values": lambda store, values: store.multi_set(["k"], values),
 }
+ON_TIMEOUT: list[Call] = [
+    lambda store, timeout: store.wait(["k"], timeout),
+    lambda store, timeout: store.wait([], timeout),
+    lambda store, timeout: store.set_timeout(timeout),
+    lambda store, timeout: store.barrier("b", 1, timeout),
+    lambda store, timeout: store.get("k", timeout=timeout),
+    lambda store, timeout: store.multi_get(["k"], timeout=timeout),
+    lambda store, timeout: store.queue_pop("q", timeout=timeout),
+]
 
 
 class Refusals(ContractTests):
@@ -146,19 +157,13 @@ class Refusals(ContractTests):
 
     @pytest.mark.parametrize("timeout", NO_TIMEOUTS, ids=str)
     def test_timeout_that_is_negative_or_nan_is_refused(self, refused: Refused, timeout: Any) -> None:
-        refused(ValueError, lambda store, value: store.wait(["k"], value), timeout)
-        refused(ValueError, lambda store, value: store.wait([], value), timeout)
-        refused(ValueError, lambda store, value: store.set_timeout(value), timeout)
-        refused(ValueError, lambda store, value: store.barrier("b", 1, value), timeout)
-        refused(ValueError, lambda store, value: store.get("k", timeout=value), timeout)
-        refused(ValueError, lambda store, value: store.multi_get(["k"], timeout=value), timeout)
-        refused(ValueError, lambda store, value: store.queue_pop("q", timeout=value), timeout)
+        for call in ON_TIMEOUT:
+            refused(ValueError, call, timeout)
 
     @pytest.mark.parametrize("timeout", ["1", b"1", True, [1]])
     def test_timeout_of_a_wrong_type_is_a_type_error(self, refused: Refused, timeout: Any) -> None:
-        refused(TypeError, lambda store, value: store.wait(["k"], value), timeout)
-        refused(TypeError, lambda store, value: store.set_timeout(value), timeout)
-        refused(TypeError, lambda store, value: store.barrier("b", 1, value), timeout)
+        for call in ON_TIMEOUT:
+            refused(TypeError, call, timeout)
 
     def test_set_timeout_refuses_none(self, refused: Refused) -> None:
         refused(TypeError, lambda store, value: store.set_timeout(value), None)

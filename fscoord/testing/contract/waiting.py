@@ -30,15 +30,14 @@ def timed_out(call: Callable[[], Any]) -> StoreTimeoutError:
     return caught.value
 
 
-def writers(store: Store) -> dict[str, Callable[[], object]]:
-    """Return every way to set the key k to 1."""
-    return {
-        "set": lambda: store.set("k", "1"),
-        "add": lambda: store.add("k", 1),
-        "compare_set": lambda: store.compare_set("k", "", "1"),
-        "append": lambda: store.append("k", "1"),
-        "multi_set": lambda: store.multi_set(["other", "k"], ["2", "1"]),
-    }
+WRITERS: dict[str, Callable[[Store], object]] = {
+    "set": lambda store: store.set("k", "1"),
+    "add": lambda store: store.add("k", 1),
+    "compare_set": lambda store: store.compare_set("k", "", "1"),
+    "append": lambda store: store.append("k", "1"),
+    "multi_set": lambda store: store.multi_set(["other", "k"], ["2", "1"]),
+}
+"""Every way to set the key k to 1."""
 
 
 class Waiting(ContractTests):
@@ -46,14 +45,21 @@ class Waiting(ContractTests):
 
     # Time-outs
 
-    def test_get_waits_for_the_timeout_of_the_store_and_names_the_key(self, place: Place) -> None:
+    def test_operation_waits_for_the_timeout_of_the_store_and_names_every_missing_key(self, place: Place) -> None:
         hasty = place.open(timeout=0.05)
-        start = system.time.monotonic()
-        error = timed_out(lambda: hasty.get("k"))
-        assert 0.05 <= error.waited <= system.time.monotonic() - start < LATE_S
-        assert error.keys == (place.full("k"),)
-        assert repr(place.full("k")) in str(error)
-        assert isinstance(error, (TimeoutError, LookupError))
+        hasty.set("there", "a value is no item")
+        calls: dict[Callable[[], object], list[str]] = {
+            lambda: hasty.get("k"): ["k"],
+            lambda: hasty.multi_get(["b", "there", "a", "b"]): ["b", "a"],
+            lambda: hasty.queue_pop("there"): ["there"],
+        }
+        for call, missing in calls.items():
+            start = system.time.monotonic()
+            error = timed_out(call)
+            assert 0.05 <= error.waited <= system.time.monotonic() - start < LATE_S
+            assert error.keys == tuple(map(place.full, missing))
+            assert all(repr(key) in str(error) for key in error.keys)
+            assert isinstance(error, (TimeoutError, LookupError))
 
     def test_call_with_a_timeout_of_its_own_leaves_that_of_the_handle(self, place: Place, store: Store) -> None:
         waiting = [start_thread(lambda: store.get("later")), start_thread(lambda: store.queue_pop("queue"))]
@@ -82,22 +88,6 @@ class Waiting(ContractTests):
         error = timed_out(lambda: store.wait(["b", "there", "a", "q", "b", "c"], timeout))
         assert 0.05 <= error.waited <= system.time.monotonic() - start < LATE_S
         assert error.keys == tuple(map(place.full, ["b", "a", "c"]))
-
-    def test_multi_get_has_one_deadline_and_names_every_missing_key(self, place: Place) -> None:
-        hasty = place.open(timeout=0.05)
-        hasty.set("there", "1")
-        start = system.time.monotonic()
-        error = timed_out(lambda: hasty.multi_get(["b", "there", "a", "b"]))
-        assert 0.05 <= error.waited <= system.time.monotonic() - start < LATE_S
-        assert error.keys == tuple(map(place.full, ["b", "a"]))
-
-    def test_queue_pop_waits_for_the_timeout_of_the_store_and_names_the_queue(self, place: Place) -> None:
-        hasty = place.open(timeout=0.05)
-        hasty.set("k", "a value is no item")
-        start = system.time.monotonic()
-        error = timed_out(lambda: hasty.queue_pop("k"))
-        assert 0.05 <= error.waited <= system.time.monotonic() - start < LATE_S
-        assert error.keys == (place.full("k"),)
 
     @pytest.mark.parametrize("zero", [0, 0.0, timedelta(0)], ids=["int", "float", "timedelta"])
     def test_timeout_of_zero_looks_once(self, store: Store, zero: Any) -> None:
@@ -133,16 +123,11 @@ class Waiting(ContractTests):
 
     # Wake-ups: the waiter may come before or after the writer; both must end at once, and neither by time-out
 
-    @pytest.mark.parametrize("how", ["set", "add", "compare_set", "append", "multi_set"])
-    def test_get_is_woken_by_every_way_to_write_a_value(self, place: Place, store: Store, how: str) -> None:
-        with start_thread(place.open().get, "k") as waiter:
-            writers(store)[how]()
-        assert waiter.result == b"1"
-
-    @pytest.mark.parametrize("how", ["set", "add", "compare_set", "append", "multi_set"])
-    def test_wait_is_woken_by_every_way_to_write_a_value(self, place: Place, store: Store, how: str) -> None:
-        with start_thread(place.open().wait, ["k"]) as waiter:
-            writers(store)[how]()
+    @pytest.mark.parametrize("how", WRITERS)
+    def test_get_and_wait_are_woken_by_every_way_to_write_a_value(self, place: Place, store: Store, how: str) -> None:
+        with start_thread(place.open().get, "k") as getter, start_thread(place.open().wait, ["k"]) as waiter:
+            WRITERS[how](store)
+        assert getter.result == b"1"
         assert waiter.result is None
 
     def test_push_wakes_a_waiter_for_the_queue_and_a_pop(self, place: Place, store: Store) -> None:

@@ -18,7 +18,7 @@ from fscoord._log.shared.combining.outcomes import TIMES, Watch
 from fscoord._log.shared.combining.request import Answer, Author, Request, decode_request
 from fscoord._log.shared.combining.station import Slot, Station
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring
 from fscoord.errors import StoreUnavailableError
 
 BATCH_MAX: Final = 1 << 18
@@ -152,7 +152,9 @@ class Claim:
 
 
 class Batch:
-    """The `BatchPlan` of one transaction: the author's own operation, and the requests that it claims if it leads.
+    """The records of one transaction, which may be records of several sessions.
+
+    They are those of the author's own operation, and of the requests that the author claims if it leads.
 
     Args:
         log: the log.
@@ -181,20 +183,26 @@ class Batch:
         self.failed: list[Claim] = []
 
     def __len__(self) -> int:
+        """Return about how many bytes the records take."""
         return int(self._write.operation.size)
 
     def show_life(self) -> None:
+        """Show that the process waits for the log lock, and is not stopped. Called at least every `LIFE_S`."""
         self._show(requests.WAITING)
 
     def _show(self, phase: int) -> None:
         if self._station is not None:
             self._life += 1
-            try:
+            with ignoring(OSError):  # followers then take this leader for stopped, and write alone
                 self._station.show(phase, self._life)
-            except OSError as error:  # followers then take this leader for stopped, and write alone
-                raise_if_foreign(error)
 
     def decide(self, session: int) -> list[Record]:
+        """Return the records to append, all of them data records. `session` is the session of the handle.
+
+        The log calls this method as the last step before the write, under the log lock: the handle has read to the end,
+        the log continues in this file, and nothing releases the lock before the write. If an attempt fails, and the
+        transaction begins again, the method is called again.
+        """
         # An earlier attempt of this transaction has released the lock. Its claims have ended with that hold, and must
         # not be repeated: their authors may have decided by themselves since.
         self.failed += self.claims
@@ -203,10 +211,8 @@ class Batch:
         records = self._decide_own(draft, session)
         if self._station is not None and self._slot is not None:
             self._show(requests.HOLDING)
-            try:
+            with ignoring(OSError):  # the files of this host must not fail the write. The claims so far are whole
                 self._claim(draft, records, self._station, self._slot)
-            except OSError as error:  # the files of this host must not fail the write. The claims so far are whole
-                raise_if_foreign(error)
         return records
 
     def _decide_own(self, draft: Draft[Any], session: int) -> list[Record]:
@@ -280,13 +286,13 @@ class Batch:
             return []  # the author meets the same error, in its own words
         claim.answer = Answer(request.time, requests.DONE, decider.encode_result(result))
         claim.keys = [key for _, key, _ in found]
-        return [(kind, key, value, request.session, request.time + n) for n, (kind, key, value) in enumerate(found)]
+        session, time = request.author.session, request.time
+        return [(kind, key, value, session, time + n) for n, (kind, key, value) in enumerate(found)]
 
     def _may_write_for(self, request: Request) -> bool:
         """Return whether a record in the name of the author may be appended: its session is registered and not dead."""
-        log = self._log
-        session = log.table.sessions.get(request.session)
-        if session is None or request.session in log.table.deaths:
+        log, number = self._log, request.author.session
+        session = log.table.sessions.get(number)
+        if session is None or number in log.table.deaths:
             return False
-        follower = log.follower
-        return request.is_of(Author(request.session, session.alive_id, follower.run))
+        return request.author == Author(number, session.alive_id, log.follower.run)

@@ -43,7 +43,7 @@ from fscoord._log.shared.combining.outcomes import Outcomes
 from fscoord._log.shared.combining.request import Answer, Author, decode_request, encode_request
 from fscoord._log.shared.combining.station import Slot, Station
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord._runtime.logging import logger
 from fscoord.errors import FscoordError, StoreError, StoreTimeoutError, StoreUnavailableError
 
@@ -279,10 +279,8 @@ class Combiner:
         An error of a signal handler that has a number can't be told from one of the system, and may come after the
         publishing. If a leader has claimed the request meanwhile, its record is found under the log's lock.
         """
-        try:
+        with ignoring(OSError):  # for the same reason as the publishing
             station.remove(write.path)
-        except OSError as error:  # for the same reason as the publishing
-            raise_if_foreign(error)
         write.path = ""
 
     def _withdraw(self, station: Station, write: Write) -> bool:

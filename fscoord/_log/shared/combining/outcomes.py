@@ -21,7 +21,7 @@ from fscoord._log.format.record import Record
 from fscoord._log.handle import HandleState
 from fscoord._log.recovery import APPLYING, POSITION
 from fscoord._log.replay.cursor import Cursor
-from fscoord._log.replay.writer import LogWriter
+from fscoord._log.replay.writer import LogWriter, append_each
 from fscoord._log.session_table import SessionTable
 from fscoord._log.shared.combining.request import Token
 from fscoord._log.state_machine import StateMachine
@@ -74,7 +74,7 @@ class SharedLogWriter(LogWriter):
         """
         handle = self._handle
         if handle.root.header.durable and len(records) > 1:  # a power loss may only harm the last record
-            self._append_each(records)
+            append_each(self.append_batch, [([each],) for each in records])
             return
         parts, chain = [], handle.chain
         for kind, key, value, session, time_ns in records:
@@ -94,16 +94,6 @@ class SharedLogWriter(LogWriter):
         handle.offset += len(data)
         handle.chain = chain
         handle.recovery = POSITION
-
-    def _append_each(self, records: Sequence[Record]) -> None:
-        is_first = True
-        try:
-            for each in records:
-                self.append_batch([each])
-                is_first = False
-        except StoreUnavailableError as error:
-            error.maybe_applied = error.maybe_applied or not is_first
-            raise
 
 
 Note = Callable[[SpilledRecord], Any]

@@ -48,23 +48,16 @@ class Request(NamedTuple):
     """A request, as a leader reads it.
 
     Attributes:
-        session: the session that makes the request, and in whose name the record is appended.
+        author: the session that makes the request, and in whose name the record is appended.
         time: the time of the record, which the author has chosen.
-        alive_id, run: see `Author`.
         address: the name of the socket at which the author waits.
         operation: the encoded operation.
     """
 
-    session: int
+    author: Author
     time: int
-    alive_id: bytes
-    run: int
     address: str
     operation: bytes
-
-    def is_of(self, author: Author) -> bool:
-        """Return whether `author` may have made the request."""
-        return author == (self.session, self.alive_id, self.run)
 
 
 def encode_request(author: Author, time: int, address: str, operation: bytes) -> bytes:
@@ -82,7 +75,7 @@ def decode_request(data: bytes) -> Request | None:
         return None
     run, session, time, alive_id, size = _REQUEST.unpack_from(data, _CRC.size)
     name, operation = data[start : start + size], data[start + size :]
-    return Request(session, time, alive_id, run, name.decode("ascii", "replace"), operation)
+    return Request(Author(session, alive_id, run), time, name.decode("ascii", "replace"), operation)
 
 
 class Answer(NamedTuple):

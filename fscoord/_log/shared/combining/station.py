@@ -25,11 +25,12 @@ from functools import partial
 from typing import Any, Final
 
 from fscoord._log.files import safe_files
+from fscoord._log.locking.log_lock import _no_descriptor, _nothing
 from fscoord._log.locking.process_mutex import LogKey
 from fscoord._log.shared.combining.request import SEAT_SIZE, Answer, encode_seat
 from fscoord._log.shared.node_poller import node_path
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign, raise_unless_absent
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign, raise_unless_absent
 
 VERSION: Final = ".3"
 """The end of the name of the directory. Processes that understand each other's files have the same."""
@@ -120,14 +121,6 @@ def _close(path: str, epoch: int, sockets: list[Any]) -> None:
         each.close()
 
 
-def _no_descriptor() -> None:
-    raise OSError(system.errno.EBADF, "the descriptor was closed by a fork")
-
-
-def _nothing() -> None:
-    """Do nothing, in place of `Slot.free`."""
-
-
 def _seat_lock(kind: int) -> bytes:
     return system.FLOCK_STRUCT.pack(kind, 0, 0, 1, 0)
 
@@ -169,10 +162,8 @@ class Station:
 
     def _make(self) -> None:
         for directory in (self.directory, self._requests, self._addresses):
-            try:
+            with ignoring(FileExistsError):
                 system.os.mkdir(directory, 0o700)
-            except FileExistsError as error:
-                raise_if_foreign(error)
         flags = system.os.O_RDONLY | system.os.O_DIRECTORY
         # The path of a socket may have 107 bytes, so addresses are reached through this descriptor of their directory.
         fd = safe_files.open_descriptor(self._addresses, flags, owned_fds=self._fds)
@@ -260,11 +251,9 @@ class Station:
     @property
     def is_lost(self) -> bool:
         """Whether the seat has no name any more, so that other processes take another seat."""
-        try:
+        with ignoring(OSError):
             return system.os.fstat(self._seat_fd).st_nlink == 0
-        except OSError as error:
-            raise_if_foreign(error)
-            return True
+        return True
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -294,10 +283,8 @@ class Station:
         temporary = safe_files.temporary_name(system.os.path.join(self._addresses, slot.name))
         try:
             fd = safe_files.create_descriptor(temporary, 0o600, self._fds)
-            try:
+            with safe_files.closing_owned(fd, self._fds):
                 safe_files.write_all(fd, data)
-            finally:
-                safe_files.close_owned(fd, self._fds)
             if system.process_epoch() != self.epoch:
                 _no_descriptor()
             system.os.rename(temporary, path)
@@ -333,15 +320,11 @@ class Station:
             return b""  # not a request. The leader removes it
 
     def _read_file(self, path: str) -> bytes | None:
-        try:
+        with ignoring(OSError):
             fd = safe_files.open_descriptor(path, system.os.O_RDONLY, owned_fds=self._fds)
-            try:
+            with safe_files.closing_owned(fd, self._fds):
                 return system.os.read(fd, ANSWER_MAX)
-            finally:
-                safe_files.close_owned(fd, self._fds)
-        except OSError as error:
-            raise_if_foreign(error)
-            return None
+        return None
 
     def is_pending(self, path: str) -> bool:
         """Return whether the request `path` was not claimed yet. If it can't be seen, it counts as pending."""
@@ -372,32 +355,26 @@ class Station:
         """Return whether a process has the socket `address` open."""
         if "/" in address or not address:
             return False
-        try:
+        with ignoring(OSError):
             slot.outbox.connect(self._way + address)
-        except OSError as error:
-            raise_if_foreign(error)
-            return False
-        return True
+            return True
+        return False
 
     def tell(self, slot: Slot, address: str, answer: Answer) -> bool:
         """Send `answer` to `address`. Return whether it was sent. A lost answer costs its author a look at the log."""
-        try:
+        with ignoring(OSError):
             slot.outbox.sendto(answer.encode(), self._way + address)
-        except OSError as error:
-            raise_if_foreign(error)
-            return False
-        return True
+            return True
+        return False
 
     def receive(self, slot: Slot, seconds: float) -> bytes | None:
         """Return the next datagram that comes to `slot` within `seconds`, or None."""
         if seconds > 0 and not slot.is_readable(seconds * 1000):
             return None
-        try:
+        with ignoring(OSError):
             data: bytes = slot.inbox.recv(ANSWER_MAX)
-        except OSError as error:
-            raise_if_foreign(error)
-            return None
-        return data
+            return data
+        return None
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -407,10 +384,8 @@ class Station:
         An error is dropped: the leader has written, so its call has succeeded. `now` is monotonic.
         """
         if now - self._swept_at > SWEEP_S:
-            try:
+            with ignoring(OSError):
                 self._sweep(slot, now)
-            except OSError as error:
-                raise_if_foreign(error)
 
     def _sweep(self, slot: Slot, now: float) -> None:
         """Remove the names of closed sockets. A socket is opened before its name exists.
@@ -457,11 +432,9 @@ class Station:
             (system.os.unlink, self._seat),
             (system.os.rmdir, self.directory),
         )
-        try:
+        with ignoring(OSError):
             for step, path in steps:
                 step(path)
-        except OSError as error:
-            raise_if_foreign(error)
 
     def after_fork(self) -> None:
         """Forget the slots in a forked child. All files and locks are the parent's, so nothing is removed or unlocked.
