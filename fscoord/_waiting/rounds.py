@@ -37,6 +37,7 @@ __all__ = [
 
 ARRIVALS: Final = b"/arrivals"
 COMPLETE: Final = b"/complete"
+KEYS_OF_BARRIER: Final = (ARRIVALS, COMPLETE)
 COUNT: Final = b"/num_members"
 LAST: Final = b"/last_member"
 

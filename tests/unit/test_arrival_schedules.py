@@ -213,8 +213,7 @@ class World:
                 setattr(call, attribute, value)
             call._bell = self._bell
             self._bell.slot_users[call._place] = call
-            if dict(progress.arrival).get("_is_watching"):
-                call._watch()
+            call._values = self._state.values
             self._armed_for = b""
             is_rung = self._wake()
             found = call.look(LIMIT_S, reads=True) if is_rung else NOT_YET
@@ -498,7 +497,7 @@ def passing_twice() -> World:
 
 MUTANTS: dict[str, tuple[Any, str, Any, Callable[[], World]]] = {
     "slots are not cleared": (ArrivalSlots, "clear", ignore, deleting),
-    "a deleted arrival counts again": (Arrival, "is_deleted", property(lambda _: False, ignore), passing_twice),
+    "a deleted arrival counts again": (Arrival, "_was_deleted", lambda _: False, passing_twice),
     "the log is not read after the slot was written": (
         Arrival,
         "look",

@@ -16,7 +16,7 @@ from fscoord._waiting.awaited import BARRIER, Awaited
 from fscoord._waiting.rounds import add_arrivals
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import NOT_YET, ArrivalRequest, NotYet, new_tuple
-from fscoord.stores.file.arrival_slots import COLUMNS, LATE_S, SLOT, ArrivalSlots, ranks_of, row_of
+from fscoord.stores.file.arrival_slots import COLUMNS, LATE_S, ROW, ROWS, SLOT, START, ArrivalSlots, ranks_of
 from fscoord.stores.file.operations import COUNTS, LAST, PASSED, RANKS, WAITS, Arrived, Operation
 from fscoord.stores.file.replay import KeyValueState
 from fscoord.stores.file.waits import Condition, Write
@@ -37,13 +37,12 @@ class Arrival(Condition["bytes | None"]):
         slots: the slots of the store; None: it has none.
     """
 
-    is_deleted = False
-    """Whether a key of the barrier was deleted since the arrival, which then does not count again."""
-
     _bell: Doorbell | None = None  # the bell that has the slots of the barrier
     _place = -1  # the offset in the bell of the slot that this call uses; -1: none
     _is_in_log = False  # whether the log has the arrival of this call
-    _is_watching = False
+    _is_deleted = False  # whether a key of the barrier was deleted since the arrival, which then does not count again
+    _deletes = 0  # the `KeyValueState.deletes` at the arrival
+    _values: object = None  # the `KeyValueState.values` at the arrival
 
     def __init__(
         self,
@@ -57,11 +56,9 @@ class Arrival(Condition["bytes | None"]):
         self._log = log
         self._state = state
         self._request = request
-        self._key, token, self._done, self._size, timeout, *_ = request
         self._write, self._decide_alone = write, decide_alone
-        self._rank = int(token[: token.index(b"/")]) if token else -1
-        self._slots = slots if token and 1 < self._size <= COLUMNS else None
-        self._late = timeout - LATE_S if timeout > LATE_S else 0.0
+        self._key, self._done, self._size = request.key, request.done, request.world_size
+        self._slots = slots if request.token and 1 < self._size <= COLUMNS else None
         self.missing = [self._done]
 
     def new_slow_logger(self, started: float) -> SlowWaitLogger:
@@ -73,9 +70,14 @@ class Arrival(Condition["bytes | None"]):
 
     def arrive(self, arm: Callable[[], None], waiter: Waiter | None) -> bytes | NotYet | None:
         """Arrive, and return what `look` returns. `arm` arms `waiter`, so that the end of the barrier wakes it."""
-        if self._slots is None:
+        slots = self._slots
+        if slots is None:
             return self._arrive_in_log(arm)
-        if self._find_slots() and waiter is not None and waiter.watcher.bell is not None and self._write_slot():
+        token = self._request.token
+        self._rank = int(token[: token.index(b"/")])
+        self._bell = slots.bell()
+        self._find_slots(slots)
+        if waiter is not None and waiter.watcher.bell is not None and self._write_slot():
             arm()
             return self.look(self._request.timeout, reads=True)
         # Not armed under the lock: other ranks may write their slots until the look that follows, which arms first.
@@ -88,24 +90,22 @@ class Arrival(Condition["bytes | None"]):
         return found
 
     def _operation(self) -> Operation:
-        _, token, done, size, *_ = self._request
+        token = self._request.token
         kind, rule = (record.APPEND, RANKS) if token else (record.ADD, COUNTS)
-        return new_tuple(Operation, (kind, self._key, token, b"", rule, done, size))
+        return new_tuple(Operation, (kind, self._key, token, b"", rule, self._done, self._size))
 
-    def _find_slots(self) -> bool:
-        """Find the slots of the barrier in the run that the handle has read. Return False if the log has no bell."""
-        slots = self._slots
-        assert slots is not None, "only callers with ranks get here"
-        self._bell = slots.bell()
+    def _find_slots(self, slots: ArrivalSlots) -> None:
+        """Find the slots of the barrier, in the run that the handle has read. Deletes count from now on."""
+        state = self._state
         self._content = content = slots.content(self._key, self._size)
-        self._row, self._run = row_of(content), self._log.handle.header.run
-        return self._bell is not None
+        self._row, self._run = START + content[0] % ROWS * ROW, self._log.handle.header.run
+        self._deletes, self._values = state.deletes, state.values
 
     def _write_slot(self) -> bool:
         """Arrive in the slot of the caller's rank. Return False if the caller must arrive in the log."""
-        slots, bell, content, key = self._slots, self._bell, self._content, self._key
-        assert slots is not None, "checked by the caller"
-        assert bell is not None, "checked by the caller"
+        bell, content = self._bell, self._content
+        if bell is None:
+            return False
         place = self._row + SLOT * self._rank
         # One C function, so of several threads only one gets the slot. `close` gives it back.
         if bell.slot_users.setdefault(place, self) is not self:
@@ -119,22 +119,27 @@ class Arrival(Condition["bytes | None"]):
                 if self._log.handle.header.run != self._run:
                     return False
             values = self._state.values
-            if known == content or key in values or self._done in values:
+            if known == content or self._key in values or self._done in values:
                 return False
-            self._watch()
-            bell.known_slots[place] = content  # before the write: if that is interrupted, the next call arrives in the log
+            self._deletes, self._values = self._state.deletes, values
+            bell.known_slots[place] = content  # before the write: if that is interrupted, the next call needs the log
             system.os.pwrite(bell.fd, content, place)
         except OSError as error:
             raise_if_foreign(error)
             return False
         return True
 
-    def _watch(self) -> None:
-        """Watch for deletes of the barrier's keys from now on."""
-        watchers = self._state.watchers
-        self._is_watching = True
-        for key in (self._key, self._done):
-            watchers.setdefault(key, set()).add(self)
+    def _was_deleted(self) -> bool:
+        """Return whether a key of the barrier was deleted since the arrival, as far as the handle has read.
+
+        If all records were applied again since, deletes before the arrival can't be told from later ones, and none
+        counts. Then the slots, which a delete clears, are the only evidence.
+        """
+        state, first = self._state, self._deletes
+        if state.values is self._values and state.deletes != first:
+            deleted = state.deleted
+            self._is_deleted |= deleted.get(self._key, 0) > first or deleted.get(self._done, 0) > first
+        return self._is_deleted or self._log.handle.header.run != self._run
 
     def look(self, timeout: float, *, reads: bool) -> bytes | NotYet | None:
         state, done = self._state, self._done
@@ -150,14 +155,14 @@ class Arrival(Condition["bytes | None"]):
 
     def _look_at_slots(self, bell: Doorbell, timeout: float) -> bytes | NotYet | None:
         """Read the slots, after a look at the log that has not found the end of the barrier."""
-        if self.is_deleted or self._log.handle.header.run != self._run:
+        if self._was_deleted():
             return NOT_YET
         try:
             found = system.os.pread(bell.fd, SLOT * self._size, self._row)
         except OSError as error:
             raise_if_foreign(error)
             found = b""
-        if found != self._content * self._size and (self._is_in_log or timeout > self._late):
+        if found != self._content * self._size and (self._is_in_log or timeout > self._request.timeout - LATE_S > 0):
             text = self._state.values.get(self._key)
             if not isinstance(text, (bytes, bytearray)):
                 return NOT_YET
@@ -174,15 +179,17 @@ class Arrival(Condition["bytes | None"]):
         """Decide, after a look at the slots, what this call appends."""
         if self._state.has(self._done):
             return PASSED, 0, b""
-        if self.is_deleted or self._log.handle.header.run != self._run:
+        if self._was_deleted():
             return WAITS, 0, b""
         own = None if self._is_in_log else self._rank
         return self._merge(own) or self._decide_alone(key, operation)
 
     def _decide_first(self, key: bytes, operation: Operation) -> tuple[Arrived, int, Any]:
         """Decide an arrival in the log. The arrivals in slots count if the log does not have all arrivals."""
-        self._find_slots()
-        self._watch()
+        slots = self._slots
+        assert slots is not None, "only callers with ranks get here"
+        self._bell = slots.bell()  # it may have been announced since
+        self._find_slots(slots)
         if self._state.has(self._done):
             return self._decide_alone(key, operation)
         return self._merge(self._rank, is_first=True) or self._decide_alone(key, operation)
@@ -209,15 +216,7 @@ class Arrival(Condition["bytes | None"]):
         return LAST, SEVERAL, [(record.MULTI_SET, b"", pairs)]
 
     def close(self) -> None:
-        """Give back the slot, and end the watch for deletes. It may be called twice."""
+        """Give back the slot. It may be called twice."""
         bell, self._bell = self._bell, None
         if bell is not None and bell.slot_users.get(self._place) is self:
             del bell.slot_users[self._place]
-        if self._is_watching:
-            watchers = self._state.watchers
-            for key in (self._key, self._done):
-                others = watchers.get(key)
-                if others is not None:
-                    others.discard(self)
-                    if not others:
-                        watchers.pop(key, None)

@@ -28,10 +28,9 @@ from typing import Any, Final
 
 from fscoord._log.files import safe_files
 from fscoord._log.log import Log
-from fscoord._log.wakeup.doorbell import Doorbell
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
-from fscoord._waiting.rounds import ARRIVALS, COMPLETE
+from fscoord._waiting.rounds import KEYS_OF_BARRIER
 from fscoord.stores.file.notifier import ChangeNotifier
 
 ROWS: Final = 64
@@ -40,6 +39,7 @@ COLUMNS: Final = 1024
 HASH: Final = 12
 SLOT: Final = HASH + 4
 """The size of a slot in bytes: the hash of the barrier, and the world size. An empty slot has zeros."""
+ROW: Final = COLUMNS * SLOT
 START: Final = 1 << 16
 """The offset of the slots in the bell."""
 LATE_S: Final = 0.05
@@ -93,7 +93,7 @@ class ArrivalSlots:
         Raises:
             StoreUnavailableError: the slots can't be cleared, so the key must not be deleted.
         """
-        if not key.endswith((ARRIVALS, COMPLETE)):
+        if not key.endswith(KEYS_OF_BARRIER):
             return
         bell = self.bell()
         try:
@@ -116,7 +116,7 @@ class ArrivalSlots:
 
 def row_of(content: bytes) -> int:
     """Return the offset in the bell of the row for a slot with `content`."""
-    return START + content[0] % ROWS * (COLUMNS * SLOT)
+    return START + content[0] % ROWS * ROW
 
 
 def ranks_of(data: bytes, content: bytes) -> list[int]:

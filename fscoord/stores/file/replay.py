@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 from zlib import crc32
 
 from fscoord._log.files.spill import NEVER, Fetch, Spilled, SpilledRecord, Spot, checksum_of_both
 from fscoord._log.format import record
+from fscoord._waiting.rounds import KEYS_OF_BARRIER
 
 BATCH: Final = 1 << 16
 """The most bytes of keys and values in one record of a snapshot, unless a single value is longer."""
 PAIR_SIZE: Final = 6
 RECORD_SIZE: Final = record.RECORD_MIN
+
+DELETED_MAX: Final = 1024
+"""How many deleted keys of barriers a state remembers."""
 
 _ASSIGN = frozenset((record.SET, record.ADD, record.COMPARE_SET))
 _TAKES = frozenset((record.POP, record.DELETE))
@@ -76,8 +80,10 @@ class KeyValueState:
     def __init__(self, spill_bytes: int = 0) -> None:
         self.values: dict[bytes, StoredValue] = {}
         self.queues: dict[bytes, deque[bytes | Spilled]] = {}
-        self.watchers: dict[bytes, set[Any]] = {}
-        """The calls that watch for a delete of a key, by the key. The delete sets their attribute ``is_deleted``."""
+        self.deletes = 0
+        """How many deletes of a key of a barrier were applied."""
+        self.deleted: dict[bytes, int] = {}
+        """The last such keys, each with the value of `deletes` after its last delete."""
         self._least = spill_bytes or NEVER
         self._long: set[bytes] = set()
         """The keys whose value or queue may be spilled; some of them may have been deleted."""
@@ -90,7 +96,6 @@ class KeyValueState:
         `values` before it reads the log, and uses a value from it only if `values` is still the same object afterwards.
         """
         self.values, self.queues, self._long = {}, {}, set()
-        self.watchers = {}  # the deletes before the calls will be applied again
 
     def mark_spilled(self, keys: set[bytes]) -> None:
         """Record that the next records have spilled values of `keys`."""
@@ -117,9 +122,8 @@ class KeyValueState:
             elif kind == record.DELETE:
                 values.pop(key, None)
                 self.queues.pop(key, None)
-                if key in self.watchers:
-                    for watcher in list(self.watchers.get(key, ())):  # a copy: other threads change the set
-                        watcher.is_deleted = True
+                if key.endswith(KEYS_OF_BARRIER):
+                    self._note_delete(key)
             elif kind == record.PUSH:
                 self.queues.setdefault(key, deque()).append(value)
             elif kind == record.POP:
@@ -199,6 +203,13 @@ class KeyValueState:
         for key, queue in self.queues.items():
             size += (RECORD_SIZE + len(key)) * len(queue) + sum(map(len, queue))
         return size
+
+    def _note_delete(self, key: bytes) -> None:
+        self.deletes += 1
+        self.deleted.pop(key, None)
+        self.deleted[key] = self.deletes
+        if len(self.deleted) > DELETED_MAX:
+            del self.deleted[next(iter(self.deleted))]
 
     def _append(self, key: bytes, piece: bytes | Spilled) -> None:
         current = self.values.get(key, b"")
