@@ -25,7 +25,7 @@ def get_or_none(store: Store, key: bytes, absent: bytes = ABSENT) -> bytes | Non
     Args:
         store: the store.
         key: the key.
-        absent: a text that is never the value.
+        absent: a text that is never the value, which the caller must know of the format of its values.
     """
     found = store.compare_set(key, absent, absent)
     return None if found == absent else found
