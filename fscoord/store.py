@@ -707,6 +707,16 @@ class _NoRankNeeded(Exception):
     """Ends a wait that needs no rank any more."""
 
 
+def kept(method: F) -> F:
+    """Return the abstract `method` of `Store`, for a store that has the hooks by which its default is enough."""
+
+    @wraps(method, updated=())  # without the mark of an abstract method
+    def call(self: Store, *args: Any, **named: Any) -> Any:
+        return method(self, *args, **named)
+
+    return cast(F, call)
+
+
 def forwarded(method: F) -> F:
     """Return a method of a `StoreView` that calls `method` of the underlying store."""
     name = method.__name__
@@ -722,7 +732,7 @@ def on_key(method: F) -> F:
     """Return a method of a `StoreView` that calls `method` of the underlying store by `StoreView._do`, on one key."""
     name = method.__name__
 
-    @wraps(method, updated=())  # without the mark of an abstract method
+    @wraps(method, updated=())  # as in `kept`
     def call(self: StoreView, key: Key, *args: Any, **named: Any) -> Any:
         return self._do(name, [key_bytes(key)], lambda keys: getattr(self._open(), name)(keys[0], *args, **named))
 

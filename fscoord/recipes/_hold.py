@@ -18,7 +18,7 @@ from fscoord.recipes._cleanup import Undoable, undone_by
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._keys import shown
 from fscoord.recipes._lease import LeaseRenewer
-from fscoord.recipes._line import Line, Policy, callers
+from fscoord.recipes._line import Line, Policy, callers, one
 from fscoord.store import Store, begin_span, needed_store
 
 HeldEntry = tuple[int, Entry, "LeaseRenewer | None"]
@@ -51,12 +51,13 @@ class Contender(NamedTuple):
 
 
 class Exclusive(Undoable, ContextDecorator):
-    """A resource that `policy` grants to the first contenders in line, while the others wait in the order of arrival.
+    """A resource that `_policy` grants to the first contenders in line; the others wait in the order of arrival.
 
     Threads may share an object. In a forked child the object holds nothing. It is also a context manager, and a
     decorator of functions.
     """
 
+    _policy: Policy = staticmethod(one)
     _mode = "x"
     _span_kind = "lock"
     _what = "the hold on"
@@ -65,14 +66,12 @@ class Exclusive(Undoable, ContextDecorator):
 
     __reduce__ = refuse_copies
 
-    def __init__(
-        self, store: Store, name: Key, policy: Policy, timeout: Timeout | None = None, ttl: Timeout | None = None
-    ) -> None:
+    def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
         self._store = needed_store(store)
         self._ttl = 0.0 if ttl is None else to_seconds(ttl)
         if ttl is not None and not 0 < self._ttl < math.inf:
             raise ValueError(f"ttl must be a time above zero, not {ttl!r}; without it a hold has no end")
-        self._line = Line(store, name, policy, self._ttl)
+        self._line = Line(store, name, self._policy, self._ttl)
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._held: list[HeldEntry] = []
         # Made here, and not at the import, so that it is that of gevent or eventlet if they have replaced it since.

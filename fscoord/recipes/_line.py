@@ -263,20 +263,12 @@ class Line:
 
     def renew(self, name: str) -> bool:
         """Renew the lease of the entry `name`; return whether the entry is still served."""
-        is_served = False
-
-        def renewed(entries: list[Entry]) -> list[Entry]:
-            nonlocal is_served
-            is_served = bool([entry for entry in entries if entry.id == name and entry.token])
-            return [with_new_sign(entry) if entry.id == name else entry for entry in entries]
-
-        self._change(renewed)
-        return is_served
+        entries = self._change(lambda entries: [with_new_sign(each) if each.id == name else each for each in entries])
+        return bool(_served(entries, name))
 
     def still_holds(self, entry: Entry) -> bool:
         """Return whether `entry` is in line and served."""
-        # Not a generator, which would be left half-way: Python drops a Ctrl-C that arrives while it is deallocated.
-        return bool([other for other in self.entries() if other.id == entry.id and other.token])
+        return bool(_served(self.entries(), entry.id))
 
     def lost(self, entry: Entry) -> LockLostError:
         """Return the error for an entry that another process removed."""
@@ -309,16 +301,9 @@ class Line:
 
     def _give_up(self, entry: Entry) -> Entry | None:
         """Remove `entry` and return None. If the entry was served at the last moment, return it instead."""
-        served: Entry | None = None
-
-        def unless_served(entries: list[Entry]) -> list[Entry]:
-            nonlocal served
-            own = [other for other in entries if other.id == entry.id and other.token]
-            served = own[0] if own else None
-            return entries if served else [other for other in entries if other.id != entry.id]
-
-        self._change(unless_served)
-        return served
+        entries = self._change(lambda entries: [other for other in entries if other.token or other.id != entry.id])
+        served = _served(entries, entry.id)
+        return served[0] if served else None
 
     def _bury(self, suspects: list[Entry], before: float) -> bool:
         """Remove the entries in `suspects` whose sessions are dead or whose leases have expired.
@@ -458,6 +443,12 @@ class Line:
 
     def _wake_key(self, name: str) -> bytes:
         return key_bytes(self._prefix + b"/wake/" + name.encode())
+
+
+def _served(entries: list[Entry], name: str) -> list[Entry]:
+    """Return the entry `name` if it is one of `entries` and served, as a list of at most one."""
+    # Not a generator, which would be left half-way: Python drops a Ctrl-C that arrives while it is deallocated.
+    return [entry for entry in entries if entry.id == name and entry.token]
 
 
 def caller_of(entry: Entry) -> object | None:

@@ -17,7 +17,6 @@ from fscoord.recipes._cleanup import in_steps
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive, HeldEntry, acquiring, releasing
 from fscoord.recipes._keys import get_or_none
-from fscoord.recipes._line import one
 from fscoord.store import Store, begin_span
 
 LOOK_S: Final = 1.0
@@ -62,7 +61,7 @@ class Election(Exclusive):
     ) -> None:
         self._data = value_bytes(data)
         self._terms = key_bytes(name) + b"/term/"
-        super().__init__(store, name, one, timeout, ttl)
+        super().__init__(store, name, timeout, ttl)
 
     @acquiring
     def campaign(self, _got: list[str], _here: object, timeout: Timeout | None = math.inf) -> bool | WaitSteps[bool]:
@@ -97,7 +96,7 @@ class Election(Exclusive):
 
         A candidate that is known dead, or has not published its term yet, does not count.
         """
-        leading = [entry for entry in self._line.living() if entry.token]  # no generator: see `Line.still_holds`
+        leading = [entry for entry in self._line.living() if entry.token]  # no generator: see `_line._served`
         first = leading[0] if leading else None
         data = first and get_or_none(self._store, self._term_key(first.token), system.random_bytes(16))
         return Leader(first.token, first.owner, data) if first and data is not None else None

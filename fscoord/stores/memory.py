@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import EllipsisType
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -49,9 +48,8 @@ from fscoord._waiting.wait import (
     block_on,
 )
 from fscoord.errors import QueueEmptyError, StoreClosedError
-from fscoord.store import Capabilities, Store
+from fscoord.store import Capabilities, Store, kept
 
-D = TypeVar("D")
 T = TypeVar("T")
 
 _Waiters = dict[bytes, list[Waker]]
@@ -166,8 +164,8 @@ class HashStore(Store):
             self._check_open()
             self._shared.put([(name, data)])
 
-    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        return super().get(key, default=default, timeout=timeout)
+    get = kept(Store.get)
+    multi_get = kept(Store.multi_get)
 
     def _peek(self, key: bytes) -> bytes | None:
         with self._shared.lock:
@@ -245,9 +243,6 @@ class HashStore(Store):
         with self._shared.lock:
             self._check_open()
             self._shared.put([(name, value_bytes(self._shared.values.get(name, b"") + more))])
-
-    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
-        return super().multi_get(keys, timeout=timeout)
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         pairs = pairs_bytes(keys, values)

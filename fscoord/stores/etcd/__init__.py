@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import EllipsisType
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, cast
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
@@ -38,7 +37,7 @@ from fscoord._waiting.shown_waits import ShownWaits
 from fscoord._waiting.timing import Backoff
 from fscoord._waiting.wait import VALUES, WaitRequest
 from fscoord.errors import QueueEmptyError
-from fscoord.store import Capabilities, Member, Store
+from fscoord.store import Capabilities, Member, Store, kept
 from fscoord.stores.etcd.requests import (
     KeySpace,
     Request,
@@ -55,7 +54,6 @@ from fscoord.stores.etcd.transactions import KeySnapshot, KeyWatcher, Transactio
 
 __all__ = ["EtcdStore", "GatewayClient", "cas_delay"]
 
-D = TypeVar("D")
 
 VALUE_MAX: Final = 3 << 19
 """1.5 MiB: the most bytes of a request at a server's default ``--max-request-bytes``."""
@@ -206,8 +204,8 @@ class EtcdStore(Store):
         name, data = key_bytes(key), value_bytes(value)
         self._transactions.write([put(self._keys.value(name), data)], self._timeout)
 
-    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        return super().get(key, default=default, timeout=timeout)
+    get = kept(Store.get)
+    multi_get = kept(Store.multi_get)
 
     def _peek(self, key: bytes) -> bytes | None:
         answers, _ = self._transactions.read([range_of(self._keys.value(key))], self._timeout)
@@ -247,9 +245,6 @@ class EtcdStore(Store):
         items = self._queue_range(name)
         success = [delete(self._keys.value(name), **options), delete(items.key, items.end)]
         return self._transactions.write(success, self._timeout, conditions)
-
-    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
-        return super().multi_get(keys, timeout=timeout)
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         pairs = dict(pairs_bytes(keys, values))  # etcd refuses a key that occurs twice; here its last value counts
