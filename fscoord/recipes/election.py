@@ -170,8 +170,9 @@ class Election(Exclusive):
         self._store.set(own, self._data)
         # Of all earlier terms, not only the last: its leader may have died, or been taken for dead, before this step.
         for key in map(key_bytes, self._store.list_keys(self._terms)):
-            if self._term_of(key) < served.token:
-                self._store.delete_key(key)
+            with suppress(MalformedText):  # another key than that of a term
+                if parse_uint63(key[len(self._terms) :]) < served.token:
+                    self._store.delete_key(key)
         if not self._line.still_holds(served):  # then the next leader may have listed these keys already
             self._store.delete_key(own)
             raise self._line.lost(served)
@@ -181,13 +182,6 @@ class Election(Exclusive):
             with suppress(FscoordError):
                 self._store.delete_key(self._term_key(held[1].token))
         super()._undo(got)
-
-    def _term_of(self, key: bytes) -> float:
-        """Return the term of `key`, or infinity if it is not the key of a term."""
-        try:
-            return parse_uint63(key[len(self._terms) :])
-        except MalformedText:
-            return math.inf
 
     def _term_key(self, term: int) -> bytes:
         return self._terms + b"%d" % term

@@ -159,7 +159,8 @@ class Queue(Undoable):
     def _await_item(
         self, block: bool, timeout: Timeout | None, got: list[Taken], slow_logger: SlowWaitLogger
     ) -> WaitSteps[Item]:
-        limit = to_seconds(timeout) if timeout is not None else self._limit()
+        given = self._timeout if timeout is None else timeout
+        limit = to_seconds(self._store.timeout if given is None else given)
         end = system.time.monotonic() + limit
         is_cleared = is_last = False
         while True:
@@ -217,15 +218,10 @@ class Queue(Undoable):
         dead = set(self._store.dead_sessions({claim.session for claim in claims.values()} - {0}))
         return {order_key: claim for order_key, claim in claims.items() if claim.owner and claim.session not in dead}
 
-    def _limit(self) -> float:
-        return to_seconds(self._store.timeout) if self._timeout is None else self._timeout
-
     def _put(self, values: list[Value], priority: int) -> None:
         packed = [b"=" + value_bytes(value) for value in values]
         if packed:
-            span = None
-            if tracing.recorder is not None:
-                span = begin_span("put", self._store, self._items.name, None, "items", len(packed))
+            span = begin_span("put", self._store, self._items.name, None, "items", len(packed))
             first = add_checked(self._store, self._items.numbers, len(packed)) - len(packed)
             keys = [self._items.item_key(_order_key(priority, first + number)) for number in range(len(packed))]
             self._store.multi_set([*keys, self._items.wakeup], [*packed, b"1"])

@@ -10,9 +10,8 @@ ever.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Iterable
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 from fscoord._arguments import (
@@ -49,8 +48,6 @@ from fscoord._waiting.wait import (
 )
 from fscoord.errors import QueueEmptyError, StoreClosedError
 from fscoord.store import Capabilities, Store, kept
-
-T = TypeVar("T")
 
 _Waiters = dict[bytes, list[Waker]]
 
@@ -303,40 +300,25 @@ class HashStore(Store):
         return backend
 
     def _new_wait(self, request: WaitRequest, notifier: WaitBackend) -> Wait[Any]:
-        shared, keys = self._shared, request.keys
-        if request.kind == KEYS:  # the answer lists no dead sessions, because this store has no sessions
-
-            def are_there() -> list[int] | None:
-                return [] if shared.first_missing(keys) is None else None
-
-            return _Wait(self, shared, request, are_there, notifier.new_waker())
-        if request.kind == VALUES:
-            return _Wait(self, shared, request, partial(shared.values_of, keys), notifier.new_waker())
-        return _Wait(self, shared, request, partial(shared.pop, keys[0]), notifier.new_waker())
+        return _Wait(self, request, notifier.new_waker())
 
 
-class _Wait(Generic[T]):
+class _Wait:
     """One wait on a `HashStore`; see `Wait`.
 
     Args:
         store: the handle that waits.
-        shared: the data of the store.
         request: the request that the wait carries out.
-        find: returns the answer to the request, or None if the condition does not hold yet. It is called under the
-            lock.
         waker: ends the sleeps of the wait.
     """
 
-    def __init__(
-        self, store: HashStore, shared: _Shared, request: WaitRequest, find: Callable[[], T | None], waker: Waker
-    ) -> None:
+    def __init__(self, store: HashStore, request: WaitRequest, waker: Waker) -> None:
         self.waker = waker
         self._store = store
-        self._shared = shared
+        self._shared = store._shared
         self._keys = request.keys
         self._kind = request.kind
         self._timeout = request.timeout
-        self._find = find
         self._what = "a value in queue" if request.kind == ITEM else "key"
         self._missing: list[bytes] = []
         self._slow_logger = request.slow_logger or SlowWaitLogger(__name__, self._describe)
@@ -344,7 +326,16 @@ class _Wait(Generic[T]):
         self._beside: bytes | None = None  # the key under which the waker is registered
         self._has_found = False
 
-    def look(self) -> T | NotYet:
+    def _find(self) -> Any:
+        """Return the answer to the request, or None if the condition does not hold yet. The caller holds the lock."""
+        if self._kind == ITEM:
+            return self._shared.pop(self._keys[0])
+        if self._kind == VALUES:
+            return self._shared.values_of(self._keys)
+        # The answer lists no dead sessions, because this store has no sessions.
+        return [] if self._shared.first_missing(self._keys) is None else None
+
+    def look(self) -> Any | NotYet:
         # The test of the condition and the registration of the waker are one step under one lock.
         self._disarm()
         with self._shared.lock:
@@ -391,7 +382,11 @@ class _Wait(Generic[T]):
         beside = self._beside
         if beside is not None:
             with self._shared.lock:
-                remove_waiter(self._waiters, beside, self.waker)
+                waiting = self._waiters.get(beside, [])
+                if self.waker in waiting:  # otherwise a write has woken and removed it
+                    waiting.remove(self.waker)
+                if not waiting:
+                    self._waiters.pop(beside, None)
             self._beside = None
 
     def _absent(self) -> list[bytes]:
@@ -411,14 +406,5 @@ def notify(waiters: _Waiters, key: bytes, count: int | None = None) -> None:
         waiting[0].set()
         del waiting[0]
         count = None if count is None else count - 1
-    if not waiting:
-        waiters.pop(key, None)
-
-
-def remove_waiter(waiters: _Waiters, key: bytes, waker: Waker) -> None:
-    """Remove `waker` from the waiters under `key`, unless a write has woken and removed it."""
-    waiting = waiters.get(key, [])
-    if waker in waiting:
-        waiting.remove(waker)
     if not waiting:
         waiters.pop(key, None)

@@ -217,12 +217,9 @@ def _remove_temporary_names(path: str, found: Any) -> None:
     for name in system.os.listdir(directory):
         if name.startswith(base + ".") and name.endswith(TEMPORARY_SUFFIX):
             other = system.os.path.join(directory, name)
-            try:
+            with ignoring(OSError):
                 if same_file(system.os.stat(other, follow_symlinks=False), found):
                     system.os.unlink(other)
-            except OSError as error:
-                raise_if_foreign(error)
-                continue
 
 
 def inherit_permissions(source: str, target: int) -> None:

@@ -170,11 +170,9 @@ class LivenessFile:
 
     def locker(self) -> str:
         """Return ``host:pid`` of another process of this host that locks bytes of the file, or "an unknown process"."""
-        try:
+        found = None
+        with ignoring(OSError):
             found = system.range_lock_holder(system.os.fstat(self._fd).st_ino, LOCKER_S)
-        except OSError as error:
-            raise_if_foreign(error)
-            found = None
         return found or "an unknown process"
 
     def is_lost(self) -> bool:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from fscoord._log.format.control_records import Session
@@ -194,11 +195,10 @@ class SymlinkLock:
         return owner == self._owner and int(count) > self._released
 
     def _is_stale(self, text: str) -> bool:
-        try:
+        with suppress(MalformedRecord):
             owner = _Owner.decode(text)
-        except MalformedRecord:
-            return False
-        return owner.network == self._network and self._identity.is_provably_dead(owner.session)
+            return owner.network == self._network and self._identity.is_provably_dead(owner.session)
+        return False
 
     def _remove_stale(self, text: str) -> None:
         """Remove the link with `text`. Its owner was a process of this host, and is dead.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from fscoord._arguments import (
     DEFAULT_TIMEOUT,
@@ -54,6 +54,8 @@ from fscoord.stores.etcd.transactions import KeySnapshot, KeyWatcher, Transactio
 
 __all__ = ["EtcdStore", "GatewayClient", "cas_delay"]
 
+
+T = TypeVar("T")
 
 VALUE_MAX: Final = 3 << 19
 """1.5 MiB: the most bytes of a request at a server's default ``--max-request-bytes``."""
@@ -467,7 +469,8 @@ class EtcdStore(Store):
                 )
                 answers = done.answers
                 if done.is_done:
-                    self._cache_revision(name, done.revision, value)
+                    if len(value) <= CACHED_VALUE_BYTES_MAX:  # for the next `_change`
+                        _keep(self._revision_cache, name, (done.revision, value))
                     return value
             elif is_certain:
                 return current
@@ -478,13 +481,6 @@ class EtcdStore(Store):
             if is_certain:
                 self._transactions.pause_before_retry(backoff, f"changed key {key_text(name)!r}", name)
             is_certain = True
-
-    def _cache_revision(self, name: bytes, revision: int, value: bytes) -> None:
-        """Keep the present revision and value of `name` for the next `_change`."""
-        if len(value) <= CACHED_VALUE_BYTES_MAX:
-            if len(self._revision_cache) >= CACHED_KEYS_MAX:
-                self._revision_cache.clear()
-            self._revision_cache[name] = (revision, value)
 
     def _pop(self, name: bytes, limit: float) -> bytes | KeySnapshot:
         """Take the oldest value from queue `name`. If the queue is empty, return the snapshot from which to wait.
@@ -508,9 +504,7 @@ class EtcdStore(Store):
                 [delete(head, prev_kv=True)], self._timeout, [compare(head, "create", known)], [oldest]
             )
             if done.is_done:
-                if len(self._queue_heads) >= CACHED_KEYS_MAX:
-                    self._queue_heads.clear()
-                self._queue_heads[name] = heads[1:]
+                _keep(self._queue_heads, name, heads[1:])
                 return unb64(key_values(done.answers[0])[0].get("value"))
             heads, revision = key_values(done.answers[0]), done.revision
             if heads:
@@ -526,6 +520,13 @@ def cas_delay() -> None:
     The store itself does not need it: its tries pause by `Backoff`.
     """
     system.time.sleep(system.random_bytes(1)[0] / 2560)
+
+
+def _keep(cache: dict[bytes, T], name: bytes, value: T) -> None:
+    """Set ``cache[name]`` to `value`. A full cache is emptied first."""
+    if len(cache) >= CACHED_KEYS_MAX:
+        cache.clear()
+    cache[name] = value
 
 
 def _value_in(answer: dict[str, Any]) -> bytes | None:

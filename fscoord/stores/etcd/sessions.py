@@ -8,6 +8,7 @@ condition that the lease key exists (see `Transactions.write`).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize
 
@@ -71,10 +72,8 @@ class Lease:
         if self._owner != system.os.getpid():
             return
         self._over.set()
-        try:
+        with suppress(FscoordError):  # it expires by itself
             self._client.call("lease/revoke", {"ID": str(self.number)}, END_TIMEOUT_S)
-        except FscoordError:  # it expires by itself
-            pass
         self._client.close()
         self._thread.join(END_TIMEOUT_S)
 
@@ -172,10 +171,8 @@ class LeaseSession:
         answers, _ = self._transactions.read([range_of(waits, after_prefix(waits))], limit)
         found = {}
         for each in key_values(answers[0]):
-            try:
+            with suppress(MalformedText):
                 found[parse_uint63(unb64(each["key"])[len(waits) :])] = _parse_wait(unb64(each.get("value")))
-            except MalformedText:
-                continue
         return found
 
     def dead_ranks(self, ranks: list[int], limit: float) -> list[int]:

@@ -269,7 +269,7 @@ class KeyWatcher:
         missing = dict(enumerate(seen.missing))
         ranges = [(index, each) for index, some in enumerate([*seen.watched, seen.also]) for each in some]
         request = _covering_watch([each for _, each in ranges], seen.revision + 1)
-        stream = self._client.open_stream("watch", [request], limit)
+        stream = self._client.open_stream(request, limit)
         try:
             while missing and stream is not None:
                 reply = stream.next(ends - system.time.monotonic())

@@ -8,6 +8,7 @@ deadline.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -40,7 +41,9 @@ class Server:
         self._life = system.process_epoch()
         self._store: Any = None
         self._preserve = _preserver()
-        torch = _import_torch()
+        with needed_extra("a TCPStore that is the master", "torch", "torch"):
+            import torch.distributed as dist
+        torch: Any = dist
         self._where = f"tcp://{host}:{port}"
         self._limit = min(max(limit, ANSWER_MIN_S), TIMEOUT_MAX_S)
 
@@ -87,10 +90,8 @@ class Server:
             return
         holder, self._store = [self._store], None
         self._limit = ANSWER_MIN_S
-        try:
+        with suppress(Unanswered):
             self._deadline(f"torch's server at {self._where} to stop").run(holder.clear)
-        except Unanswered:
-            pass
 
     def __del__(self) -> None:
         if self._life != system.process_epoch():
@@ -121,9 +122,3 @@ def _preserver() -> Callable[[object], None]:
     preserve = ctypes.pythonapi.Py_IncRef
     preserve.argtypes, preserve.restype = [ctypes.py_object], None
     return preserve
-
-
-def _import_torch() -> Any:
-    with needed_extra("a TCPStore that is the master", "torch", "torch"):
-        import torch.distributed
-    return torch.distributed
