@@ -400,7 +400,7 @@ class Store(ABC):
         Raises:
             StoreTimeoutError: at the deadline a key is missing and no rank is known dead.
         """
-        limit = self._timeout if timeout is None else to_seconds(timeout)
+        limit = self._seconds(timeout)
         names = list(keys_bytes(keys))
         if isinstance(ranks, NeededRanks):
             with suppress(_NoRankNeeded):
@@ -427,7 +427,7 @@ class Store(ABC):
         The result and the errors are those of `wait_alive`, with sessions instead of ranks.
         """
         needed = list(numbers)
-        limit = self._timeout if timeout is None else to_seconds(timeout)
+        limit = self._seconds(timeout)
         return self._wait_beside(list(keys_bytes(keys)), limit, lambda: self.dead_sessions(needed))
 
     def _wait_beside(self, names: list[bytes], limit: float, find: Callable[[], list[int]]) -> list[int]:

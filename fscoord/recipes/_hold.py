@@ -93,11 +93,11 @@ class Exclusive(Undoable, ContextDecorator):
 
     def holders(self) -> list[Contender]:
         """Return the holders that are not known dead, in the order of their tokens."""
-        return [_shown(entry) for entry in self._line.living() if entry.token]
+        return [contender_of(entry) for entry in self._line.living() if entry.token]
 
     def waiters(self) -> list[Contender]:
         """Return the contenders that wait and are not known dead, in the order of their requests."""
-        return [_shown(entry) for entry in self._line.living() if not entry.token]
+        return [contender_of(entry) for entry in self._line.living() if not entry.token]
 
     def _acquire(self, got: list[str], here: object, blocking: bool, timeout: Timeout | None) -> bool | WaitSteps[bool]:
         """Acquire for the thread or task `here`. Return steps, which do the rest, unless the line is empty.
@@ -110,7 +110,9 @@ class Exclusive(Undoable, ContextDecorator):
         got.append(name)
         callers[name] = weakref.ref(system.threading.current_thread() if type(here) is dict else here)
         if tracing.recorder is not None:
-            self._begin_span(name)
+            span = begin_span(self._span_kind, self._store, key_bytes(self.name), None, "what", self._what)
+            if span is not None:
+                self._spans[name] = span  # until the release
         served = line.take_free(name, self._mode)
         if served is None:
             return self._stand_in_line(name, here, blocking, limit)
@@ -169,12 +171,6 @@ class Exclusive(Undoable, ContextDecorator):
             self._line.leave_quietly(name)
             if self._spans:
                 self._end_span(name, "failed")
-
-    def _begin_span(self, name: str) -> None:
-        """Begin the span of the request with the entry `name`. It lasts until the release."""
-        span = begin_span(self._span_kind, self._store, key_bytes(self.name), None, "what", self._what)
-        if span is not None:
-            self._spans[name] = span
 
     def _note_turn(self, served: Entry | None, name: str) -> None:
         """Note in the span of the request `name` that the request was served. If it was not served, end the span."""
@@ -352,5 +348,6 @@ class Exclusive(Undoable, ContextDecorator):
         self._release_one(gone, here)
 
 
-def _shown(entry: Entry) -> Contender:
+def contender_of(entry: Entry) -> Contender:
+    """Return what tools show of `entry`."""
     return Contender(entry.owner, entry.session, entry.token)

@@ -35,15 +35,17 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count, takewhile
 from typing import Any, Final
 
 from fscoord._arguments import Key, MalformedText, check_positive, key_bytes, key_text, parse_uint63
 from fscoord._runtime import system
-from fscoord._waiting.awaited import LOCK, Awaited
+from fscoord._waiting.awaited import Awaited
 from fscoord._waiting.timing import FREE_TRIES, SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, LockLostError, StoreTimeoutError
+from fscoord.recipes._cleanup import as_one_wait
 from fscoord.recipes._entry import (
     ID_MAX,
     IN_STEP,
@@ -209,7 +211,7 @@ class Line:
         with suppress(FscoordError):
             self.leave(name)
 
-    def await_turn(self, entry: Entry, timeout: float, kind: str = LOCK) -> WaitSteps[Entry | None]:
+    def await_turn(self, entry: Entry, timeout: float, kind: str) -> WaitSteps[Entry | None]:
         """Wait until `entry` is served, and return it as it is then. After the timeout remove it and return None.
 
         Args:
@@ -220,12 +222,8 @@ class Line:
         Raises:
             LockLostError: another process removed the entry.
         """
-        awaited = Awaited(kind, self.name)
-        slow_logger = SlowWaitLogger(__name__, lambda: self._held_up(entry), awaited=awaited)
-        try:
-            return (yield from self._await_service(entry, timeout, slow_logger))
-        finally:
-            slow_logger.end()
+        service = partial(self._await_service, entry, timeout)
+        return as_one_wait(Awaited(kind, self.name), lambda: self._held_up(entry), service)
 
     def _await_service(self, entry: Entry, timeout: float, slow_logger: SlowWaitLogger) -> WaitSteps[Entry | None]:
         end = system.time.monotonic() + timeout
@@ -421,12 +419,9 @@ class Line:
                 entries[index] = entries[index]._replace(token=last)
                 served.append(entries[index].id)
                 if entries[index].id != knows:
-                    wake_ups.append(self._wake_up(entries[index].id))
+                    session, by = (0, IN_STEP) if self._exchanges else (self._store.register(), self._me[2])
+                    wake_ups.append(WakeUp(entries[index].id, session, by))  # the process that sets the wake key
         return State(last, wake_ups, entries), served
-
-    def _wake_up(self, name: str) -> WakeUp:
-        """Return the record that this process sets the wake key of the entry `name`."""
-        return WakeUp(name, 0, IN_STEP) if self._exchanges else WakeUp(name, self._store.register(), self._me[2])
 
     def _dead(self, each: Iterable[Entry | WakeUp]) -> set[int]:
         """Return the sessions in `each` that are known dead."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 from fscoord._arguments import Key, MalformedText, Timeout, Value, key_bytes, parse_uint63, to_seconds, value_bytes
@@ -13,7 +14,7 @@ from fscoord._waiting.awaited import ELECTION, LEADER, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
-from fscoord.recipes._cleanup import in_steps
+from fscoord.recipes._cleanup import as_one_wait, in_steps
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive, HeldEntry, acquiring, releasing
 from fscoord.recipes._keys import get_or_none
@@ -112,7 +113,8 @@ class Election(Exclusive):
         Raises:
             StoreTimeoutError: no candidate led in a later term within the timeout.
         """
-        steps = self._observe(after, timeout)
+        words = f"a leader of {self.name!r} in a later term than {after}"
+        steps = as_one_wait(Awaited(LEADER, self.name), lambda: words, partial(self._await_leader, after, timeout))
         if tracing.recorder is None:
             return steps
         span = begin_span("observe", self._store, key_bytes(self.name), None, "after", after)
@@ -134,16 +136,8 @@ class Election(Exclusive):
             term = leader.term
             yield leader
 
-    def _observe(self, after: int, timeout: Timeout | None) -> WaitSteps[Leader]:
+    def _await_leader(self, after: int, timeout: Timeout | None, slow_logger: SlowWaitLogger) -> WaitSteps[Leader]:
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
-        words = f"a leader of {self.name!r} in a later term than {after}"
-        slow_logger = SlowWaitLogger(__name__, lambda: words, awaited=Awaited(LEADER, self.name))
-        try:
-            return (yield from self._await_leader(after, limit, slow_logger))
-        finally:
-            slow_logger.end()
-
-    def _await_leader(self, after: int, limit: float, slow_logger: SlowWaitLogger) -> WaitSteps[Leader]:
         start = system.time.monotonic()
         while True:
             # `coming` is the term whose key is published next: that of the present leader if it has not published yet,

@@ -220,13 +220,6 @@ class Side(Exclusive):
         super().__init__(store, name, timeout, ttl)
         self._of_both_sides = [self._held]  # shared lists, and not the other side, which would be a reference cycle
 
-    def _is_held(self) -> bool:
-        return self._current() is not None
-
-    def _held_side(self) -> str | None:
-        modes = {entry.mode for entry in self._line.living() if entry.token}
-        return "writer" if "w" in modes else "reader" if modes else None
-
     def _check_wait(self, entry: Entry) -> None:
         # The line is in order, so an entry waits for every holder before it. If the same thread is one, it would wait
         # for itself: an upgrade, or a reader after a writer that waits for this thread. Other objects are left out, for
@@ -272,13 +265,14 @@ class ReadWriteLock:
         )
 
     def __repr__(self) -> str:
-        held = [what for what, side in (("reading", self.reader), ("writing", self.writer)) if side._is_held()]
+        held = [what for what, side in (("reading", self.reader), ("writing", self.writer)) if side._current()]
         state = f"held for {' and '.join(held)}" if held else "not held"
         return shown(self, self.reader._store, key_bytes(self.reader.name), state)
 
     def held_side(self) -> str | None:
         """Return the side that processes or threads hold, ``"reader"`` or ``"writer"``; None if the lock is free."""
-        return self.reader._held_side()
+        modes = {entry.mode for entry in self.reader._line.living() if entry.token}
+        return "writer" if "w" in modes else "reader" if modes else None
 
     def holders(self) -> list[Contender]:
         """Return the holders, which are readers or one writer, in the order of their tokens."""

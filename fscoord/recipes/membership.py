@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from fscoord._arguments import (
@@ -28,7 +29,7 @@ from fscoord._waiting.awaited import MEMBERS, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
-from fscoord.recipes._cleanup import Undoable, in_steps, undone_by
+from fscoord.recipes._cleanup import Undoable, as_one_wait, in_steps, undone_by
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, parse_count, shown
 from fscoord.store import Store, needed_store
 
@@ -162,11 +163,7 @@ class Membership(Undoable):
         """
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
         awaited = Awaited(MEMBERS, self.name)
-        slow_logger = SlowWaitLogger(__name__, lambda: str(awaited), awaited=awaited)
-        try:
-            return (yield from self._await_change(known, limit, slow_logger))
-        finally:
-            slow_logger.end()
+        return as_one_wait(awaited, lambda: str(awaited), partial(self._await_change, known, limit))
 
     def _await_change(
         self, known: Sequence[Participant], limit: float, slow_logger: SlowWaitLogger

@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 from fscoord._arguments import (
@@ -36,7 +37,7 @@ from fscoord._waiting.awaited import QUEUE, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
-from fscoord.recipes._cleanup import Undoable, undone_by
+from fscoord.recipes._cleanup import Undoable, as_one_wait, undone_by
 from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import NEVER_TAKEN, Claim, Item, Items, Taken, new_claim
 from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, shown
@@ -141,24 +142,19 @@ class Queue(Undoable):
             QueueEmptyError: with ``block=False``, there is no such item.
             StoreTimeoutError: there was no such item until the timeout.
         """
-        steps = self._take_steps(block, timeout, _got)
+        awaited = Awaited(QUEUE, self.name)
+        steps = as_one_wait(
+            awaited, lambda: f"an item of the queue {self.name!r}", partial(self._await_item, block, timeout, _got)
+        )
         if tracing.recorder is None:
             return steps
         span = begin_span("take", self._store, self._items.name)
         return tracing.record_steps(span, steps, lambda _: ("item", key_text(_got[0][0])))
 
-    def _take_steps(self, block: bool, timeout: Timeout | None, got: list[Taken]) -> WaitSteps[Item]:
-        """Take an item. `got` receives the claims that the caller must pass to `Items.put_back` if this fails."""
-        awaited = Awaited(QUEUE, self.name)
-        slow_logger = SlowWaitLogger(__name__, lambda: f"an item of the queue {self.name!r}", awaited=awaited)
-        try:
-            return (yield from self._await_item(block, timeout, got, slow_logger))
-        finally:
-            slow_logger.end()
-
     def _await_item(
         self, block: bool, timeout: Timeout | None, got: list[Taken], slow_logger: SlowWaitLogger
     ) -> WaitSteps[Item]:
+        """Take an item. `got` receives the claims that the caller must pass to `Items.put_back` if this fails."""
         given = self._timeout if timeout is None else timeout
         limit = to_seconds(self._store.timeout if given is None else given)
         end = system.time.monotonic() + limit

@@ -44,7 +44,9 @@ def every_call_is_an_await(monkeypatch: pytest.MonkeyPatch) -> Callable[[Store],
 
     def make(store: Store) -> AsyncStore:
         asynchronous = AsyncStore(store)
-        asynchronous._driver._executor = CallExecutor(1, 0.0)
+        driver = asynchronous._driver
+        driver._executor = made = CallExecutor(1, 0.0)
+        driver.run, driver.run_cleanup = made.run, made.run_cleanup
         return asynchronous
 
     return make

@@ -360,7 +360,8 @@ class Client:
         except (failures.HTTPError, OSError) as error:
             self.refuse_if_closed()
             message = _innermost_message(error)
-            if isinstance(error, failures.SSLError) and not _is_cut_off(message):
+            is_cut_off = "EOF" in message or "reset" in message  # of a TLS error: only the connection has ended
+            if isinstance(error, failures.SSLError) and not is_cut_off:
                 raise StoreUnavailableError(
                     f"{self._member(index)}: {message}; check which certificates both sides trust"
                 ) from error
@@ -478,8 +479,3 @@ def _innermost_message(error: BaseException) -> str:
         inner = inner.args[-1]
     message = str(inner.strerror or inner) if isinstance(inner, OSError) else str(inner)
     return message.rpartition(": ")[2].rstrip(".") if "HTTP" in message else message or type(inner).__name__
-
-
-def _is_cut_off(message: str) -> bool:
-    """Return whether `message`, the message of a TLS error, only reports that the connection ended."""
-    return "EOF" in message or "reset" in message
