@@ -17,7 +17,6 @@ from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import as_one_wait, in_steps
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive, HeldEntry, acquiring, releasing
-from fscoord.recipes._keys import get_or_none
 from fscoord.store import Store, begin_span
 
 LOOK_S: Final = 1.0
@@ -98,9 +97,11 @@ class Election(Exclusive):
         A candidate that is known dead, or has not published its term yet, does not count.
         """
         leading = [entry for entry in self._line.living() if entry.token]  # no generator: see `_line._served`
-        first = leading[0] if leading else None
-        data = first and get_or_none(self._store, self._term_key(first.token), system.random_bytes(16))
-        return Leader(first.token, first.owner, data) if first and data is not None else None
+        if not leading:
+            return None
+        first = leading[0]
+        data = self._store.get(self._term_key(first.token), default=None)
+        return None if data is None else Leader(first.token, first.owner, data)
 
     @in_steps
     def observe(self, after: int = 0, timeout: Timeout | None = None) -> WaitSteps[Leader]:

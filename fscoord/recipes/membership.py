@@ -30,7 +30,7 @@ from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.recipes._cleanup import Undoable, as_one_wait, in_steps, undone_by
-from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, parse_count, shown
+from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, parse_count, shown
 from fscoord.store import Store, needed_store
 
 LOOK_S: Final = 1.0
@@ -111,7 +111,7 @@ class Membership(Undoable):
         said = value_bytes(data)
         new, refusals = self._text(said), Refusals(self._store, key)
         while True:
-            known = get_or_none(self._store, key)
+            known = self._store.get(key, default=None)
             if known is None:
                 self._joined = None
                 raise RuntimeError(
@@ -171,7 +171,7 @@ class Membership(Undoable):
         end = system.time.monotonic() + limit
         while True:
             # The count is read before the participants, so a change after that look has a higher number.
-            count = parse_count(self._changes, get_or_none(self._store, self._changes) or b"0")
+            count = parse_count(self._changes, self._store.get(self._changes, default=b"0"))
             present = self.members()
             if present != list(known):
                 return present
@@ -266,7 +266,7 @@ class Membership(Undoable):
     def _read(self) -> list[Participant]:
         found = []
         for key in self._store.list_keys(self._members):
-            value = get_or_none(self._store, key_bytes(key))
+            value = self._store.get(key, default=None)
             if value is not None:
                 found.append(self._participant(key, value))
         return found

@@ -40,7 +40,7 @@ from fscoord.errors import QueueEmptyError, StoreTimeoutError
 from fscoord.recipes._cleanup import Undoable, as_one_wait, undone_by
 from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import NEVER_TAKEN, Claim, Item, Items, Taken, new_claim
-from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, shown
+from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, shown
 from fscoord.store import Store, begin_span, needed_store
 
 LOOK_S: Final = 1.0
@@ -259,7 +259,7 @@ class Queue(Undoable):
         got[:] = [(candidate.order_key, claim)]
         if self._store.compare_set(key, candidate.claim.text, claim.text) != claim.text:
             return None
-        data = get_or_none(self._store, self._items.item_key(candidate.order_key))
+        data = self._store.get(self._items.item_key(candidate.order_key), default=None)
         if data is None:  # another consumer finished it between the look and the claim
             self._store.delete_key(key)
             return None

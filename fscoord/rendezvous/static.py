@@ -90,7 +90,12 @@ def static_rendezvous(
 
 def session_of(store: Store, rank: int) -> int:
     """Return the session of `rank`, where `store` is that of the outcome of a `static_rendezvous`."""
-    return _number(store, f"rank/{rank}")
+    key = f"rank/{rank}"
+    value = store.get(key)
+    try:
+        return parse_uint63(value)
+    except MalformedText as error:
+        raise _foreign(key, value) from error
 
 
 def locate_rank(store: Store, rank: int, session: int | None = None) -> str:
@@ -105,14 +110,6 @@ def _this_run() -> str:
     job = "/".join(map(str, run)) if isinstance(run, tuple) else run or "-"
     restarts = [system.os.environ.get(name) for name in ("FSCOORD_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")]
     return f"{job}/{next(filter(None, restarts), '0')}"
-
-
-def _number(store: Store, key: str) -> int:
-    value = store.get(key)
-    try:
-        return parse_uint63(value)
-    except MalformedText as error:
-        raise _foreign(key, value) from error
 
 
 def _foreign(key: str, value: bytes) -> RendezvousStateError:

@@ -45,7 +45,7 @@ class PrefixStore(StoreView):
     def __init_subclass__(cls, **given: Any) -> None:
         """Give a subclass the defaults of `Store` for the hooks that stand for operations that it may override."""
         super().__init_subclass__(**given)
-        for name in _STANDS_FOR_OTHERS:
+        for name in _COMPOSED:
             if getattr(cls, name) is getattr(PrefixStore, name):
                 setattr(cls, name, getattr(Store, name))
 
@@ -164,11 +164,4 @@ class PrefixStore(StoreView):
         return [self._prefix + name for name in keys_bytes(keys)]
 
 
-_STANDS_FOR_OTHERS: Final = (
-    "_wait",
-    "_exchanges_keys",
-    "_write_within",
-    "_arrive",
-    "_arrival_steps",
-    "_new_arrival_wait",
-)
+_COMPOSED: Final = ("_wait", "_exchanges_keys", "_write_within", "_arrive", "_arrival_steps", "_new_arrival_wait")

@@ -189,8 +189,8 @@ MUTANTS = (
     ),
     Mutant(
         "a view that overrides operations takes part in an exchange",
-        "prefix._STANDS_FOR_OTHERS",
-        '    "_exchanges_keys",\n',
+        "prefix._COMPOSED",
+        '"_exchanges_keys", ',
         "",
         (EXCHANGE,),
     ),

@@ -186,19 +186,15 @@ class SymlinkLock:
             if self._is_own(text):
                 self._text = text
                 return True
-            if self._is_stale(text):
-                self._remove_stale(text)
+            with suppress(MalformedRecord):
+                owner = _Owner.decode(text)
+                if owner.network == self._network and self._identity.is_provably_dead(owner.session):
+                    self._remove_stale(text)
         return False
 
     def _is_own(self, text: str) -> bool:
         owner, _, count = text.rpartition(".")
         return owner == self._owner and int(count) > self._released
-
-    def _is_stale(self, text: str) -> bool:
-        with suppress(MalformedRecord):
-            owner = _Owner.decode(text)
-            return owner.network == self._network and self._identity.is_provably_dead(owner.session)
-        return False
 
     def _remove_stale(self, text: str) -> None:
         """Remove the link with `text`. Its owner was a process of this host, and is dead.

@@ -315,7 +315,7 @@ class EtcdStore(Store):
         return self._session.register(None, self._timeout)
 
     def announce_rank(self, rank: int) -> None:
-        self._session.add_rank(check_int64("rank", rank), self._timeout)
+        self._session.register(check_int64("rank", rank), self._timeout)
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         wanted = None if ranks is None else {check_int64("rank", rank) for rank in ranks}

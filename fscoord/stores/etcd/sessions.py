@@ -101,10 +101,10 @@ class LeaseSession:
         self._transactions.session_number = 0
 
     def register(self, rank: int | None, limit: float) -> int:
-        """Register the session unless it is registered already, and return its number. Record `rank` if it is given."""
+        """Register the session, and record `rank` if it is given, unless that was done before; return the number."""
         system.process_epoch()
         with self._lock:
-            ranks = self._ranks if rank is None else (*(each for each in self._ranks if each != rank), rank)
+            ranks = self._ranks if rank is None or rank in self._ranks else (*self._ranks, rank)
             number = self._transactions.session_number
             if not number:
                 number = self._begin(_new_record(ranks), limit)
@@ -112,12 +112,6 @@ class LeaseSession:
                 self._transactions.write([put(self._keys.member(number), _new_record(ranks))], limit)
             self._ranks = ranks
             return number
-
-    def add_rank(self, rank: int, limit: float) -> None:
-        """Record that this session is `rank`, unless this is recorded already."""
-        system.process_epoch()
-        if rank not in self._ranks or not self._transactions.session_number:
-            self.register(rank, limit)
 
     def end(self) -> None:
         """Revoke the lease, if there is one."""

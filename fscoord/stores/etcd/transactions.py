@@ -23,7 +23,6 @@ from fscoord.stores.etcd.requests import (
     range_of,
     revision_of,
     unb64,
-    watch,
 )
 
 if TYPE_CHECKING:
@@ -293,11 +292,13 @@ class KeyWatcher:
 
 
 def _covering_watch(ranges: Sequence[WatchRange], revision: int) -> Request:
-    """Return one watch request for all `ranges` and the keys between them.
+    """Return one watch request for all `ranges` and the keys between them, from `revision` on.
 
     A stream could take one request for each range, but over HTTP/1 all except the first may be lost. Go's server
     discards the unread rest of a body when the response begins (net/http, ResponseWriter.Write).
     """
     first, bound = min(each.key for each in ranges), max(each.bound() for each in ranges)
     end = None if len(ranges) == 1 and ranges[0].end is None else bound
-    return watch(first, end, revision, "" if any(each.deletions for each in ranges) else "NODELETE")
+    bounds = range_of(first, end)["request_range"]
+    filters = [] if any(each.deletions for each in ranges) else ["NODELETE"]
+    return {"create_request": {**bounds, "start_revision": str(revision), "filters": filters}}

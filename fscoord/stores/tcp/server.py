@@ -60,7 +60,7 @@ class Server:
             )
 
         try:
-            self._store = self._deadline(f"torch's server at {self._where} to start").run(start)
+            self._store = Deadline(self._limit, lambda: f"torch's server at {self._where} to start").run(start)
         except Unanswered:
             raise StoreUnavailableError(
                 f"timeout: {self._where}: torch's server did not start within {self._limit:.3g} s",
@@ -91,7 +91,7 @@ class Server:
         holder, self._store = [self._store], None
         self._limit = ANSWER_MIN_S
         with suppress(Unanswered):
-            self._deadline(f"torch's server at {self._where} to stop").run(holder.clear)
+            Deadline(self._limit, lambda: f"torch's server at {self._where} to stop").run(holder.clear)
 
     def __del__(self) -> None:
         if self._life != system.process_epoch():
@@ -105,9 +105,6 @@ class Server:
         if self._store is not None:
             self._preserve(self._store)
             self._store = None
-
-    def _deadline(self, waiting_for: str) -> Deadline:
-        return Deadline(self._limit, lambda: waiting_for)
 
 
 def _first_line(error: Exception) -> str:
