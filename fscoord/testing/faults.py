@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial, wraps
 from types import ModuleType
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar
 
-from fscoord._arguments import Key, Timeout, key_bytes, key_text, keys_bytes
+from fscoord._arguments import Key, Timeout, key_text
 from fscoord._runtime import system
 from fscoord.errors import StoreTimeoutError, StoreUnavailableError
 from fscoord.store import Capabilities, Store, StoreView
@@ -230,7 +229,6 @@ def _error(number: int) -> OSError:
     return OSError(number, system.os.strerror(number))
 
 
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 READS: Final = ("get", "check", "wait", "num_keys", "list_keys", "multi_get", "queue_len")
@@ -246,29 +244,6 @@ WRITES: Final = (
     "queue_push",
     "queue_pop",
 )
-
-
-def _on_key(method: F) -> F:
-    """Return the method of `FaultyStore` that calls `method` of the underlying store on one key, or has a fault."""
-    name = method.__name__
-
-    @wraps(method, updated=())  # without the mark of an abstract method
-    def call(self: FaultyStore, key: Key, *arguments: Any, **named: Any) -> Any:
-        return self._do(name, [key_bytes(key)], partial(getattr(self._inner, name), key, *arguments, **named))
-
-    return cast(F, call)
-
-
-def _on_keys(method: F, operation: str = "") -> F:
-    """Do as `_on_key` for a method of several keys. `operation` names its faults; empty: the name of the method."""
-    name = method.__name__
-
-    @wraps(method, updated=())
-    def call(self: FaultyStore, keys: Iterable[Key], *arguments: Any, **named: Any) -> Any:
-        names = keys_bytes(keys)
-        return self._do(operation or name, names, partial(getattr(self._inner, name), names, *arguments, **named))
-
-    return cast(F, call)
 
 
 class FaultyStore(StoreView):
@@ -345,7 +320,8 @@ class FaultyStore(StoreView):
             raise ValueError(f"no such operation: {', '.join(unknown)}; there are {', '.join(known)}")
         return self._plan.activate(counted(operations or known, fault, after, times))
 
-    def _do(self, name: str, keys: list[bytes], call: Callable[[], T]) -> T:
+    def _do(self, operation: str, keys: list[bytes], call: Callable[[list[bytes]], T]) -> T:
+        name = "wait" if operation in ("wait_alive", "wait_sessions") else operation
         where = f"{name} of {', '.join(map(repr, map(key_text, keys)))}" if keys else name
         for fault in self._plan.faults(name):
             if fault.kind == "delay":
@@ -356,33 +332,15 @@ class FaultyStore(StoreView):
                 raise fault.detail or StoreUnavailableError(f"{where} failed: injected fault; nothing was done")
             else:
                 if fault.detail:
-                    call()
+                    call(keys)
                 raise StoreUnavailableError(f"{where} has no answer: injected fault", maybe_applied=True)
-        return call()
-
-    set = _on_key(Store.set)
-    get = _on_key(Store.get)
-    add = _on_key(Store.add)
-    compare_set = _on_key(Store.compare_set)
-    delete_key = _on_key(Store.delete_key)
-    create = _on_key(Store.create)
-    pop = _on_key(Store.pop)
-    append = _on_key(Store.append)
-    queue_push = _on_key(Store.queue_push)
-    queue_pop = _on_key(Store.queue_pop)
-    queue_len = _on_key(Store.queue_len)
-    check = _on_keys(Store.check)
-    wait = _on_keys(Store.wait)
-    multi_get = _on_keys(Store.multi_get)
-    multi_set = _on_keys(Store.multi_set)
-    wait_alive = _on_keys(Store.wait_alive, "wait")
-    wait_sessions = _on_keys(Store.wait_sessions, "wait")
+        return call(keys)
 
     def num_keys(self) -> int:
-        return self._do("num_keys", [], self._inner.num_keys)
+        return self._do("num_keys", [], lambda _: self._inner.num_keys())
 
     def list_keys(self, prefix: Key = "") -> list[str]:
-        return self._do("list_keys", [], lambda: self._inner.list_keys(prefix))
+        return self._do("list_keys", [], lambda _: self._inner.list_keys(prefix))
 
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
         super().barrier(key, world_size, self.timeout if timeout is None else timeout)
