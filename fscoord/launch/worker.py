@@ -621,9 +621,7 @@ def _read_some(pipe: IO[bytes]) -> bytes:
 
 def _has_data(pipe: IO[bytes], seconds: float) -> bool:
     """Return whether `pipe` has data or has ended, at the latest after `seconds`."""
-    poll = system.select.poll()
-    poll.register(pipe, system.select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
+    return bool(system.readiness(pipe.fileno())(seconds * 1000))
 
 
 def _is_regular(file: IO[bytes]) -> bool:
