@@ -113,15 +113,6 @@ def _store_url(loc: str) -> str:
     return f"file:{loc}"
 
 
-class _Connector:
-    """Connects to the scheduler that leads at the moment."""
-
-    async def connect(self, loc: str, deserialize: bool = True, **connection_args: Any) -> Any:
-        scheme, found = addressing.parse_address(await _find(loc))
-        connector = registry.get_backend(scheme).get_connector()
-        return await connector.connect(found, deserialize=deserialize, **connection_args)
-
-
 class _Listening:
     """The listener of a worker or a nanny. Once it has started, it is a listener of TCP or TLS.
 
@@ -157,8 +148,14 @@ class FscoordBackend(registry.Backend):
     """
 
     def get_connector(self) -> Any:
-        """Return the object that connects to the scheduler."""
-        return _Connector()
+        """Return the object that connects to the scheduler: this one."""
+        return self
+
+    async def connect(self, loc: str, deserialize: bool = True, **connection_args: Any) -> Any:
+        """Connect to the scheduler that leads at the moment."""
+        scheme, found = addressing.parse_address(await _find(loc))
+        connector = registry.get_backend(scheme).get_connector()
+        return await connector.connect(found, deserialize=deserialize, **connection_args)
 
     def get_listener(
         self, loc: str, handle_comm: Callable[..., Awaitable[None]], deserialize: bool, **connection_args: Any
@@ -196,9 +193,6 @@ class _Candidate:
         self._store = store
         self._election = aio.Election(store, NAME, address, timeout=math.inf)
         self._address = address
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -220,9 +214,8 @@ class _Candidate:
                     break
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        self._task.cancel()
+        await asyncio.wait([self._task])
         await self._store.close()
 
 
@@ -250,7 +243,6 @@ async def dask_setup(scheduler: Any, store: str) -> None:
         logger.critical("The scheduler ends, because its address can't be published in %s: %s", store, error)
         scheduler.loop.add_callback(scheduler.close)
         raise
-    _candidates[scheduler].start()
 
 
 async def _candidate(url: str, address: str) -> _Candidate:

@@ -307,7 +307,9 @@ def test_work_that_begins_here_ends_the_wait_for_its_result(fscoord, store, monk
     assert notes == [False]
 
 
-def test_holders_are_named_with_their_states_and_the_other_waiters_are_counted(process, store, path, line_with):
+def test_holders_are_named_with_their_states_and_the_other_waiters_are_counted(
+    process, store, path, line_with, monkeypatch
+):
     stopped = process("sem", "-v", "-j", "3", "s", "sleep", "600")
     line_with(stopped, "has the semaphore")
     stopped.send_signal(signal.SIGSTOP)
@@ -319,5 +321,6 @@ def test_holders_are_named_with_their_states_and_the_other_waiters_are_counted(p
         until(lambda: "stopped" in run_command.holders_text(store, slots))
         first = rf"{os.uname().nodename}:{stopped.pid} \(stopped, {SINCE}\)"
         second = rf"{ME} \(alive, {SINCE}\)"
-        found = run_command.holders_text(store, slots, shown=2)
+        monkeypatch.setattr(run_command, "HOLDERS_SHOWN", 2)
+        found = run_command.holders_text(store, slots)
         assert re.fullmatch(rf"held by {first}, {second} and 1 more, 1 other waiting", found)
