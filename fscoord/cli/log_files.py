@@ -89,11 +89,7 @@ def _beginning(value: bytes) -> bytes:
     return value[:end]
 
 
-LOCK_LIMIT_S = 10
-
-lock_option = seconds_option(
-    "--timeout", kind=time_limit, default=LOCK_LIMIT_S, help="How long to wait for the log lock."
-)
+lock_option = seconds_option("--timeout", kind=time_limit, default=10, help="How long to wait for the log lock.")
 
 
 @click.command()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -113,33 +113,6 @@ def _store_url(loc: str) -> str:
     return f"file:{loc}"
 
 
-class _Listening:
-    """The listener of a worker or a nanny. Once it has started, it is a listener of TCP or TLS.
-
-    Dask has a worker listen by the scheme of the scheduler's address, unless ``--protocol`` names another. On which of
-    its host's addresses it can be contacted depends on where the scheduler is.
-    """
-
-    def __init__(self, loc: str, handle_comm: Callable[..., Awaitable[None]], deserialize: bool, **args: Any) -> None:
-        self._loc = loc
-        self._handle_comm = handle_comm
-        self._deserialize = deserialize
-        self._args = args
-
-    async def _start(self) -> Any:
-        args = dict(self._args)
-        server = getattr(self._handle_comm, "__self__", None)
-        scheduler = getattr(getattr(server, "scheduler", None), "address", "")
-        if not self._loc.rpartition(":")[0] and scheduler.startswith(f"{SCHEME}://"):
-            found = await _find(addressing.parse_address(scheduler)[1])
-            args.setdefault("default_host", get_ip(addressing.get_address_host(found)))
-        backend = registry.get_backend("tls" if args.get("ssl_context") else "tcp")
-        return await backend.get_listener(self._loc, self._handle_comm, self._deserialize, **args)
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._start().__await__()
-
-
 class FscoordBackend(registry.Backend):
     """The backend of Dask's communication for ``fscoord:///shared/job/store?timeout=60``: a store instead of a host.
 
@@ -157,11 +130,21 @@ class FscoordBackend(registry.Backend):
         connector = registry.get_backend(scheme).get_connector()
         return await connector.connect(found, deserialize=deserialize, **connection_args)
 
-    def get_listener(
+    async def get_listener(
         self, loc: str, handle_comm: Callable[..., Awaitable[None]], deserialize: bool, **connection_args: Any
     ) -> Any:
-        """Return the listener of a worker, which listens by TCP or TLS. `loc` is a host and a port."""
-        return _Listening(loc, handle_comm, deserialize, **connection_args)
+        """Return the listener of a worker or a nanny, which listens by TCP or TLS. `loc` is a host and a port.
+
+        Dask has a worker listen by the scheme of the scheduler's address, unless ``--protocol`` names another. On which
+        of its host's addresses it can be contacted depends on where the scheduler is.
+        """
+        server = getattr(handle_comm, "__self__", None)
+        scheduler = getattr(getattr(server, "scheduler", None), "address", "")
+        if not loc.rpartition(":")[0] and scheduler.startswith(f"{SCHEME}://"):
+            found = await _find(addressing.parse_address(scheduler)[1])
+            connection_args.setdefault("default_host", get_ip(addressing.get_address_host(found)))
+        backend = registry.get_backend("tls" if connection_args.get("ssl_context") else "tcp")
+        return await backend.get_listener(loc, handle_comm, deserialize, **connection_args)
 
     def get_address_host(self, loc: str) -> str:
         """Return the scheduler's host; wait for the scheduler, see `scheduler_address`."""
