@@ -172,7 +172,7 @@ def _report_lines(report: inspect.Report) -> list[str]:
 @click.option(
     "-o",
     "--output",
-    metavar="FILE",
+    metavar="PATH",
     required=True,
     shell_complete=complete_file,
     help="The path of the copy. No file may be there.",

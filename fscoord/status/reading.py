@@ -89,7 +89,12 @@ def observe(store: Store | str | system.os.PathLike[str], timeout: float | None 
     default.
     """
     if isinstance(store, Store):
-        return _observe_store(store)
+        while isinstance(store, PrefixStore):
+            store = store.underlying_store
+        place = getattr(store, "path", None)
+        if place is None:
+            return _StoreObserver(store, repr(store), owns=False)
+        return _FileStoreObserver(place, getattr(store, "place_options", {}))
     scheme, host, path, options = parse_url(store)
     if scheme == "file" and host in {"", "localhost"}:
         return _FileStoreObserver(path, convert({name: options[name] for name in _READING if name in options}, scheme))
@@ -99,15 +104,6 @@ def observe(store: Store | str | system.os.PathLike[str], timeout: float | None 
 
 _READING = ("lock", "coherence", "trust_locks")
 """The options of a `~fscoord.FileStore` that matter to a reader."""
-
-
-def _observe_store(store: Store) -> Observer:
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    path = getattr(store, "path", None)
-    if path is not None:
-        return _FileStoreObserver(path, getattr(store, "place_options", {}))
-    return _StoreObserver(store, repr(store), owns=False)
 
 
 def _is_wanted(key: bytes) -> bool:
