@@ -34,14 +34,18 @@ Hits = AbstractContextManager[list[str]]
 """Injects a fault in its block, and gives the list of the calls that it has hit so far."""
 
 
-def counted(names: Collection[str], fault: Fault, after: int, times: int | None) -> Rule:
-    """Return the rule by which the first `after` of the calls `names` pass, and the next `times` fail.
+def counted(given: Collection[str], known: Collection[str], fault: Fault, after: int, times: int | None) -> Rule:
+    """Return the rule by which the first `after` of the calls `given` pass, and the next `times` fail.
 
-    If `times` is None, all further calls fail.
+    If no calls are given, all those that are `known` count. If `times` is None, all further calls fail.
 
     Raises:
-        ValueError: a number is negative.
+        ValueError: a call is not known, or a number is negative.
     """
+    names = given or known
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise ValueError(f"no such call: {', '.join(unknown)}; there are {', '.join(known)}")
     if after < 0 or (times is not None and times < 0):
         raise ValueError(f"after={after} and times={times}: neither can be negative")
     seen = 0
@@ -128,8 +132,8 @@ class FaultyFiles:
 
     Each of `fails`, `delays` and `tears_writes` returns a context manager, which yields the list of the calls that the
     fault has hit so far. The arguments are names of system calls (``"write"``, ``"read"``, ``"fstat"``,
-    ``"fdatasync"``..., and ``"lock"`` for every attempt to lock); ``after``, the number of calls that pass first; and
-    ``times``, the number of calls that are hit after that (None: all)::
+    ``"fdatasync"``..., and ``"lock"`` for every attempt to lock; none: all of these); ``after``, the number of calls
+    that pass first; and ``times``, the number of calls that are hit after that (None: all)::
 
         with FaultyFiles() as files, FileStore(path) as store:
             with files.fails("write", error=errno.ENOSPC, times=1):
@@ -175,11 +179,7 @@ class FaultyFiles:
         return self._activate(("write",), Fault("torn", (keep, error)), after, times)
 
     def _activate(self, calls: tuple[str, ...], fault: Fault, after: int, times: int | None) -> Hits:
-        known = (*CALLS, LOCK)
-        unknown = sorted(set(calls) - set(known))
-        if unknown or not calls:
-            raise ValueError(f"no such call: {', '.join(unknown) or '(none given)'}; there are {', '.join(known)}")
-        return self._plan.activate(counted(calls, fault, after, times))
+        return self._plan.activate(counted(calls, (*CALLS, LOCK), fault, after, times))
 
     def _faulty(self, name: str) -> Callable[..., Any]:
         real = getattr(system.os, name)
@@ -315,10 +315,7 @@ class FaultyStore(StoreView):
         times: int | None,
         known: tuple[str, ...] = READS + WRITES,
     ) -> Hits:
-        unknown = sorted(set(operations) - set(known))
-        if unknown:
-            raise ValueError(f"no such operation: {', '.join(unknown)}; there are {', '.join(known)}")
-        return self._plan.activate(counted(operations or known, fault, after, times))
+        return self._plan.activate(counted(operations, known, fault, after, times))
 
     def _do(self, operation: str, keys: list[bytes], call: Callable[[list[bytes]], T]) -> T:
         name = "wait" if operation in ("wait_alive", "wait_sessions") else operation
