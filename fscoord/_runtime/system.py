@@ -59,10 +59,10 @@ R = TypeVar("R")
 def _copy_of_time() -> Any:
     """Return a second module `time`, with functions that no other program has replaced.
 
-    Libraries for tests replace functions of the module `time`, and module attributes that are these functions, in the
-    whole process: while freezegun has stopped the clock, no deadline would come. The copy is not in `sys.modules`, so
-    they don't find it. Only ``sleep`` is that of the program, because under gevent and eventlet it must let the other
-    green threads run.
+    Test libraries such as freezegun replace the functions of the module `time` in the whole process, and also every
+    attribute of another module that refers to one of them. While the clock is stopped, no deadline would pass. The copy
+    is not in `sys.modules`, so they don't find it. Only ``sleep`` is that of the program, because under gevent and
+    eventlet it must let the other green threads run.
     """
     program, spec = sys.modules["time"], cast(Any, time.__spec__)
     copy: Any = sys.modules["_frozen_importlib"].module_from_spec(spec)

@@ -140,7 +140,9 @@ class RLock(Lock):
 
 
 class _NotHeldError(RuntimeError, ValueError):
-    """The error of `threading.BoundedSemaphore` at one release too many, and that of every other lock."""
+    """The error for one release too many: a `ValueError` as in `threading.BoundedSemaphore`, and the error of every
+    other lock.
+    """
 
 
 class Semaphore(Exclusive):

@@ -149,7 +149,7 @@ class _Call:
         raise AssertionError  # the loop has no end
 
     def find(self, name: str, restart_timeout: float) -> tuple[Store, _Address]:
-        """Wait for the address of an attempt whose rank 0 is not dead. Return the store of the attempt, and it."""
+        """Wait for the address of an attempt whose rank 0 is not dead. Return the attempt's store and the address."""
         for number in count(1):
             store = PrefixStore(f"{name}/{number}", self._store)
             try:

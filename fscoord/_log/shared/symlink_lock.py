@@ -43,7 +43,7 @@ _TEXT: Final = re.compile(
 
 
 class _Owner(NamedTuple):
-    """The process that created a link, and the network namespace in which its `REMOVER` counts."""
+    """The process that created a link, and its network namespace, within which the address `REMOVER` is unique."""
 
     session: Session
     network: int
