@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.stores import OURS
-from fscoord.doctor.prediction import NO_WAIT, SHOW_S, Job, Terms
+from fscoord.doctor.prediction import SHOW_S, Job, Terms
 
 COUNTS_MS, TIMES_MS = (1, 25), (0, 25)
 """What is added to round trips where the model is fitted. With 25 ms the messages take nearly all of the time."""
@@ -50,7 +50,7 @@ class Run:
         It is the time of an addition by one rank alone, divided by the number of requests for which the rank waits.
         """
         return statistics.median(
-            row["seconds"] / (row["requests"] - row["by_name"][NO_WAIT])
+            row["seconds"] / (row["requests"] - row["by_name"]["FREE_STATEID"])
             for row in self.of("lone add")
             if row["rtt_ms"] == rtt_ms
         )

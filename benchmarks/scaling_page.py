@@ -53,11 +53,12 @@ SERVER_PER_S, SERVER_BYTES_PER_S = 50_000, 1e9
 
 
 def module(run: Run, text: str) -> str:
-    """Return the source `text` of the doctor's module with the terms of `run`."""
-    for name, terms in model(run).items():
+    """Return the source `text` of the doctor's module with the terms of `run` that it has."""
+    found = model(run)
+    assert found.keys() >= set(re.findall(r"^(\w+): Final = Terms", text, re.MULTILINE))
+    for name, terms in found.items():
         parts = ", ".join(f"{field}={value:g}" for field, value in terms._asdict().items() if value)
-        text, count = re.subn(rf"^{name}: Final = .*$", f"{name}: Final = Terms({parts})", text, flags=re.MULTILINE)
-        assert count == 1, name
+        text = re.sub(rf"^{name}: Final = .*$", f"{name}: Final = Terms({parts})", text, flags=re.MULTILINE)
     for name, value in (("RECORD_BYTES", record_bytes(run)), ("LEADER_S", leader_s(run))):
         text = re.sub(rf"^{name}: Final = .*$", f"{name}: Final = {value}", text, flags=re.MULTILINE)
     return text

@@ -288,9 +288,8 @@ def _runs(values: Mapping[str, str], launcher: str | None) -> Iterator[tuple[Run
         if name in values:
             count = _number("SLURM_RESTART_COUNT", values.get("SLURM_RESTART_COUNT", "0"))
             yield (values[name], count), f"{name}, SLURM_RESTART_COUNT"
-    if "PALS_APID" in values:
-        yield values["PALS_APID"], "PALS_APID"
-    if "PBS_JOBID" in values:
-        yield values["PBS_JOBID"], "PBS_JOBID"
+    for name in ("PALS_APID", "PBS_JOBID"):
+        if name in values:
+            yield values[name], name
     if values.get("TORCHELASTIC_RUN_ID", "none") != "none":  # torchrun's name of a run without --rdzv-id
         yield values["TORCHELASTIC_RUN_ID"], "TORCHELASTIC_RUN_ID"

@@ -400,7 +400,7 @@ class Store(ABC):
         Raises:
             StoreTimeoutError: at the deadline a key is missing and no rank is known dead.
         """
-        limit = self._timeout if timeout is None else to_seconds(timeout)
+        limit = self._seconds(timeout)
         names = list(keys_bytes(keys))
         if isinstance(ranks, NeededRanks):
             with suppress(_NoRankNeeded):
@@ -427,7 +427,7 @@ class Store(ABC):
         The result and the errors are those of `wait_alive`, with sessions instead of ranks.
         """
         needed = list(numbers)
-        limit = self._timeout if timeout is None else to_seconds(timeout)
+        limit = self._seconds(timeout)
         return self._wait_beside(list(keys_bytes(keys)), limit, lambda: self.dead_sessions(needed))
 
     def _wait_beside(self, names: list[bytes], limit: float, find: Callable[[], list[int]]) -> list[int]:
@@ -707,6 +707,16 @@ class _NoRankNeeded(Exception):
     """Ends a wait that needs no rank any more."""
 
 
+def kept(method: F) -> F:
+    """Return the abstract `method` of `Store`, for a store that has the hooks by which its default is enough."""
+
+    @wraps(method, updated=())  # without the mark of an abstract method
+    def call(self: Store, *args: Any, **named: Any) -> Any:
+        return method(self, *args, **named)
+
+    return cast(F, call)
+
+
 def forwarded(method: F) -> F:
     """Return a method of a `StoreView` that calls `method` of the underlying store."""
     name = method.__name__
@@ -718,10 +728,33 @@ def forwarded(method: F) -> F:
     return cast(F, call)
 
 
+def on_key(method: F) -> F:
+    """Return a method of a `StoreView` that calls `method` of the underlying store by `StoreView._do`, on one key."""
+    name = method.__name__
+
+    @wraps(method, updated=())  # as in `kept`
+    def call(self: StoreView, key: Key, *args: Any, **named: Any) -> Any:
+        return self._do(name, [key_bytes(key)], lambda keys: getattr(self._open(), name)(keys[0], *args, **named))
+
+    return cast(F, call)
+
+
+def on_keys(method: F) -> F:
+    """Do as `on_key` for a method of several keys."""
+    name = method.__name__
+
+    @wraps(method, updated=())
+    def call(self: StoreView, keys: Iterable[Key], *args: Any, **named: Any) -> Any:
+        return self._do(name, keys_bytes(keys), lambda names: getattr(self._open(), name)(names, *args, **named))
+
+    return cast(F, call)
+
+
 class StoreView(Store):
     """A view of the underlying store `store`, in which only operations with keys differ.
 
-    A subclass defines these operations. A view has no sessions of its own.
+    A subclass defines `_do`, through which these operations go, and the operations that are not listed here. A view has
+    no sessions of its own.
     """
 
     def __init__(self, store: Store) -> None:
@@ -734,6 +767,28 @@ class StoreView(Store):
         A view that can be closed without its store raises `StoreClosedError` if it is closed.
         """
         return self._inner
+
+    @abstractmethod
+    def _do(self, operation: str, keys: list[bytes], call: Callable[[list[bytes]], T]) -> T:
+        """Do `operation` on `keys`, and return its result. `call` does it on given keys of the underlying store."""
+
+    set = on_key(Store.set)
+    get = on_key(Store.get)
+    add = on_key(Store.add)
+    compare_set = on_key(Store.compare_set)
+    delete_key = on_key(Store.delete_key)
+    create = on_key(Store.create)
+    pop = on_key(Store.pop)
+    append = on_key(Store.append)
+    queue_push = on_key(Store.queue_push)
+    queue_pop = on_key(Store.queue_pop)
+    queue_len = on_key(Store.queue_len)
+    check = on_keys(Store.check)
+    wait = on_keys(Store.wait)
+    multi_get = on_keys(Store.multi_get)
+    multi_set = on_keys(Store.multi_set)
+    wait_alive = on_keys(Store.wait_alive)
+    wait_sessions = on_keys(Store.wait_sessions)
 
     @property
     def timeout(self) -> timedelta:

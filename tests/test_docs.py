@@ -46,7 +46,8 @@ SHOWN = {
     "{include}",
     "{toctree}",
 }
-SET_BY_OTHERS = ("FSCOORD_", "COLUMNS", "RANK", "WORLD_SIZE", "OMPI_", "PMI", "PALS_", "FLUX_", "SLURM_", "PYTEST_")
+LAUNCHERS = ("RANK", "WORLD_SIZE", "OMPI_", "PMI", "PALS_", "FLUX_", "SLURM_")
+SET_BY_OTHERS = ("FSCOORD_", "COLUMNS", *LAUNCHERS, "PYTEST_", "PYTHONUNBUFFERED")  # the last one divides lines
 RUNNABLE = [page for page in PAGES if any(block.language in RUN for block in blocks(page))]
 HOW_TOS = sorted((REPOSITORY / "docs" / "how-to").glob("*.md"))
 PASTED = [page for page in HOW_TOS if any(block.can_be_pasted for block in blocks(page))]

@@ -692,9 +692,9 @@ class Log:
             )
 
     def _check_rank(self, rank: int | None) -> None:
-        """Raise an error if a participant of another process, which is alive, has `rank`. The log lock is held.
+        """Raise an error if a live participant in another process has `rank`. The caller holds the log lock.
 
-        Warn if it is stopped, or it is unknown whether it is alive.
+        Only warn if that process is stopped, or if it is unknown whether it is alive.
         """
         table, home = self.table, ProcessIdentity.find()
         for number in sorted(set(() if rank is None else table.ranks.get(rank, ())).intersection(table.participants())):

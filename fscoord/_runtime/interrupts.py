@@ -318,7 +318,7 @@ def _after_fork_in_child() -> None:
 
 
 def _locks() -> dict[str, Callable[[], Any]]:
-    """Return, by the name of each module whose import is under way, a weak reference to importlib's lock for it."""
+    """Return importlib's locks for the imports under way: a weak reference to the lock by the name of each module."""
     return getattr(_importlib, "_module_locks", {})
 
 

@@ -59,10 +59,10 @@ R = TypeVar("R")
 def _copy_of_time() -> Any:
     """Return a second module `time`, with functions that no other program has replaced.
 
-    Libraries for tests replace functions of the module `time`, and module attributes that are these functions, in the
-    whole process: while freezegun has stopped the clock, no deadline would come. The copy is not in `sys.modules`, so
-    they don't find it. Only ``sleep`` is that of the program, because under gevent and eventlet it must let the other
-    green threads run.
+    Test libraries such as freezegun replace the functions of the module `time` in the whole process, and also every
+    attribute of another module that refers to one of them. While the clock is stopped, no deadline would pass. The copy
+    is not in `sys.modules`, so they don't find it. Only ``sleep`` is that of the program, because under gevent and
+    eventlet it must let the other green threads run.
     """
     program, spec = sys.modules["time"], cast(Any, time.__spec__)
     copy: Any = sys.modules["_frozen_importlib"].module_from_spec(spec)
@@ -143,7 +143,7 @@ def boot_id() -> bytes:
 
 def start_time(pid: int | str = "self") -> int:
     """Return the start time of process `pid`, in clock ticks since boot (proc_pid_stat(5)); 0 if unknown."""
-    fields = _proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = _stat_fields(pid)
     return int(fields[19]) if len(fields) > 19 else 0
 
 
@@ -156,14 +156,18 @@ def namespace(kind: str) -> int:
 
 def is_zombie(pid: int) -> bool:
     """Return whether process `pid` has ended with all its threads and its parent has not waited for it yet."""
-    fields = _proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = _stat_fields(pid)
     return len(fields) > 17 and fields[0] in "ZX" and int(fields[17]) <= 1
 
 
 def process_state(pid: int) -> str:
     """Return the state of process `pid` as one letter, such as ``T`` for stopped (proc_pid_stat(5)); "" if unknown."""
-    fields = _proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return fields[0] if fields else ""
+    return "".join(_stat_fields(pid)[:1])
+
+
+def _stat_fields(pid: int | str) -> list[str]:
+    """Return the fields of process `pid` in proc_pid_stat(5), from its state on; none if they are unknown."""
+    return _proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def _proc_text(path: str) -> str:
@@ -553,9 +557,7 @@ class AutoResetEvent:
         try:
             self._lock.release()
         except RuntimeError as error:
-            raise_if_foreign(
-                error, type(self._lock).__module__
-            )  # that of gevent, if the program has patched `threading`
+            raise_if_foreign(error, type(self._lock).__module__)  # of gevent, if it has patched `threading`
             return False
         return True
 

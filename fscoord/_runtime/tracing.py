@@ -92,6 +92,7 @@ class Recorder:
         self._descriptors = system.Descriptors()
         self._has_failed = self._is_closed = False
         self.forget()
+        _all.add(self)
 
     def forget(self) -> None:
         """Drop all spans and files, because they belong to the parent of this process, which was just forked."""
@@ -281,6 +282,8 @@ def _plain(span: Span) -> Span:
     return [each if isinstance(each, (int, str, list, tuple, type(None))) else str(each) for each in span]
 
 
+_all = system.reset_in_child("trace", Recorder.forget)
+
 recorder: Recorder | None = None
 """The recorder of this process, or None if it records no trace."""
 
@@ -301,14 +304,6 @@ def start(directory: str | system.os.PathLike[str]) -> None:
             f"this process records its trace in {recorder.directory} already, and a process has one trace; pass the"
             f" same directory, or unset {ENVIRONMENT_VARIABLE}"
         )
-
-
-def _after_fork_in_child() -> None:
-    if recorder is not None:
-        recorder.forget()
-
-
-system.after_fork_in_child("trace", _after_fork_in_child)
 
 
 def begin(kind: str, name: str, place: str = "", rank: int | None = None, *facts: Any) -> Span | None:

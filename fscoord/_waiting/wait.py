@@ -64,7 +64,8 @@ class WaitRequest(NamedTuple):
     Attributes:
         kind: the condition that ends the wait. `KEYS`: each key has a value or a non-empty queue. `VALUES`: each key
             has a value. `ITEM`: a queue has a value.
-        keys: the keys, checked; for `ITEM`, the name of the queue.
+        keys: the keys, checked, of which the wait needs all; for `ITEM`, the name of the queue. A wait for one of two
+            outcomes is a wait for one key, whose value is the outcome.
         timeout: the longest wait, in seconds.
         ranks: for `KEYS`: the wait also ends when one of these ranks is known dead. With `NeededRanks` it also ends
             when no rank is needed any more.

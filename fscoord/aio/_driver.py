@@ -15,7 +15,7 @@ from functools import partial, wraps
 from types import GeneratorType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast, overload
 
-from fscoord._arguments import key_names, key_text, keys_bytes, missing_message
+from fscoord._arguments import key_names, keys_bytes, missing_error, missing_message
 from fscoord._runtime import system
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import ITEM, KEYS, VALUES, ArrivalRequest, Request, WaitRequest, WaitSteps
@@ -98,7 +98,7 @@ class StoreDriver:
         """Close the store. Tasks that wait raise `~fscoord.StoreClosedError`."""
         try:
             if self._sliced_waits is not None:
-                await self.run(self._sliced_waits.close)
+                await self.run(self._sliced_waits.executor.dismiss)
         finally:
             await self.run(partial(_close_amid, self.store, sys.exc_info()[1]))
             self._executor.dismiss()
@@ -122,11 +122,11 @@ def _close_amid(store: Store, error: BaseException | None) -> None:
 
 
 class SlicedWaits:
-    """The waits of a loop's tasks on `store`, in slices of at most `SLICE_S` seconds."""
+    """The waits of a loop's tasks on `store`, in slices of at most `SLICE_S` seconds, in threads of `executor`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._executor = CallExecutor(WAIT_THREADS_MAX, 0.0)
+        self.executor = CallExecutor(WAIT_THREADS_MAX, 0.0)
 
     async def wait(self, request: WaitRequest) -> Any:
         """Carry out `request`, and return its answer; see `WaitRequest`."""
@@ -138,21 +138,22 @@ class SlicedWaits:
         while True:
             left = max(0.0, request.timeout - (system.time.monotonic() - start))
             piece = request._replace(timeout=min(left, SLICE_S), slow_logger=None)
-            call = await self._executor.complete(partial(self._look, piece, slow_logger))
+            call = await self.executor.complete(partial(self._look, piece, slow_logger))
             if call.cancelled is not None and request.kind == ITEM and isinstance(call.value, bytes):
-                await self._executor.complete(partial(self._store.queue_push, request.keys[0], call.value))
+                await self.executor.complete(partial(self._store.queue_push, request.keys[0], call.value))
             try:
                 found = call.result()
             except StoreTimeoutError as error:
                 if left <= SLICE_S:
-                    raise self._late(request, error, system.time.monotonic() - start) from error
+                    waited = system.time.monotonic() - start
+                    message = missing_message(WORDS[request.kind], keys_bytes(error.keys), waited)
+                    raise StoreTimeoutError(message, keys=error.keys, holder=error.holder, waited=waited) from error
                 continue
             if found is not None:
                 return found
             if left <= 0:
-                waited = system.time.monotonic() - start
-                unnamed = StoreTimeoutError("", keys=[key_text(name) for name in dict.fromkeys(request.keys)])
-                raise self._late(request, unnamed, waited)
+                missing = list(dict.fromkeys(request.keys))
+                raise missing_error("", WORDS[request.kind], missing, system.time.monotonic() - start)
             await asyncio.sleep(min(left, PAUSE_S))
 
     def _look(self, request: WaitRequest, slow_logger: SlowWaitLogger) -> Any:
@@ -182,15 +183,6 @@ class SlicedWaits:
             return self._store.multi_get(request.keys, timeout=0)
         except StoreTimeoutError:
             return None
-
-    @staticmethod
-    def _late(request: WaitRequest, error: StoreTimeoutError, waited: float) -> StoreTimeoutError:
-        message = missing_message(WORDS[request.kind], keys_bytes(error.keys), waited)
-        return StoreTimeoutError(message, keys=error.keys, holder=error.holder, waited=waited)
-
-    def close(self) -> None:
-        """Let the threads end."""
-        self._executor.dismiss()
 
 
 @overload

@@ -1,4 +1,4 @@
-"""`ForTasks`, the base of the classes for tasks; `made_of` and `function_for_tasks`, for constructors and functions."""
+"""`ForTasks` and `Named`, the bases of the classes for tasks; `made_of`, for constructors; `function_for_tasks`."""
 
 from __future__ import annotations
 
@@ -34,6 +34,15 @@ class ForTasks:
 
     def __repr__(self) -> str:
         return f"<aio.{type(self).__name__} {repr(self._core).partition(' ')[2]}"
+
+
+class Named(ForTasks):
+    """The base of the classes for tasks whose objects have a name."""
+
+    @property
+    def name(self) -> str:
+        """The name in the store."""
+        return str(self._core.name)
 
 
 def itself(for_tasks: S, _: object) -> S:

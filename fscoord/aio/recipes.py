@@ -14,7 +14,7 @@ from typing import Any, overload
 from fscoord import recipes
 from fscoord._arguments import Key, Timeout, Value
 from fscoord.aio._driver import for_tasks, overriding
-from fscoord.aio._methods import ForTasks, function_for_tasks, itself, made_of
+from fscoord.aio._methods import ForTasks, Named, function_for_tasks, itself, made_of
 from fscoord.aio.store import AsyncStore, driver_of
 from fscoord.recipes._hold import Exclusive
 from fscoord.recipes.once import OnceLock, failure, result_key, success, value_of
@@ -23,7 +23,7 @@ Work = Callable[[], Awaitable[Value]]
 Done = Callable[[], Coroutine[Any, Any, bytes]]
 
 
-class Hold(ForTasks, AsyncContextDecorator):
+class Hold(Named, AsyncContextDecorator):
     """A lock that a limited number of tasks or processes hold. The other contenders wait in the order of their arrival.
 
     The object is an asynchronous context manager, and a decorator of coroutine functions. When the cancellation of a
@@ -33,11 +33,6 @@ class Hold(ForTasks, AsyncContextDecorator):
     """
 
     _core: Exclusive
-
-    @property
-    def name(self) -> str:
-        """The name of the lock in the store."""
-        return self._core.name
 
     @property
     def token(self) -> int:
@@ -163,21 +158,14 @@ class DoubleBarrier(ForTasks):
     __aexit__ = for_tasks(recipes.DoubleBarrier.__exit__)
 
 
-class Membership(ForTasks):
+class Membership(Named):
     """A group that tasks and processes join and leave. See `fscoord.recipes.Membership` for the arguments.
 
     A task that is cancelled while it joins has not joined. A cancelled `leave` is completed.
     """
 
-    _core: recipes.Membership
-
     @made_of(recipes.Membership)
     def __init__(self) -> None: ...
-
-    @property
-    def name(self) -> str:
-        """The name of the group in the store."""
-        return self._core.name
 
     join = for_tasks(recipes.Membership.join)
     update = for_tasks(recipes.Membership.update)
@@ -226,21 +214,14 @@ class Item(ForTasks):
     __aexit__ = for_tasks(recipes.Item.__exit__)
 
 
-class Queue(ForTasks):
+class Queue(Named):
     """Items that are taken in the order in which they were put, at least once; see `fscoord.recipes.Queue`.
 
     A task that is cancelled while it takes an item has taken no item.
     """
 
-    _core: recipes.Queue
-
     @made_of(recipes.Queue)
     def __init__(self) -> None: ...
-
-    @property
-    def name(self) -> str:
-        """The name of the queue in the store."""
-        return self._core.name
 
     put = for_tasks(recipes.Queue.put)
     put_all = for_tasks(recipes.Queue.put_all)

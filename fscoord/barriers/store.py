@@ -16,59 +16,6 @@ from fscoord.store import Store
 from fscoord.stores.url import file_url, open_store
 
 
-class BarrierSequence:
-    """The sequence of barriers under `prefix`, as `rank` executes it."""
-
-    def __init__(self, store: Store, prefix: bytes, rank: int) -> None:
-        self._store = store
-        self._prefix = prefix
-        self._rank = rank
-
-    def barrier(self, number: int) -> bytes:
-        """Return the prefix of one barrier."""
-        return b"%s/%d" % (self._prefix, number)
-
-    def next_of(self, rank: int) -> int:
-        """Return the number of the barrier that `rank` joins next.
-
-        Raises:
-            BarrierError: the key holds something other than a number.
-        """
-        key = self._key(rank)
-        text = self._store.get(key, default=b"0")
-        try:
-            return parse_uint63(text)
-        except MalformedText as error:
-            raise BarrierError(
-                f"key {key_text(key)!r} holds {text[:40]!r}, which is not a sequence number: another program wrote"
-                " it; give every sequence of barriers a prefix of its own"
-            ) from error
-
-    def advance(self, passed: int) -> None:
-        """Record that this rank has passed barrier number `passed`.
-
-        Rank 0 also removes the keys of the previous barrier. All ranks have arrived at barrier `passed`, so no rank
-        needs the previous barrier any more.
-
-        Raises:
-            BarrierError: the recorded number is not `passed`: two callers have one rank.
-        """
-        if self._rank == 0 and passed > 0:
-            for name in (b"arrivals", b"complete"):
-                self._store.delete_key(self.barrier(passed - 1) + b"/" + name)
-        key = self._key(self._rank)
-        reached = b"%d" % (passed + 1)
-        found = self._store.compare_set(key, b"%d" % passed if passed else b"", reached)
-        if found != reached:
-            raise BarrierError(
-                f"rank {self._rank} passed barrier {passed} of {key_text(self._prefix)!r}, but is at sequence"
-                f" {found[:40].decode(errors='replace')}: two callers have one rank"
-            )
-
-    def _key(self, rank: int) -> bytes:
-        return b"%s/sequence/%d" % (self._prefix, rank)
-
-
 @register_barrier
 class StoreBarrier(Barrier):
     """A barrier on any store.
@@ -113,7 +60,7 @@ class StoreBarrier(Barrier):
     ) -> None:
         self._rank, self._world_size = rank_and_world_size(rank, world_size)
         self._rank, self._world_size = check_rank(self._rank, self._world_size)
-        prefix = self._prefix = key_bytes(barrier_prefix)
+        self._prefix = key_bytes(barrier_prefix)
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._fail_fast = fail_fast
         self._decoder = rank_tracing_decoder
@@ -121,7 +68,6 @@ class StoreBarrier(Barrier):
         if isinstance(store, Store) and options:
             raise TypeError(f"options apply only to an address, and the store is open already: {', '.join(options)}")
         self._store = store if isinstance(store, Store) else self._open(store, options)
-        self._sequence = BarrierSequence(self._store, prefix, self._rank)
 
     def _open(self, address: str | system.os.PathLike[str], options: dict[str, Any]) -> Store:
         return open_store(address, **self._with_timeout(options))
@@ -146,7 +92,7 @@ class StoreBarrier(Barrier):
     @property
     def sequence(self) -> int:
         """The number of the barrier that this rank joins next, read from the store."""
-        return self._sequence.next_of(self._rank)
+        return self._next_of(self._rank)
 
     def execute_barrier(self, timeout: Timeout | None = None) -> None:
         """Wait until every rank has called this method as many times as this rank.
@@ -163,7 +109,7 @@ class StoreBarrier(Barrier):
             BarrierError: the callers disagree about the world size, or two of them have one rank.
         """
         limit = self._timeout if timeout is None else to_seconds(timeout)
-        number = self._sequence.next_of(self._rank)
+        number = self._next_of(self._rank)
         words = "Executing barrier barrier_prefix=%s timeout_secs=%s"  # as in torch
         logger(__name__).info(words, key_text(self._prefix), limit)
         missing: list[int] = []
@@ -172,7 +118,7 @@ class StoreBarrier(Barrier):
             missing.append(rank)
             return self._decoder(rank) if self._decoder else str(rank)
 
-        prefix = self._sequence.barrier(number)
+        prefix = b"%s/%d" % (self._prefix, number)
         try:
             barrier(self._store, self._world_size, prefix, limit, self._rank, named, fail_fast=self._fail_fast)
         except UsedBeforeError:
@@ -180,17 +126,57 @@ class StoreBarrier(Barrier):
         except (StoreTimeoutError, BrokenBarrierError) as error:
             error.args = (f"{error}{self._positions(number, missing)}",)
             raise
-        self._sequence.advance(number)
+        self._advance(number)
 
     def close(self) -> None:
         """Close the store, if this barrier opened it."""
         if self._owns_store:
             self._store.close()
 
+    def _next_of(self, rank: int) -> int:
+        """Return the number of the barrier that `rank` joins next.
+
+        Raises:
+            BarrierError: the key holds something other than a number.
+        """
+        key = self._key(rank)
+        text = self._store.get(key, default=b"0")
+        try:
+            return parse_uint63(text)
+        except MalformedText as error:
+            raise BarrierError(
+                f"key {key_text(key)!r} holds {text[:40]!r}, which is not a sequence number: another program wrote"
+                " it; give every sequence of barriers a prefix of its own"
+            ) from error
+
+    def _advance(self, passed: int) -> None:
+        """Record that this rank has passed barrier number `passed`.
+
+        Rank 0 also removes the keys of the previous barrier. All ranks have arrived at barrier `passed`, so no rank
+        needs the previous barrier any more.
+
+        Raises:
+            BarrierError: the recorded number is not `passed`: two callers have one rank.
+        """
+        if self._rank == 0 and passed > 0:
+            for name in (b"arrivals", b"complete"):
+                self._store.delete_key(b"%s/%d/%s" % (self._prefix, passed - 1, name))
+        key = self._key(self._rank)
+        reached = b"%d" % (passed + 1)
+        found = self._store.compare_set(key, b"%d" % passed if passed else b"", reached)
+        if found != reached:
+            raise BarrierError(
+                f"rank {self._rank} passed barrier {passed} of {key_text(self._prefix)!r}, but is at sequence"
+                f" {found[:40].decode(errors='replace')}: two callers have one rank"
+            )
+
+    def _key(self, rank: int) -> bytes:
+        return b"%s/sequence/%d" % (self._prefix, rank)
+
     def _positions(self, number: int, ranks: list[int]) -> str:
         """Return the text with the sequence numbers of this rank and of `ranks`; empty if the store fails."""
         try:
-            others = [f"rank {rank} is at sequence {self._sequence.next_of(rank)}" for rank in ranks]
+            others = [f"rank {rank} is at sequence {self._next_of(rank)}" for rank in ranks]
         except FscoordError:
             return ""
         return f"; this is sequence {number}, {', '.join(others)}" if others else ""

@@ -72,16 +72,11 @@ class TCPStoreBarrier(StoreBarrier):
         self._init_timeout = to_seconds(timeout_barrier_init_secs)
         self._store_timeout = to_seconds(timeout_secs)
         prefix = prefixes[0] if prefixes else "barrier"
-        told: dict[str, object] = {
-            "master_address": master_address,
-            "tcpstore_port": tcpstore_port,
-            "rank": global_rank,
-        }
-        told |= {"world_size": global_world_size, "barrier_prefix": prefix}
-        told |= {"timeout_barrier_init_secs": timeout_barrier_init_secs}
-        told |= {"use_checkpoint_barrier_tcpstore_libuv": self._libuv, "timeout_secs": timeout_secs}
-        words = " ".join(f"{name}={value}" for name, value in told.items())
-        logger(__name__).info("Initializing TCPStore %s", words)  # as in torch
+        logger(__name__).info(  # as in torch
+            f"Initializing TCPStore {master_address=!s} {tcpstore_port=!s} rank={global_rank}"
+            f" world_size={global_world_size} barrier_prefix={prefix!s} {timeout_barrier_init_secs=!s}"
+            f" use_checkpoint_barrier_tcpstore_libuv={self._libuv} {timeout_secs=!s}"
+        )
         super().__init__(
             f"tcp://{master_address}:{int(tcpstore_port)}",
             prefix,

@@ -26,36 +26,6 @@ SIZE_MAX: Final = 64 << 20
 OFFERS_MAX: Final = 1000
 
 
-def complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the keys of the store."""
-    return _offers(_keys(ctx, incomplete))
-
-
-def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the queues of values, as "fscoord push" makes them."""
-    return _offers(_queues(ctx, incomplete))
-
-
-def complete_key_or_queue(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the keys of the store and the queues of values, for a verb that takes both."""
-    return _offers([*_keys(ctx, incomplete), *_queues(ctx, incomplete)])
-
-
-def complete_name(*marks: str) -> Completer:
-    """Return a function that offers the names of a recipe, which are the parts of keys before one of `marks`."""
-
-    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        keys = _keys(ctx, incomplete)
-        return _offers(key.rpartition(mark)[0] for key in keys for mark in marks if mark in key)
-
-    return complete
-
-
-def _offers(names: Iterable[str]) -> list[CompletionItem]:
-    found = sorted({name for name in names if name.isprintable()})
-    return [CompletionItem(name) for name in found[:OFFERS_MAX]]
-
-
 def _keys(ctx: click.Context, prefix: str) -> list[str]:
     try:
         url = store_url(ctx)
@@ -94,3 +64,28 @@ def _queues(ctx: click.Context, prefix: str) -> list[str]:
 
 def _is_long(path: str) -> bool:
     return system.os.path.getsize(path) > SIZE_MAX
+
+
+def _completer(find: Callable[[click.Context, str], Iterable[str]]) -> Completer:
+    """Return a function that offers the names that `find` finds for the beginning of a word."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Offer the names that begin with `incomplete`."""
+        found = sorted({name for name in find(ctx, incomplete) if name.isprintable()})
+        return [CompletionItem(name) for name in found[:OFFERS_MAX]]
+
+    return complete
+
+
+complete_key: Final = _completer(_keys)
+complete_queue: Final = _completer(_queues)
+"""Offers the queues of values, as "fscoord push" makes them."""
+complete_key_or_queue: Final = _completer(lambda ctx, begin: [*_keys(ctx, begin), *_queues(ctx, begin)])
+"""For a verb that takes both."""
+
+
+def complete_name(*marks: str) -> Completer:
+    """Return a function that offers the names of a recipe, which are the parts of keys before one of `marks`."""
+    return _completer(
+        lambda ctx, begin: [key.rpartition(mark)[0] for key in _keys(ctx, begin) for mark in marks if mark in key]
+    )

@@ -119,7 +119,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
     for between in ("processes", "hosts"):
         checks = [check for check in report["checks"] if check["between"] == between]
         if checks:
-            lines += ["", _heading(report, between), *map(_line, checks)]
+            pair = "two processes" if between == "processes" else f"this host and {report['other_host']}"
+            lines += ["", f"between {pair}", *map(_line, checks)]
     if report["prediction"] is not None:
         lines += ["", *_forecast(report["prediction"])]
     return lines
@@ -153,10 +154,6 @@ def _forecast(found: dict[str, Any]) -> list[str]:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
-
-
-def _heading(report: dict[str, Any], between: str) -> str:
-    return "between two processes" if between == "processes" else f"between this host and {report['other_host']}"
 
 
 def _line(check: dict[str, Any]) -> str:

@@ -142,11 +142,11 @@ def holders(store: Store, name: bytes, as_json: bool) -> int:
       fscoord holders backup
       fscoord holders --json backup | jq '.waiters | length'
     """
-    found = Lock(store, name)
-    holders, waiters, state_of = found.holders(), found.waiters(), states_of(store)
+    lock = Lock(store, name)
+    holders, waiters, state_of = lock.holders(), lock.waiters(), states_of(store)
     document = {
-        "holders": [{**each._asdict(), "alive": state_of(each).alive} for each in holders],
-        "waiters": [{**each._asdict(), "alive": state_of(each).alive} for each in waiters],
+        name: [{**each._asdict(), "alive": state_of(each).alive} for each in found]
+        for name, found in (("holders", holders), ("waiters", waiters))
     }
     show(as_json, document, _holder_lines(holders, waiters, state_of))
     return 0 if holders else FALSE

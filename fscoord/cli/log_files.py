@@ -62,27 +62,14 @@ def dump(ctx: click.Context, full: bool, as_json: bool) -> None:
       fscoord dump --json | jq -r 'select(.kind == "set") | .key'
     """
     path = log_path(store_url(ctx), ctx)
-    in_words, is_first = RecordWords(), True
+    in_words, headings = RecordWords(), HEADINGS
     for entry in inspect.dump(path):
         value = entry.value if full else _beginning(entry.value)
-        if not as_json:
-            if is_first:
-                write(HEADINGS.encode())
-            write(_entry_line(entry, value, in_words.words(entry)).encode())
-            is_first = False
+        if as_json:
+            write_json({**entry._asdict(), "value": value, "value_size": len(entry.value)})
         else:
-            write_json(
-                {
-                    "generation": entry.generation,
-                    "offset": entry.offset,
-                    "time": entry.time,
-                    "writer": entry.writer,
-                    "kind": entry.kind,
-                    "key": entry.key,
-                    "value": value,
-                    "value_size": len(entry.value),
-                }
-            )
+            write((headings + _entry_line(entry, value, in_words.words(entry))).encode())
+            headings = ""
 
 
 def _entry_line(entry: inspect.Entry, value: bytes, words: str | None) -> str:
@@ -102,11 +89,7 @@ def _beginning(value: bytes) -> bytes:
     return value[:end]
 
 
-LOCK_LIMIT_S = 10
-
-lock_option = seconds_option(
-    "--timeout", kind=time_limit, default=LOCK_LIMIT_S, help="How long to wait for the log lock."
-)
+lock_option = seconds_option("--timeout", kind=time_limit, default=10, help="How long to wait for the log lock.")
 
 
 @click.command()
@@ -184,15 +167,16 @@ def _report_lines(report: inspect.Report) -> list[str]:
     return lines
 
 
-class _NewFile(click.Path):
-    """A path, as the shell passed it."""
-
-    name = "file"
-
-
 @click.command()
 @store_argument("PATH")
-@click.option("-o", "--output", type=_NewFile(), required=True, help="The path of the copy. No file may be there.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="PATH",
+    required=True,
+    shell_complete=complete_file,
+    help="The path of the copy. No file may be there.",
+)
 @click.option("--salvage", is_flag=True, help="Also copy the sound records after the damage.")
 @click.option("--yes", is_flag=True, help="Write the copy. Without it only report what would be left out.")
 @lock_option

@@ -239,12 +239,12 @@ def given_timeout(ctx: click.Context) -> float | None:
     return limit
 
 
-def common(function: Callable[P, R]) -> Callable[P, R]:
-    """Add the common options, which may stand before or after any verb.
+def common(function: Callable[P, R], timeout: str = OF_THE_STORE) -> Callable[P, R]:
+    """Add the common options, which may stand before or after any verb. `timeout` is the default in the help.
 
     If an option is given twice, the option after the verb counts.
     """
-    return store_option(timeout_option(OF_THE_STORE)(verbose(function)))
+    return store_option(timeout_option(timeout)(verbose(function)))
 
 
 HAS_READ_ONLY: Final = "`{} --read-only` needs no permission to write"
@@ -274,27 +274,22 @@ def _open(ctx: click.Context, *, looks_only: bool) -> Store:
     return open_store(url, **options)
 
 
-class _WithStore:
-    """A decorator that adds the common options, opens the store that they name by `opening`, and passes the store."""
+def _with_store(
+    opening: Callable[[click.Context], Store], timeout: str = OF_THE_STORE
+) -> Callable[[Callable[Concatenate[Store, P], R]], Callable[P, R]]:
+    """Return a decorator that adds the common options, opens the store that they name, and passes the store."""
 
-    def __init__(
-        self,
-        opening: Callable[[click.Context], Store],
-        timeout: str = OF_THE_STORE,
-        own: Callable[[Any], Any] = lambda call: call,
-    ) -> None:
-        self._opening = opening
-        self._add: tuple[Callable[[Any], Any], ...] = (verbose, timeout_option(timeout), store_option, own)
+    def decorate(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
+        """Let a verb call `function` with the store."""
 
-    def __call__(self, function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self._opening(click.get_current_context()) as store:
+            with opening(click.get_current_context()) as store:
                 return function(store, *args, **kwargs)
 
-        for add in self._add:
-            call = add(call)
-        return call
+        return common(call, timeout)
+
+    return decorate
 
 
 def _open_existing(ctx: click.Context) -> Store:
@@ -306,33 +301,33 @@ def _open_to_get(ctx: click.Context) -> Store:
     return _open(ctx, looks_only=True) if ctx.meta[_READ_ONLY] else _open_to_look(ctx, HAS_READ_ONLY)
 
 
-with_store: Final = _WithStore(partial(_open, looks_only=False))
-with_existing_store: Final = _WithStore(_open_existing)
+with_store: Final = _with_store(partial(_open, looks_only=False))
+with_existing_store: Final = _with_store(_open_existing)
 """Refuses a file store that does not exist, so that a mistyped path makes no new one. This is for verbs that look at a
 store, and write only the deaths that they find."""
-with_store_that_appears: Final = _WithStore(partial(_open_to_look, advice=RECORDS_DEATHS))
+with_store_that_appears: Final = _with_store(partial(_open_to_look, advice=RECORDS_DEATHS))
 """For a verb that waits for data and writes only the deaths that it finds."""
-with_store_to_read: Final = _WithStore(partial(_open, looks_only=True))
+with_store_to_read: Final = _with_store(partial(_open, looks_only=True))
 """Opens a file store for reading only, so that a mistyped path makes no new one."""
-with_store_to_watch: Final = _WithStore(partial(_open, looks_only=True), WITHOUT_LIMIT)
+with_store_to_watch: Final = _with_store(partial(_open, looks_only=True), WITHOUT_LIMIT)
 """As `with_store_to_read`, for a verb that waits without limit unless --timeout is given."""
 
 
-with_store_to_get: Final = _WithStore(
-    _open_to_get,
-    own=click.option(
+def with_store_to_get(function: Callable[Concatenate[Store, P], R]) -> Callable[P, R]:
+    """Do as `with_store`, and with the option --read-only as `with_store_to_read`.
+
+    A verb that waits for a value opens the store for writing, because it makes a store that is not there yet, and
+    announces to writers that they must wake it. Its reads need no permission to write. But no verb falls back to
+    reading by itself: a handle for writing refuses the file of another user, which a script must not trust unasked.
+    """
+    read_only = click.option(
         "--read-only",
         is_flag=True,
         expose_value=False,
         callback=_remember(_READ_ONLY),
         help="Open a file store for reading: needs no permission to write, and makes no store that is missing.",
-    ),
-)
-"""As `with_store`, and with the option --read-only as `with_store_to_read`.
-
-A verb that waits for a value opens the store for writing, because it makes a store that is not there yet, and announces
-to writers that they must wake it. Its reads need no permission to write. But no verb falls back to reading by itself: a
-handle for writing refuses the file of another user, which a script must not trust unasked."""
+    )
+    return read_only(_with_store(_open_to_get)(function))
 
 
 def content(value: bytes) -> bytes:

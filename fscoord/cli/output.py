@@ -110,60 +110,45 @@ def tell(log: logging.Logger, words: str) -> None:
         say(words)
 
 
-class SlowNote:
-    """The note about a wait that lasts.
-
-    Args:
-        log: the log in which the note appears, if the log is shown.
-        words: the purpose and the limit of the wait.
-        more: returns the reason of the wait, such as its holders, or an empty text; it may use the store.
-
-    Attributes:
-        is_over: whether the wait has ended.
-    """
-
-    def __init__(self, log: logging.Logger, words: str, more: Callable[[], str] | None = None) -> None:
-        self._log = log
-        self._words = words
-        self._more = more
-        self.is_over = False
-
-    def tell(self) -> None:
-        """Log or print the words and the reason, unless the wait has ended."""
-        reason = ""
-        if self._more is not None:
-            with suppress(FscoordError):  # the wait itself raises the error
-                reason = self._more()
-        if not self.is_over:
-            tell(self._log, f"{self._words}; {reason}" if reason else self._words)
-
-    def end(self) -> None:
-        """End the wait."""
-        self.is_over = True
-
-
 @contextmanager
 def telling_if_slow(
     log: logging.Logger, words: str, more: Callable[[], str] | None = None
 ) -> Iterator[Callable[[], None]]:
     """Log `words`. Once the body of the ``with`` has taken `NOTE_AFTER_S`, print a note for a person at the terminal.
 
-    The note has `words` and the text that `more` returns (see `SlowNote`). It is made once: on a terminal, or in the
-    log if that is shown and `more` knows the reason. The ``with`` yields a function that ends the wait before the body
-    ends.
+    The note is made once: on a terminal, or in the log if that is shown and `more` knows the reason. The ``with``
+    yields a function that ends the wait before the body ends.
+
+    Args:
+        log: the log in which the note appears, if the log is shown.
+        words: the purpose and the limit of the wait.
+        more: returns the reason of the wait, such as its holders, or an empty text; it may use the store.
     """
-    note = SlowNote(log, words, more)
+    is_over = False
+
+    def end() -> None:
+        nonlocal is_over
+        is_over = True
+
+    def note() -> None:
+        reason = ""
+        if more is not None:
+            with suppress(FscoordError):  # the wait itself raises the error
+                reason = more()
+        if not is_over:
+            tell(log, f"{words}; {reason}" if reason else words)
+
     log.info("%s", words)
     is_due = more is not None if log.isEnabledFor(logging.INFO) else _is_watched()
-    timer = Timer(NOTE_AFTER_S, note.tell) if is_due else None
+    timer = Timer(NOTE_AFTER_S, note) if is_due else None
     if timer is not None:
         timer.daemon = True
         with suppress(RuntimeError):  # no thread can be started: the wait goes on without a note
             timer.start()
     try:
-        yield note.end
+        yield end
     finally:
-        note.end()
+        end()
         if timer is not None:
             timer.cancel()
 

@@ -90,29 +90,29 @@ BACKENDS = ("c10d", "etcd", "etcd-v2", "fscoord")
 _INSTEAD = "the nodes number themselves: leave it out, and give --rdzv-endpoint a path that all nodes can reach"
 
 
-def _backend(ctx: click.Context, param: click.Parameter, name: str) -> str:
+@_parsed_by
+def _backend(name: str) -> str:
     if name == "static":
-        raise click.BadParameter(f"there is no rendezvous 'static', because {_INSTEAD}.")
+        raise ValueError(f"there is no rendezvous 'static', because {_INSTEAD}")
     if name not in BACKENDS:
-        raise click.BadParameter(f"{name!r} is not one of {', '.join(map(repr, BACKENDS))}.")
+        raise ValueError(f"{name!r} is not one of {', '.join(map(repr, BACKENDS))}")
     return name
 
 
-def _config(ctx: click.Context, param: click.Parameter, text: str) -> dict[str, str]:
-    try:
-        config = rendezvous.parse_rendezvous_config(text)
-        rendezvous.check_options(config)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from None
+@_parsed_by
+def _config(text: str) -> dict[str, str]:
+    config = rendezvous.parse_rendezvous_config(text)
+    rendezvous.check_options(config)
     return config
 
 
-def _worker_count(ctx: click.Context, param: click.Parameter, text: str) -> int:
+@_parsed_by
+def _worker_count(text: str) -> int:
     """Return a number, or count the processors or accelerators of this node, as torchrun does."""
     if text.isascii() and text.isdigit() and int(text) > 0:
         return int(text)
     if text not in {"auto", "cpu", "gpu", "xpu"}:
-        raise click.BadParameter(f"{text!r} is neither a number above 0 nor auto, cpu, gpu or xpu.")
+        raise ValueError(f"{text!r} is neither a number above 0 nor auto, cpu, gpu or xpu")
     kind, count = ("cpu", 0) if text == "cpu" else find_accelerators()
     if text == "auto" and kind not in {"", "none", "cpu"}:
         return count
@@ -122,15 +122,16 @@ def _worker_count(ctx: click.Context, param: click.Parameter, text: str) -> int:
     if kind != {"gpu": "cuda"}.get(text, text) or count == 0:
         found = f"torch finds {count} of type {kind}" if count else "torch finds no accelerator"
         found = found if kind else "this Python has no torch that could count them"
-        raise click.BadParameter(f"{text}: {found}. Give the number of workers.")
+        raise ValueError(f"{text}: {found}. Give the number of workers")
     return count
 
 
-def _local_ranks(ctx: click.Context, param: click.Parameter, text: str) -> frozenset[int] | None:
+@_parsed_by
+def _local_ranks(text: str) -> frozenset[int] | None:
     if not text:
         return None
     if not re.fullmatch(r"[0-9]+(,[0-9]+)*", text):
-        raise click.BadParameter(f"{text!r} is not a list of local ranks, such as 0,1.")
+        raise ValueError(f"{text!r} is not a list of local ranks, such as 0,1")
     return frozenset(map(int, text.split(",")))
 
 
@@ -339,51 +340,45 @@ def _run(command: list[str], options: RunOptions) -> Outcome:
     if trace:
         tracing.start(trace)
     params = _parameters(options)
-    with Console() as console, redirect_stderr(console.error_text()):
-        return _run_agent(command, options, params, console, trace)
-
-
-def _run_agent(
-    command: list[str], options: RunOptions, params: rendezvous.RendezvousParameters, console: Console, trace: str
-) -> Outcome:
     settings = rendezvous.RendezvousSettings.from_parameters(params)
-    announcer = Announcer(console, quiet=options.quiet)
-    with telling_if_slow(log, f"waiting for the store of the rendezvous, {params.endpoint or 'a temporary file'}"):
-        backend, store = rendezvous.create_backend(params)
-    log_dir = _log_dir(options.log_dir, params.run_id)
-    # Without an id two jobs on one path have the same one by accident, so no node joins a job that has begun.
-    late_nodes = params.min_nodes if params.run_id == NO_ID else params.max_nodes
-    handler = rendezvous.DynamicRendezvousHandler(
-        settings, backend, store, params.local_addr, owns_store=True, late_nodes=late_nodes
-    )
-    is_single = params.max_nodes == options.nproc_per_node == 1
-    console_rank = 0 if options.console is None and is_single else options.console
-    has_files = any({**options.redirects, **options.tee}.values())
-    job = Job(
-        command,
-        options.nproc_per_node,
-        log_dir,
-        options.max_restarts,
-        options.monitor_interval,
-        options.grace,
-        Streams(options.redirects, options.tee, options.local_ranks_filter, console_rank),
-        trace,
-        options.role,
-        options.forward_signals,
-    )
-    agent = Agent(job, handler, store, console, announcer)
-    noted = {"SIGUSR1", "SIGUSR2"}.difference(options.signals_to_handle).union(options.forward_signals)
-    with forward_signals(agent.pass_on, noted):
-        try:
-            outcome = agent.run()
-            has_files |= any(failure.error_file.startswith(log_dir) for failure in outcome.failures[-1:])
-            return outcome
-        finally:
-            handler.depart()
-            if has_files:
-                announcer.say(f"the files of this node's workers are in {log_dir}")
-            elif not options.log_dir:
-                system.remove_tree(log_dir)
+    with Console() as console, redirect_stderr(console.error_text()):
+        announcer = Announcer(console, quiet=options.quiet)
+        with telling_if_slow(log, f"waiting for the store of the rendezvous, {params.endpoint or 'a temporary file'}"):
+            backend, store = rendezvous.create_backend(params)
+        log_dir = _log_dir(options.log_dir, params.run_id)
+        # Without an id two jobs on one path have the same one by accident, so no node joins a job that has begun.
+        late_nodes = params.min_nodes if params.run_id == NO_ID else params.max_nodes
+        handler = rendezvous.DynamicRendezvousHandler(
+            settings, backend, store, params.local_addr, owns_store=True, late_nodes=late_nodes
+        )
+        is_single = params.max_nodes == options.nproc_per_node == 1
+        console_rank = 0 if options.console is None and is_single else options.console
+        has_files = any({**options.redirects, **options.tee}.values())
+        job = Job(
+            command,
+            options.nproc_per_node,
+            log_dir,
+            options.max_restarts,
+            options.monitor_interval,
+            options.grace,
+            Streams(options.redirects, options.tee, options.local_ranks_filter, console_rank),
+            trace,
+            options.role,
+            options.forward_signals,
+        )
+        agent = Agent(job, handler, store, console, announcer)
+        noted = {"SIGUSR1", "SIGUSR2"}.difference(options.signals_to_handle).union(options.forward_signals)
+        with forward_signals(agent.pass_on, noted):
+            try:
+                outcome = agent.run()
+                has_files |= any(failure.error_file.startswith(log_dir) for failure in outcome.failures[-1:])
+                return outcome
+            finally:
+                handler.depart()
+                if has_files:
+                    announcer.say(f"the files of this node's workers are in {log_dir}")
+                elif not options.log_dir:
+                    system.remove_tree(log_dir)
 
 
 def _parameters(options: RunOptions) -> rendezvous.RendezvousParameters:

@@ -34,7 +34,7 @@ VERBATIM = {"allow_interspersed_args": False}
 
 
 HOLDERS_SHOWN: Final = 4
-"""How many holders a note about a wait names."""
+"""How many holders a note about a wait names. The others are counted."""
 
 
 class Command(NamedTuple):
@@ -170,20 +170,14 @@ def run_under(store: Store, hold: Exclusive, what: str, waits: HoldOptions, comm
     return ending
 
 
-def holders_text(store: Store, hold: Exclusive, shown: int = HOLDERS_SHOWN) -> str:
-    """Return the clause that names the holders of `hold`, for which this process waits, with their states.
-
-    Args:
-        store: the store of `hold`.
-        hold: the recipe.
-        shown: how many holders are named. The others are counted.
-    """
+def holders_text(store: Store, hold: Exclusive) -> str:
+    """Return the clause that names the first holders of `hold`, for which this process waits, with their states."""
     holders, waiting = hold.holders(), len(hold.waiters()) - 1
     members = {member.number: member for member in store.members()}
     stopped = store._stopped_sessions([holder.session for holder in holders])
-    names = [_with_state(holder, members.get(holder.session), stopped) for holder in holders[:shown]]
-    if len(holders) > shown:
-        names[-1] += f" and {len(holders) - shown} more"
+    names = [_with_state(holder, members.get(holder.session), stopped) for holder in holders[:HOLDERS_SHOWN]]
+    if len(holders) > HOLDERS_SHOWN:
+        names[-1] += f" and {len(holders) - HOLDERS_SHOWN} more"
     return in_line(names, max(waiting, 0))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -26,7 +26,7 @@ ORDERS: Final = ("wait", "rank", "rate")
 """The orders of the rows. The key ``s`` goes through them in turn."""
 
 HEADS: Final = ("RANK", "LABEL", "PROCESS", "STATE", "REC/S", "WAITED", "HOLDS", "WAITS FOR")
-NUMBERS: Final[Mapping[str, Literal["right"]]] = {"RANK": "right", "REC/S": "right", "WAITED": "right"}
+NUMBERS: Final = ("RANK", "REC/S", "WAITED")
 OPTIONAL: Final = ("LABEL", "HOLDS")
 """The columns that are left out if they are empty."""
 ELASTIC: Final = ("LABEL", "STATE", "HOLDS", "WAITS FOR")
@@ -209,33 +209,27 @@ def _single_keys() -> Iterator[Callable[[float], str]]:
     Meanwhile the terminal passes each key on at once and does not show it. Ctrl-C still interrupts. Without a terminal
     on standard input there are no keys.
     """
+    poll = system.select.poll()
+
+    def pressed(seconds: float) -> str:
+        for fd, _ in poll.poll(seconds * 1000):
+            return str(system.os.read(fd, 1), "ascii", "replace")
+        return ""
+
     if sys.stdin is None or not sys.stdin.isatty():
-        yield _no_key
+        yield pressed  # of no descriptor: it only sleeps
         return
     import termios
     import tty
 
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
-    poll = system.select.poll()
     poll.register(fd, system.select.POLLIN)
-
-    def pressed(seconds: float) -> str:
-        if not poll.poll(seconds * 1000):
-            return ""
-        found: bytes = system.os.read(fd, 1)
-        return found.decode("ascii", "replace")
-
     try:
         tty.setcbreak(fd)
         yield pressed
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
-
-
-def _no_key(seconds: float) -> str:
-    system.time.sleep(seconds)
-    return ""
 
 
 def screen(frame: Frame, keys: Keys, console: Console) -> Group:
@@ -265,7 +259,9 @@ def screen(frame: Frame, keys: Keys, console: Console) -> Group:
     table = Table(box=None, pad_edge=False, expand=True)
     for head in map(HEADS.__getitem__, used):
         # rich narrows the columns that may wrap before all others, the widest first.
-        table.add_column(Text(head, no_wrap=True), justify=NUMBERS.get(head, "left"), no_wrap=head not in ELASTIC)
+        table.add_column(
+            Text(head, no_wrap=True), justify="right" if head in NUMBERS else "left", no_wrap=head not in ELASTIC
+        )
     for each, row_cells in zip(found, rows, strict=False):
         style = "red" if each.alive == "no" or each.is_stopped else "yellow" if each.waiting else ""
         cells = [Text(printable(row_cells[column]), no_wrap=True, overflow="ellipsis") for column in used]

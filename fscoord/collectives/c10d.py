@@ -134,7 +134,7 @@ def barrier(
 
 
 def _limited(store: BarrierStore, timeout: Timeout | None) -> AbstractContextManager[None]:
-    """Return the context in which `store` has `timeout`; None is the 300 seconds of torch.
+    """Return a context manager that gives `store` the limit `timeout`; None means torch's default of 300 seconds.
 
     A stand-in that has no timeout keeps its own limit, unless a timeout is given.
     """

@@ -24,7 +24,7 @@ from fscoord._runtime import system
 from fscoord._runtime.file_events import LOG_CHANGED, watch_file
 from fscoord._runtime.signals import ignore_signals
 from fscoord.doctor import probe_file
-from fscoord.doctor.mailbox import GROUP_UMASK, OWN_MODE, Mailbox, file_mode, group_of, new_file, put_file
+from fscoord.doctor.mailbox import GROUP_UMASK, OWN_MODE, Mailbox, content, file_mode, group_of, new_file
 from fscoord.doctor.probe_file import ProbeFile
 from fscoord.stores.file import FileStore
 
@@ -117,7 +117,7 @@ class Agent:
         """Return the summary of the whole file, read under the lock."""
         file = self.file(name)
         with file.locked(kind):
-            return probe_file.summarize(file.read_all())._asdict()
+            return probe_file.summarize(content(file.path))._asdict()
 
     def append(self, name: str, kind: str, number: int, writer: str) -> None:
         """Append one record under the lock."""
@@ -150,31 +150,6 @@ class Agent:
         finally:
             self._watch.close()
             self._watch = None
-
-    def replace(self, name: str, number: int) -> None:
-        """Rename another file, which holds one record with `number`, over the file."""
-        draft = self.path(f".{name}.{system.os.getpid()}")
-        put_file(self.path(name), draft, probe_file.encode(number, "replaced"), self.mode)
-
-    def reopened(self, name: str, number: int, seconds: float) -> float | None:
-        """Return the seconds until an open by name finds the record `number`; None if it takes more than `seconds`."""
-        start = system.time.monotonic()
-        while True:
-            file = ProbeFile(self.path(name), mode=self.mode)
-            try:
-                found = probe_file.decode(file.read_all())
-            except OSError as error:
-                if error.errno != system.errno.ESTALE:
-                    raise
-                found = []
-            finally:
-                file.close()
-            waited = system.time.monotonic() - start
-            if found and found[-1] is not None and found[-1].number == number:
-                return waited
-            if waited > seconds:
-                return None
-            system.time.sleep(NAP_S)
 
     def claim(self, stem: str, how: str, count: int) -> list[int]:
         """Try to create each of the names ``STEM.0`` to ``STEM.COUNT-1``; return the numbers created by this agent."""
@@ -272,18 +247,6 @@ class Agent:
                 return {"waits": waits, "garbled": garbled, "done": seen >= 2 * rounds, "possible": True}
             if seen % 2 != turn:
                 system.time.sleep(NAP_S)
-
-    def scatter(self, name: str, writer: str, count: int) -> int:
-        """Append records without a lock; return how many."""
-        file = self.file(name)
-        for number in range(count):
-            safe_files.write_all(file.writer, probe_file.encode(number + 1, writer))
-            system.time.sleep(NAP_S)
-        return count
-
-    def scattered(self, name: str) -> int:
-        """Return how many sound records the file holds."""
-        return probe_file.summarize(self.file(name).read_all()).sound
 
     def count(self, name: str, options: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Add 1 to one number of a real store for `seconds`.

@@ -26,8 +26,7 @@ LATE_JOIN_S: Final = 2.0
 SHUTDOWN_S: Final = 5.0
 BROKEN_OFF: Final = "the examination was broken off by the instance that coordinated"
 ACTS: Final = frozenset(
-    "lock unlock block time_lock tally append look watch watched replace reopened claim"
-    " race answer scatter scattered count speed".split()
+    "lock unlock block time_lock tally append look watch watched claim race answer count speed".split()
 )
 """The operations that an instance performs for another."""
 

@@ -38,20 +38,6 @@ def new_file(path: str, mode: int = OWN_MODE) -> int:
     return safe_files.open_descriptor(path, system.os.O_WRONLY | system.os.O_CREAT | system.os.O_EXCL, mode)
 
 
-def put_file(path: str, draft: str, data: bytes, mode: int) -> None:
-    """Write `data` to the new file `draft`, and rename it to `path` when it is complete."""
-    fd = new_file(draft, mode)
-    try:
-        safe_files.write_all(fd, data)
-        system.sync_file(fd)
-        system.os.rename(draft, path)
-    except BaseException:
-        safe_files.unlink_quietly(draft)
-        raise
-    finally:
-        system.close_quietly(fd)
-
-
 def group_of(found: Any) -> int | None:
     """Return the group whose members may share a mailbox in the directory with the status `found`, or None.
 
@@ -160,7 +146,16 @@ class Mailbox:
         """Publish `message` under `name`. The name appears when the content is complete."""
         self._messages += 1
         draft = self._path(f".draft.{self.name}.{self._messages}")
-        put_file(self._path(name), draft, json.dumps(message).encode("ascii"), self._mode)
+        fd = new_file(draft, self._mode)
+        try:
+            safe_files.write_all(fd, json.dumps(message).encode("ascii"))
+            system.sync_file(fd)
+            system.os.rename(draft, self._path(name))
+        except BaseException:
+            safe_files.unlink_quietly(draft)
+            raise
+        finally:
+            system.close_quietly(fd)
 
     def fetch(self, name: str) -> Any:
         """Return the message that a listing showed under `name`."""

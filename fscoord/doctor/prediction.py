@@ -57,24 +57,19 @@ def readers(job: Job, record_bytes: float) -> int:
 
 BARRIER_REQUESTS: Final = Terms(node=6.8, pair=2.75, rank=0.833, shown=1.01)
 BARRIER_ROUND_TRIPS: Final = Terms(base=0.241, node=4.91)
-BARRIER_LABORATORY_S: Final = Terms(base=0.00154, node=0.000383, pair=0.000624, rank=0.00172)
 ADDS_REQUESTS: Final = Terms(node=6.81, pair=1.94, rank=0.0534)
 ADDS_ROUND_TRIPS: Final = Terms(base=0.0677, node=4.96)
-ADDS_LABORATORY_S: Final = Terms(node=5.26e-05, pair=0.000101, rank=0.000597)
 WAITING_REQUESTS_PER_S: Final = Terms(node=6.76, rank=0.0489)
 RENDEZVOUS_REQUESTS: Final = Terms(node=72.5, pair=12.6)
 RENDEZVOUS_ROUND_TRIPS: Final = Terms(node=20.9, pair=1.01)
-RENDEZVOUS_LABORATORY_S: Final = Terms(node=0.0791)
-AGENTS_REQUESTS_PER_S: Final = Terms(node=1.4)
 LEADER_S: Final = 6e-05
 RECORD_BYTES: Final = 46.9
 
 LONE_ADD_REQUESTS: Final = 5
 LONE_ADD_ROUND_TRIPS: Final = 4
-"""A rank that writes alone locks, asks for the size, writes and unlocks. The client sends the fifth request, `NO_WAIT`,
-after the call has returned. If another node has written in between, a read comes before the write.
+"""A rank that writes alone locks, asks for the size, writes and unlocks. The client sends the fifth request,
+FREE_STATEID, after the call has returned. If another node has written in between, a read comes before the write.
 """
-NO_WAIT: Final = "FREE_STATEID"
 
 
 def predict(job: Job, round_trip_s: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from fscoord._log.files import safe_files
 from fscoord._log.locking.log_lock import KINDS, LogLock
 from fscoord._runtime import system
-from fscoord.doctor.mailbox import OWN_MODE, content
+from fscoord.doctor.mailbox import OWN_MODE
 
 CHUNK: Final = 1 << 16
 NAP_S: Final = 0.0005
@@ -195,10 +195,6 @@ class ProbeFile:
             return found[: sound + 1]
         self._pending[fd] = data[len(found) * RECORD_SIZE :]
         return found
-
-    def read_all(self) -> bytes:
-        """Return the content of the file."""
-        return content(self.path)
 
     def close(self) -> None:
         """Close every descriptor, which releases the kernel's locks."""

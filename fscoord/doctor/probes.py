@@ -98,10 +98,7 @@ def _probes(pair: Pair, lock: str, options: dict[str, Any] | None) -> Iterator[t
     for how in LOOKS:
         yield f"freshness-{how}", lock, partial(freshness, pair, lock, how)
         yield f"delay-{how}", lock, partial(delay, pair, lock, how)
-    yield "rename", lock, partial(replacement, pair, lock)
     yield "events", lock, partial(events, pair, lock)
-    if pair.between == HOSTS:
-        yield "unlocked-appends", "", partial(scatter, pair)
     if options is None:
         return
     yield "store", lock, partial(store, pair, lock, options)
@@ -112,7 +109,7 @@ def _probes(pair: Pair, lock: str, options: dict[str, Any] | None) -> Iterator[t
 def _failed(pair: Pair, name: str, kind: str, error: FailedError) -> Check:
     if kind and name == "exclusion" and error.errno in NO_LOCKS:
         return pair.check(name, BAD, f"there are no such locks here ({error})", kind, missing=True)
-    outcome = INFO if name in {"latency", "rename", "events", "unlocked-appends", "speed"} else UNKNOWN
+    outcome = INFO if name in {"latency", "events", "speed"} else UNKNOWN
     return pair.check(name, outcome, f"could not be tested: {error}", kind)
 
 
@@ -264,7 +261,6 @@ LOOKS: Final = {
 }
 ROUNDS: Final = 10
 CLAIMS: Final = 20
-SCATTER: Final = 100
 WAYS: Final = ("link", "excl", "mkdir")
 
 
@@ -330,30 +326,6 @@ def claims(pair: Pair) -> Check:
             faults.append(f"some names were made by nobody ({how})")
     says = "; ".join(faults + missing) or "each name is made by one"
     return pair.check("names", BAD if faults else OK, says)
-
-
-def scatter(pair: Pair) -> Check:
-    """How many appends without a lock survive: on NFS each host appends at its cached end of the file (open(2))."""
-    name = pair.name("scatter")
-    for agent, writer in zip(pair, ("one", "other"), strict=True):
-        agent.begin("scatter", ACT_S, name=name, writer=writer, count=SCATTER)
-    total = sum(agent.finish() for agent in pair)
-    there = pair.one.ask("scattered", ACT_S, name=name)
-    says = f"{there} of {total} appends without a lock survive"
-    says += "" if there == total else " (a store never does that)"
-    return pair.check("unlocked-appends", INFO, says, sound=there, written=total)
-
-
-def replacement(pair: Pair, kind: str) -> Check:
-    """How soon an open by path finds a file that was renamed over the old file. A store does not rely on this."""
-    name = pair.name("replaced")
-    pair.other.ask("append", ACT_S, name=name, kind=kind, number=1, writer="old")
-    pair.other.ask("look", ACT_S, name=name, kind=kind, how="plain")
-    pair.one.ask("replace", ACT_S, name=name, number=2)
-    took = pair.other.ask("reopened", ACT_S, name=name, number=2, seconds=ACT_S / 3)
-    if took is None:
-        return pair.check("rename", INFO, "a file that was renamed over another was not seen for seconds")
-    return pair.check("rename", INFO, f"a renamed file is seen within {took * 1000:.3g} ms", seconds=took)
 
 
 def events(pair: Pair, kind: str) -> Check:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -113,42 +113,6 @@ def _store_url(loc: str) -> str:
     return f"file:{loc}"
 
 
-class _Connector:
-    """Connects to the scheduler that leads at the moment."""
-
-    async def connect(self, loc: str, deserialize: bool = True, **connection_args: Any) -> Any:
-        scheme, found = addressing.parse_address(await _find(loc))
-        connector = registry.get_backend(scheme).get_connector()
-        return await connector.connect(found, deserialize=deserialize, **connection_args)
-
-
-class _Listening:
-    """The listener of a worker or a nanny. Once it has started, it is a listener of TCP or TLS.
-
-    Dask has a worker listen by the scheme of the scheduler's address, unless ``--protocol`` names another. On which of
-    its host's addresses it can be contacted depends on where the scheduler is.
-    """
-
-    def __init__(self, loc: str, handle_comm: Callable[..., Awaitable[None]], deserialize: bool, **args: Any) -> None:
-        self._loc = loc
-        self._handle_comm = handle_comm
-        self._deserialize = deserialize
-        self._args = args
-
-    async def _start(self) -> Any:
-        args = dict(self._args)
-        server = getattr(self._handle_comm, "__self__", None)
-        scheduler = getattr(getattr(server, "scheduler", None), "address", "")
-        if not self._loc.rpartition(":")[0] and scheduler.startswith(f"{SCHEME}://"):
-            found = await _find(addressing.parse_address(scheduler)[1])
-            args.setdefault("default_host", get_ip(addressing.get_address_host(found)))
-        backend = registry.get_backend("tls" if args.get("ssl_context") else "tcp")
-        return await backend.get_listener(self._loc, self._handle_comm, self._deserialize, **args)
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._start().__await__()
-
-
 class FscoordBackend(registry.Backend):
     """The backend of Dask's communication for ``fscoord:///shared/job/store?timeout=60``: a store instead of a host.
 
@@ -157,14 +121,30 @@ class FscoordBackend(registry.Backend):
     """
 
     def get_connector(self) -> Any:
-        """Return the object that connects to the scheduler."""
-        return _Connector()
+        """Return the object that connects to the scheduler: this one."""
+        return self
 
-    def get_listener(
+    async def connect(self, loc: str, deserialize: bool = True, **connection_args: Any) -> Any:
+        """Connect to the scheduler that leads at the moment."""
+        scheme, found = addressing.parse_address(await _find(loc))
+        connector = registry.get_backend(scheme).get_connector()
+        return await connector.connect(found, deserialize=deserialize, **connection_args)
+
+    async def get_listener(
         self, loc: str, handle_comm: Callable[..., Awaitable[None]], deserialize: bool, **connection_args: Any
     ) -> Any:
-        """Return the listener of a worker, which listens by TCP or TLS. `loc` is a host and a port."""
-        return _Listening(loc, handle_comm, deserialize, **connection_args)
+        """Return the listener of a worker or a nanny, which listens by TCP or TLS. `loc` is a host and a port.
+
+        Dask has a worker listen by the scheme of the scheduler's address, unless ``--protocol`` names another. On which
+        of its host's addresses it can be contacted depends on where the scheduler is.
+        """
+        server = getattr(handle_comm, "__self__", None)
+        scheduler = getattr(getattr(server, "scheduler", None), "address", "")
+        if not loc.rpartition(":")[0] and scheduler.startswith(f"{SCHEME}://"):
+            found = await _find(addressing.parse_address(scheduler)[1])
+            connection_args.setdefault("default_host", get_ip(addressing.get_address_host(found)))
+        backend = registry.get_backend("tls" if connection_args.get("ssl_context") else "tcp")
+        return await backend.get_listener(loc, handle_comm, deserialize, **connection_args)
 
     def get_address_host(self, loc: str) -> str:
         """Return the scheduler's host; wait for the scheduler, see `scheduler_address`."""
@@ -196,9 +176,6 @@ class _Candidate:
         self._store = store
         self._election = aio.Election(store, NAME, address, timeout=math.inf)
         self._address = address
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -220,9 +197,8 @@ class _Candidate:
                     break
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        self._task.cancel()
+        await asyncio.wait([self._task])
         await self._store.close()
 
 
@@ -250,7 +226,6 @@ async def dask_setup(scheduler: Any, store: str) -> None:
         logger.critical("The scheduler ends, because its address can't be published in %s: %s", store, error)
         scheduler.loop.add_callback(scheduler.close)
         raise
-    _candidates[scheduler].start()
 
 
 async def _candidate(url: str, address: str) -> _Candidate:

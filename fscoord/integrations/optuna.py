@@ -26,7 +26,6 @@ import json
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from fscoord._arguments import Key, key_text
@@ -172,9 +171,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
     def __enter__(self) -> FscoordJournalBackend:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -422,11 +422,9 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
     # -- elections -----------------------------------------------------------------------------------------------------
 
     def _election(self, group_id: bytes) -> Election:
-        found = self._elections.get(group_id)
-        if found is None:
-            found = Election(self._store, LEADERS + _quoted(group_id), self._member_id)
-            self._elections[group_id] = found
-        return found
+        if group_id not in self._elections:
+            self._elections[group_id] = Election(self._store, LEADERS + _quoted(group_id), self._member_id)
+        return self._elections[group_id]
 
     def run_watchers(self, timeout: float | None = None) -> list[Any]:
         """Call the callbacks for what has changed in the watched groups since the last call, and run for election.

@@ -163,13 +163,10 @@ class RoundStore:
         """Return whether a worker of this round has opened the store."""
         return self._below is not None or system.os.path.exists(system.os.path.join(self._directory, "store"))
 
-    def address_of(self, rank: int) -> str:
-        """Return the address with which the worker `rank` opens the store, so that its session shows the rank."""
-        return self.address and with_options(self.address, {"rank": rank})
-
     def __enter__(self) -> RoundStore:
         if self._directory and self._is_first:
-            self._make()
+            self._remove()  # a node that was killed may have left it
+            system.close_quietly(self._access.make_directory(self._directory, 0o700))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -181,13 +178,6 @@ class RoundStore:
                 with suppress(errors.FscoordError):  # the store is left, like a directory that can't be removed
                     self._below.erase()
             self._below.close()
-
-    def _make(self) -> None:
-        try:
-            system.close_quietly(self._access.make_directory(self._directory, 0o700))
-        except FileExistsError:  # it was left by a node that was killed
-            self._remove()
-            system.close_quietly(self._access.make_directory(self._directory, 0o700))
 
     def _remove(self) -> None:
         system.remove_directory(self._directory, system.os, system.os.getpid())
@@ -313,25 +303,19 @@ class Agent:
             RendezvousError: the nodes could not agree on a round.
             OSError: a file could not be created.
         """
+        self._handler.on_wait = self._announcer.waiting
         try:
-            return self._run()
+            while not self._round(self._handler.next_rendezvous()):
+                pass
+            failures = self._failures()
+            self._handler.shutdown()
+        except errors.RendezvousClosedError:
+            failures = self._failures()
+            if len(failures) <= self._job.max_restarts:
+                raise
         finally:
             system.close_quietly(self._log_fd)
-
-    def _run(self) -> Outcome:
-        self._handler.on_wait = self._announcer.waiting
-        while True:
-            try:
-                info = self._handler.next_rendezvous()
-            except errors.RendezvousClosedError:
-                failures = self._failures()
-                if len(failures) > self._job.max_restarts:
-                    return Outcome(False, failures, self._kept_store)
-                raise
-            if self._round(info):
-                failures = self._failures()
-                self._handler.shutdown()
-                return Outcome(len(failures) <= self._job.max_restarts, failures, self._kept_store)
+        return Outcome(len(failures) <= self._job.max_restarts, failures, self._kept_store)
 
     def _round(self, info: RendezvousInfo) -> bool:
         """Run the workers once; return whether the job has ended."""
@@ -370,7 +354,7 @@ class Agent:
                     numbers = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
                     role = {"ROLE_RANK": str(role_first + local_rank), "ROLE_WORLD_SIZE": str(role_size)}
                     if round_store.address:
-                        role["FSCOORD_STORE"] = round_store.address_of(rank)
+                        role["FSCOORD_STORE"] = with_options(round_store.address, {"rank": rank})
                     files = self._access.make_directory_in(self._log_fd, own)
                     own = system.os.path.join(self._job.log_dir, own)
                     try:

@@ -185,10 +185,9 @@ class _HeldCommand:
 
     def _pieces(self, file: IO[bytes], watch: _HoldMonitor, most: int = _ALL) -> Iterator[bytes]:
         """Yield the data from the pipe `file`, up to its end or `most` bytes; signal handlers run in between."""
-        poll = system.select.poll()
-        poll.register(file, system.select.POLLIN)
+        is_ready = system.readiness(file.fileno())
         while most > 0:
-            while not poll.poll(SIGNAL_POLL_S * 1000):
+            while not is_ready(SIGNAL_POLL_S * 1000):
                 if watch.is_over:
                     # A warden that was stopped has not read the order. Its guard sees the end of the orders. Only this
                     # thread may close them: otherwise a signal's handler could write to a descriptor that is used anew.

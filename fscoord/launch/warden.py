@@ -267,7 +267,7 @@ class _Warden:
             signal.set_wakeup_fd(-1)
             for number in {signal.SIGCHLD, *OWN} - self._kept:
                 signal.signal(number, signal.SIG_DFL)
-            for number in (signal.SIGPIPE, getattr(signal, "SIGXFSZ", signal.SIGPIPE)):
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)  # Python ignores them, and exec passes that on
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             if self._is_worker:

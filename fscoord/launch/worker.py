@@ -548,7 +548,7 @@ class Console:
                         self.write(stream, prefix + state + b"\n", has_ended)
                         shown, due = state, system.time.monotonic() + BAR_S
                         continue
-                piece = _read_some(pipe)
+                piece = pipe.read1(LINE_MAX)  # type: ignore[attr-defined] # all that is there; it waits for the first
                 if piece and file is not None and not self._log(file, piece):
                     file = None
                 lines, rest = _split(rest + piece) if piece else ([rest] if rest else [], b"")
@@ -613,17 +613,9 @@ def _last_state(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
-def _read_some(pipe: IO[bytes]) -> bytes:
-    """Return the data that `pipe` has, at most `LINE_MAX` bytes. Wait if there is none; at the end return ``b""``."""
-    read: Callable[[int], bytes] = pipe.read1  # type: ignore[attr-defined]
-    return read(LINE_MAX)
-
-
 def _has_data(pipe: IO[bytes], seconds: float) -> bool:
     """Return whether `pipe` has data or has ended, at the latest after `seconds`."""
-    poll = system.select.poll()
-    poll.register(pipe, system.select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
+    return bool(system.readiness(pipe.fileno())(seconds * 1000))
 
 
 def _is_regular(file: IO[bytes]) -> bool:

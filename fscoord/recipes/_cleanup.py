@@ -1,5 +1,7 @@
 """The decorators of a recipe's methods: `in_steps`, for a method that waits, and `undone_by`, for one that cleans up.
 
+`as_one_wait` makes one wait of several requests.
+
 A method is written once, and `fscoord.aio` makes a coroutine of it. The decorated method does its work in this thread.
 
 A signal handler may raise in the main thread at nearly any point. It may also raise in a block that cleans up after an
@@ -22,6 +24,8 @@ from types import FunctionType, GeneratorType
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast, overload
 
 from fscoord._runtime import system
+from fscoord._waiting.awaited import Awaited
+from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import WaitSteps
 from fscoord.store import run_blocking
 
@@ -123,6 +127,23 @@ def in_steps(do: Callable[Concatenate[U, P], WaitSteps[T]]) -> Callable[Concaten
 
     PARTS[method] = do, None, ()
     return _named_as(do, method, 0)
+
+
+def as_one_wait(
+    awaited: Awaited, describe: Callable[[], str], steps: Callable[[SlowWaitLogger], WaitSteps[T]]
+) -> WaitSteps[T]:
+    """Carry out `steps` as one wait, which is logged, and shown to other processes as `awaited`.
+
+    Args:
+        awaited: the purpose of the wait.
+        describe: returns the text that a warning has for the object of the wait.
+        steps: makes the steps, whose requests have the given logger.
+    """
+    slow_logger = SlowWaitLogger(__name__, describe, awaited=awaited)
+    try:
+        return (yield from steps(slow_logger))
+    finally:
+        slow_logger.end()
 
 
 PARTS: Final[dict[Any, tuple[Callable[..., Any], Undo | None, tuple[type[BaseException], ...]]]] = {}

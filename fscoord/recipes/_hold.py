@@ -18,7 +18,7 @@ from fscoord.recipes._cleanup import Undoable, undone_by
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._keys import shown
 from fscoord.recipes._lease import LeaseRenewer
-from fscoord.recipes._line import Line, Policy, callers
+from fscoord.recipes._line import Line, Policy, callers, one
 from fscoord.store import Store, begin_span, needed_store
 
 HeldEntry = tuple[int, Entry, "LeaseRenewer | None"]
@@ -51,12 +51,13 @@ class Contender(NamedTuple):
 
 
 class Exclusive(Undoable, ContextDecorator):
-    """A resource that `policy` grants to the first contenders in line, while the others wait in the order of arrival.
+    """A resource that `_policy` grants to the first contenders in line; the others wait in the order of arrival.
 
     Threads may share an object. In a forked child the object holds nothing. It is also a context manager, and a
     decorator of functions.
     """
 
+    _policy: Policy = staticmethod(one)
     _mode = "x"
     _span_kind = "lock"
     _what = "the hold on"
@@ -65,14 +66,12 @@ class Exclusive(Undoable, ContextDecorator):
 
     __reduce__ = refuse_copies
 
-    def __init__(
-        self, store: Store, name: Key, policy: Policy, timeout: Timeout | None = None, ttl: Timeout | None = None
-    ) -> None:
+    def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
         self._store = needed_store(store)
         self._ttl = 0.0 if ttl is None else to_seconds(ttl)
         if ttl is not None and not 0 < self._ttl < math.inf:
             raise ValueError(f"ttl must be a time above zero, not {ttl!r}; without it a hold has no end")
-        self._line = Line(store, name, policy, self._ttl)
+        self._line = Line(store, name, self._policy, self._ttl)
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._held: list[HeldEntry] = []
         # Made here, and not at the import, so that it is that of gevent or eventlet if they have replaced it since.
@@ -94,11 +93,11 @@ class Exclusive(Undoable, ContextDecorator):
 
     def holders(self) -> list[Contender]:
         """Return the holders that are not known dead, in the order of their tokens."""
-        return [_shown(entry) for entry in self._line.living() if entry.token]
+        return [contender_of(entry) for entry in self._line.living() if entry.token]
 
     def waiters(self) -> list[Contender]:
         """Return the contenders that wait and are not known dead, in the order of their requests."""
-        return [_shown(entry) for entry in self._line.living() if not entry.token]
+        return [contender_of(entry) for entry in self._line.living() if not entry.token]
 
     def _acquire(self, got: list[str], here: object, blocking: bool, timeout: Timeout | None) -> bool | WaitSteps[bool]:
         """Acquire for the thread or task `here`. Return steps, which do the rest, unless the line is empty.
@@ -111,7 +110,9 @@ class Exclusive(Undoable, ContextDecorator):
         got.append(name)
         callers[name] = weakref.ref(system.threading.current_thread() if type(here) is dict else here)
         if tracing.recorder is not None:
-            self._begin_span(name)
+            span = begin_span(self._span_kind, self._store, key_bytes(self.name), None, "what", self._what)
+            if span is not None:
+                self._spans[name] = span  # until the release
         served = line.take_free(name, self._mode)
         if served is None:
             return self._stand_in_line(name, here, blocking, limit)
@@ -170,12 +171,6 @@ class Exclusive(Undoable, ContextDecorator):
             self._line.leave_quietly(name)
             if self._spans:
                 self._end_span(name, "failed")
-
-    def _begin_span(self, name: str) -> None:
-        """Begin the span of the request with the entry `name`. It lasts until the release."""
-        span = begin_span(self._span_kind, self._store, key_bytes(self.name), None, "what", self._what)
-        if span is not None:
-            self._spans[name] = span
 
     def _note_turn(self, served: Entry | None, name: str) -> None:
         """Note in the span of the request `name` that the request was served. If it was not served, end the span."""
@@ -353,5 +348,6 @@ class Exclusive(Undoable, ContextDecorator):
         self._release_one(gone, here)
 
 
-def _shown(entry: Entry) -> Contender:
+def contender_of(entry: Entry) -> Contender:
+    """Return what tools show of `entry`."""
     return Contender(entry.owner, entry.session, entry.token)

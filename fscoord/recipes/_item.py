@@ -10,7 +10,7 @@ from fscoord._arguments import MalformedText, key_bytes, key_text, parse_uint63,
 from fscoord._runtime import system
 from fscoord.errors import FscoordError, LockLostError
 from fscoord.recipes._cleanup import Undoable, undone_by
-from fscoord.recipes._keys import add_checked, foreign_value_error, get_or_none, shown
+from fscoord.recipes._keys import add_checked, foreign_value_error, shown
 from fscoord.store import Store
 
 
@@ -88,14 +88,14 @@ class Items:
         """Return the claims on the items with these order keys."""
         claims = {}
         for order_key in order_keys:
-            text = get_or_none(self._store, self.claim_key(order_key))
+            text = self._store.get(self.claim_key(order_key), default=None)
             if text is not None:
                 claims[order_key] = parse_claim(self.claim_key(order_key), text)
         return claims
 
     def is_held(self, taken: Taken) -> bool:
         """Return whether the claim in the store is still the claim in `taken`."""
-        return get_or_none(self._store, self.claim_key(taken[0])) == taken[1].text
+        return self._store.get(self.claim_key(taken[0]), default=None) == taken[1].text
 
     def remove(self, taken: Taken) -> None:
         """Remove an item that this process has taken."""

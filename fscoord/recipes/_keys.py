@@ -1,34 +1,14 @@
-"""The keys of recipes: reads without waiting, retries of compare-and-sets, errors for foreign values, and reprs."""
+"""The keys of recipes: retries of compare-and-sets, counts, errors for foreign values, and reprs."""
 
 from __future__ import annotations
 
 import math
-from typing import Final
 
 from fscoord._arguments import CounterRangeError, MalformedText, NotACounterError, key_text, parse_uint63, to_seconds
 from fscoord._runtime import system
 from fscoord._waiting.timing import Backoff
 from fscoord.errors import FscoordError, StoreTimeoutError
 from fscoord.store import Store
-
-ABSENT: Final = b"?"
-"""A text that is never the value of a key that recipes read by `get_or_none`."""
-
-
-def get_or_none(store: Store, key: bytes, absent: bytes = ABSENT) -> bytes | None:
-    """Return the present value of `key`, or None.
-
-    A `check` and then a `get` is not enough, because the `get` waits if the key is deleted in between. A
-    compare-and-set that does not find the expected value writes nothing. It returns the present value or, if the key is
-    missing, the expected value.
-
-    Args:
-        store: the store.
-        key: the key.
-        absent: a text that is never the value.
-    """
-    found = store.compare_set(key, absent, absent)
-    return None if found == absent else found
 
 
 class RefusedError(StoreTimeoutError):

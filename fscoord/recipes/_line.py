@@ -35,15 +35,17 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count, takewhile
 from typing import Any, Final
 
 from fscoord._arguments import Key, MalformedText, check_positive, key_bytes, key_text, parse_uint63
 from fscoord._runtime import system
-from fscoord._waiting.awaited import LOCK, Awaited
+from fscoord._waiting.awaited import Awaited
 from fscoord._waiting.timing import FREE_TRIES, SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, LockLostError, StoreTimeoutError
+from fscoord.recipes._cleanup import as_one_wait
 from fscoord.recipes._entry import (
     ID_MAX,
     IN_STEP,
@@ -209,7 +211,7 @@ class Line:
         with suppress(FscoordError):
             self.leave(name)
 
-    def await_turn(self, entry: Entry, timeout: float, kind: str = LOCK) -> WaitSteps[Entry | None]:
+    def await_turn(self, entry: Entry, timeout: float, kind: str) -> WaitSteps[Entry | None]:
         """Wait until `entry` is served, and return it as it is then. After the timeout remove it and return None.
 
         Args:
@@ -220,12 +222,8 @@ class Line:
         Raises:
             LockLostError: another process removed the entry.
         """
-        awaited = Awaited(kind, self.name)
-        slow_logger = SlowWaitLogger(__name__, lambda: self._held_up(entry), awaited=awaited)
-        try:
-            return (yield from self._await_service(entry, timeout, slow_logger))
-        finally:
-            slow_logger.end()
+        service = partial(self._await_service, entry, timeout)
+        return as_one_wait(Awaited(kind, self.name), lambda: self._held_up(entry), service)
 
     def _await_service(self, entry: Entry, timeout: float, slow_logger: SlowWaitLogger) -> WaitSteps[Entry | None]:
         end = system.time.monotonic() + timeout
@@ -263,20 +261,12 @@ class Line:
 
     def renew(self, name: str) -> bool:
         """Renew the lease of the entry `name`; return whether the entry is still served."""
-        is_served = False
-
-        def renewed(entries: list[Entry]) -> list[Entry]:
-            nonlocal is_served
-            is_served = bool([entry for entry in entries if entry.id == name and entry.token])
-            return [with_new_sign(entry) if entry.id == name else entry for entry in entries]
-
-        self._change(renewed)
-        return is_served
+        entries = self._change(lambda entries: [with_new_sign(each) if each.id == name else each for each in entries])
+        return bool(_served(entries, name))
 
     def still_holds(self, entry: Entry) -> bool:
         """Return whether `entry` is in line and served."""
-        # Not a generator, which would be left half-way: Python drops a Ctrl-C that arrives while it is deallocated.
-        return bool([other for other in self.entries() if other.id == entry.id and other.token])
+        return bool(_served(self.entries(), entry.id))
 
     def lost(self, entry: Entry) -> LockLostError:
         """Return the error for an entry that another process removed."""
@@ -309,16 +299,9 @@ class Line:
 
     def _give_up(self, entry: Entry) -> Entry | None:
         """Remove `entry` and return None. If the entry was served at the last moment, return it instead."""
-        served: Entry | None = None
-
-        def unless_served(entries: list[Entry]) -> list[Entry]:
-            nonlocal served
-            own = [other for other in entries if other.id == entry.id and other.token]
-            served = own[0] if own else None
-            return entries if served else [other for other in entries if other.id != entry.id]
-
-        self._change(unless_served)
-        return served
+        entries = self._change(lambda entries: [other for other in entries if other.token or other.id != entry.id])
+        served = _served(entries, entry.id)
+        return served[0] if served else None
 
     def _bury(self, suspects: list[Entry], before: float) -> bool:
         """Remove the entries in `suspects` whose sessions are dead or whose leases have expired.
@@ -436,12 +419,9 @@ class Line:
                 entries[index] = entries[index]._replace(token=last)
                 served.append(entries[index].id)
                 if entries[index].id != knows:
-                    wake_ups.append(self._wake_up(entries[index].id))
+                    session, by = (0, IN_STEP) if self._exchanges else (self._store.register(), self._me[2])
+                    wake_ups.append(WakeUp(entries[index].id, session, by))  # the process that sets the wake key
         return State(last, wake_ups, entries), served
-
-    def _wake_up(self, name: str) -> WakeUp:
-        """Return the record that this process sets the wake key of the entry `name`."""
-        return WakeUp(name, 0, IN_STEP) if self._exchanges else WakeUp(name, self._store.register(), self._me[2])
 
     def _dead(self, each: Iterable[Entry | WakeUp]) -> set[int]:
         """Return the sessions in `each` that are known dead."""
@@ -458,6 +438,12 @@ class Line:
 
     def _wake_key(self, name: str) -> bytes:
         return key_bytes(self._prefix + b"/wake/" + name.encode())
+
+
+def _served(entries: list[Entry], name: str) -> list[Entry]:
+    """Return the entry `name` if it is one of `entries` and served, as a list of at most one."""
+    # Not a generator, which would be left half-way: Python drops a Ctrl-C that arrives while it is deallocated.
+    return [entry for entry in entries if entry.id == name and entry.token]
 
 
 def caller_of(entry: Entry) -> object | None:

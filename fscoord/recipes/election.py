@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 from fscoord._arguments import Key, MalformedText, Timeout, Value, key_bytes, parse_uint63, to_seconds, value_bytes
@@ -13,11 +14,9 @@ from fscoord._waiting.awaited import ELECTION, LEADER, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
-from fscoord.recipes._cleanup import in_steps
+from fscoord.recipes._cleanup import as_one_wait, in_steps
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Exclusive, HeldEntry, acquiring, releasing
-from fscoord.recipes._keys import get_or_none
-from fscoord.recipes._line import one
 from fscoord.store import Store, begin_span
 
 LOOK_S: Final = 1.0
@@ -62,7 +61,7 @@ class Election(Exclusive):
     ) -> None:
         self._data = value_bytes(data)
         self._terms = key_bytes(name) + b"/term/"
-        super().__init__(store, name, one, timeout, ttl)
+        super().__init__(store, name, timeout, ttl)
 
     @acquiring
     def campaign(self, _got: list[str], _here: object, timeout: Timeout | None = math.inf) -> bool | WaitSteps[bool]:
@@ -97,10 +96,12 @@ class Election(Exclusive):
 
         A candidate that is known dead, or has not published its term yet, does not count.
         """
-        leading = [entry for entry in self._line.living() if entry.token]  # no generator: see `Line.still_holds`
-        first = leading[0] if leading else None
-        data = first and get_or_none(self._store, self._term_key(first.token), system.random_bytes(16))
-        return Leader(first.token, first.owner, data) if first and data is not None else None
+        leading = [entry for entry in self._line.living() if entry.token]  # no generator: see `_line._served`
+        if not leading:
+            return None
+        first = leading[0]
+        data = self._store.get(self._term_key(first.token), default=None)
+        return None if data is None else Leader(first.token, first.owner, data)
 
     @in_steps
     def observe(self, after: int = 0, timeout: Timeout | None = None) -> WaitSteps[Leader]:
@@ -113,7 +114,8 @@ class Election(Exclusive):
         Raises:
             StoreTimeoutError: no candidate led in a later term within the timeout.
         """
-        steps = self._observe(after, timeout)
+        words = f"a leader of {self.name!r} in a later term than {after}"
+        steps = as_one_wait(Awaited(LEADER, self.name), lambda: words, partial(self._await_leader, after, timeout))
         if tracing.recorder is None:
             return steps
         span = begin_span("observe", self._store, key_bytes(self.name), None, "after", after)
@@ -135,16 +137,8 @@ class Election(Exclusive):
             term = leader.term
             yield leader
 
-    def _observe(self, after: int, timeout: Timeout | None) -> WaitSteps[Leader]:
+    def _await_leader(self, after: int, timeout: Timeout | None, slow_logger: SlowWaitLogger) -> WaitSteps[Leader]:
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
-        words = f"a leader of {self.name!r} in a later term than {after}"
-        slow_logger = SlowWaitLogger(__name__, lambda: words, awaited=Awaited(LEADER, self.name))
-        try:
-            return (yield from self._await_leader(after, limit, slow_logger))
-        finally:
-            slow_logger.end()
-
-    def _await_leader(self, after: int, limit: float, slow_logger: SlowWaitLogger) -> WaitSteps[Leader]:
         start = system.time.monotonic()
         while True:
             # `coming` is the term whose key is published next: that of the present leader if it has not published yet,
@@ -171,8 +165,9 @@ class Election(Exclusive):
         self._store.set(own, self._data)
         # Of all earlier terms, not only the last: its leader may have died, or been taken for dead, before this step.
         for key in map(key_bytes, self._store.list_keys(self._terms)):
-            if self._term_of(key) < served.token:
-                self._store.delete_key(key)
+            with suppress(MalformedText):  # another key than that of a term
+                if parse_uint63(key[len(self._terms) :]) < served.token:
+                    self._store.delete_key(key)
         if not self._line.still_holds(served):  # then the next leader may have listed these keys already
             self._store.delete_key(own)
             raise self._line.lost(served)
@@ -182,13 +177,6 @@ class Election(Exclusive):
             with suppress(FscoordError):
                 self._store.delete_key(self._term_key(held[1].token))
         super()._undo(got)
-
-    def _term_of(self, key: bytes) -> float:
-        """Return the term of `key`, or infinity if it is not the key of a term."""
-        try:
-            return parse_uint63(key[len(self._terms) :])
-        except MalformedText:
-            return math.inf
 
     def _term_key(self, term: int) -> bytes:
         return self._terms + b"%d" % term

@@ -13,7 +13,7 @@ from fscoord._arguments import MalformedText, key_text
 from fscoord._waiting.awaited import ELECTION, LOCK, SEMAPHORE
 from fscoord.errors import FscoordError
 from fscoord.recipes._entry import Entry, parse_line
-from fscoord.recipes._hold import Contender
+from fscoord.recipes._hold import Contender, contender_of
 from fscoord.recipes._item import parse_claim
 
 LINE: Final = b"/line"
@@ -91,8 +91,8 @@ def _line_state(name: bytes, entries: list[Entry], *, is_election: bool) -> Line
     return LineState(
         kind,
         key_text(name),
-        tuple(Contender(entry.owner, entry.session, entry.token) for entry in entries if entry.token),
-        tuple(Contender(entry.owner, entry.session, 0) for entry in waiting),
+        tuple(contender_of(entry) for entry in entries if entry.token),
+        tuple(map(contender_of, waiting)),
         tuple(name + WAKE + entry.id.encode() for entry in waiting),
         not mode.isdigit(),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import Final, TypeVar
 
 from fscoord._arguments import Key, Timeout, check_positive, key_bytes, key_text, to_seconds
@@ -12,7 +13,7 @@ from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.collectives.steps import barrier
 from fscoord.errors import StoreTimeoutError
-from fscoord.recipes._cleanup import in_steps
+from fscoord.recipes._cleanup import as_one_wait, in_steps
 from fscoord.recipes._keys import add_checked, parse_count, shown
 from fscoord.store import Store, needed_store
 
@@ -73,11 +74,7 @@ class Latch:
         """
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
         awaited = Awaited(LATCH, key_text(self._name), self._count)
-        slow_logger = SlowWaitLogger(__name__, self._progress, awaited=awaited)
-        try:
-            return (yield from self._await_opening(limit, slow_logger))
-        finally:
-            slow_logger.end()
+        return as_one_wait(awaited, self._progress, partial(self._await_opening, limit))
 
     def _await_opening(self, limit: float, slow_logger: SlowWaitLogger) -> WaitSteps[None]:
         start = system.time.monotonic()

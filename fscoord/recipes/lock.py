@@ -29,7 +29,7 @@ from fscoord.recipes._cleanup import in_steps
 from fscoord.recipes._entry import Entry
 from fscoord.recipes._hold import Contender, Exclusive, HeldEntry, releasing
 from fscoord.recipes._keys import Refusals, foreign_value_error, shown
-from fscoord.recipes._line import caller_of, callers, one, readers_or_writer
+from fscoord.recipes._line import caller_of, callers, readers_or_writer
 from fscoord.store import Store, needed_store
 
 _POP: Final = list[str].pop
@@ -64,9 +64,6 @@ class Lock(Exclusive):
     """
 
     _what = "the lock"
-
-    def __init__(self, store: Store, name: Key, timeout: Timeout | None = None, ttl: Timeout | None = None) -> None:
-        super().__init__(store, name, one, timeout, ttl)
 
     def locked(self) -> bool:
         """Return whether any process or thread holds the lock."""
@@ -143,7 +140,9 @@ class RLock(Lock):
 
 
 class _NotHeldError(RuntimeError, ValueError):
-    """The error of `threading.BoundedSemaphore` at one release too many, and that of every other lock."""
+    """The error for one release too many: a `ValueError` as in `threading.BoundedSemaphore`, and the error of every
+    other lock.
+    """
 
 
 class Semaphore(Exclusive):
@@ -173,7 +172,7 @@ class Semaphore(Exclusive):
     ) -> None:
         self._value = check_positive("value", value)
         self._mode = str(self._value)
-        super().__init__(store, name, self._admits, timeout, ttl)
+        super().__init__(store, name, timeout, ttl)
 
     @releasing
     def release(self, gone: list[HeldEntry | str], here: object, n: int = 1) -> None:
@@ -196,7 +195,7 @@ class Semaphore(Exclusive):
     def _not_held(self) -> Exception:
         return _NotHeldError(str(super()._not_held()))
 
-    def _admits(self, entries: list[Entry]) -> int:
+    def _policy(self, entries: list[Entry]) -> int:
         for other in [entry for entry in entries if entry.mode != self._mode]:
             if not other.mode.isdigit():
                 raise ValueError(
@@ -213,20 +212,15 @@ class Semaphore(Exclusive):
 class Side(Exclusive):
     """One side of a `ReadWriteLock`: a lock like `fscoord.recipes.Lock`, which the other side excludes."""
 
+    _policy = staticmethod(readers_or_writer)
+
     def __init__(
         self, store: Store, name: Key, timeout: Timeout | None, ttl: Timeout | None, mode: str, what: str
     ) -> None:
         self._mode = mode
         self._what = what
-        super().__init__(store, name, readers_or_writer, timeout, ttl)
+        super().__init__(store, name, timeout, ttl)
         self._of_both_sides = [self._held]  # shared lists, and not the other side, which would be a reference cycle
-
-    def _is_held(self) -> bool:
-        return self._current() is not None
-
-    def _held_side(self) -> str | None:
-        modes = {entry.mode for entry in self._line.living() if entry.token}
-        return "writer" if "w" in modes else "reader" if modes else None
 
     def _check_wait(self, entry: Entry) -> None:
         # The line is in order, so an entry waits for every holder before it. If the same thread is one, it would wait
@@ -273,13 +267,14 @@ class ReadWriteLock:
         )
 
     def __repr__(self) -> str:
-        held = [what for what, side in (("reading", self.reader), ("writing", self.writer)) if side._is_held()]
+        held = [what for what, side in (("reading", self.reader), ("writing", self.writer)) if side._current()]
         state = f"held for {' and '.join(held)}" if held else "not held"
         return shown(self, self.reader._store, key_bytes(self.reader.name), state)
 
     def held_side(self) -> str | None:
         """Return the side that processes or threads hold, ``"reader"`` or ``"writer"``; None if the lock is free."""
-        return self.reader._held_side()
+        modes = {entry.mode for entry in self.reader._line.living() if entry.token}
+        return "writer" if "w" in modes else "reader" if modes else None
 
     def holders(self) -> list[Contender]:
         """Return the holders, which are readers or one writer, in the order of their tokens."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from fscoord._arguments import (
@@ -28,8 +29,8 @@ from fscoord._waiting.awaited import MEMBERS, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import FscoordError, StoreTimeoutError
-from fscoord.recipes._cleanup import Undoable, in_steps, undone_by
-from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, parse_count, shown
+from fscoord.recipes._cleanup import Undoable, as_one_wait, in_steps, undone_by
+from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, parse_count, shown
 from fscoord.store import Store, needed_store
 
 LOOK_S: Final = 1.0
@@ -110,7 +111,7 @@ class Membership(Undoable):
         said = value_bytes(data)
         new, refusals = self._text(said), Refusals(self._store, key)
         while True:
-            known = get_or_none(self._store, key)
+            known = self._store.get(key, default=None)
             if known is None:
                 self._joined = None
                 raise RuntimeError(
@@ -162,11 +163,7 @@ class Membership(Undoable):
         """
         limit = to_seconds(self._store.timeout if timeout is None else timeout)
         awaited = Awaited(MEMBERS, self.name)
-        slow_logger = SlowWaitLogger(__name__, lambda: str(awaited), awaited=awaited)
-        try:
-            return (yield from self._await_change(known, limit, slow_logger))
-        finally:
-            slow_logger.end()
+        return as_one_wait(awaited, lambda: str(awaited), partial(self._await_change, known, limit))
 
     def _await_change(
         self, known: Sequence[Participant], limit: float, slow_logger: SlowWaitLogger
@@ -174,7 +171,7 @@ class Membership(Undoable):
         end = system.time.monotonic() + limit
         while True:
             # The count is read before the participants, so a change after that look has a higher number.
-            count = parse_count(self._changes, get_or_none(self._store, self._changes) or b"0")
+            count = parse_count(self._changes, self._store.get(self._changes, default=b"0"))
             present = self.members()
             if present != list(known):
                 return present
@@ -269,7 +266,7 @@ class Membership(Undoable):
     def _read(self) -> list[Participant]:
         found = []
         for key in self._store.list_keys(self._members):
-            value = get_or_none(self._store, key_bytes(key))
+            value = self._store.get(key, default=None)
             if value is not None:
                 found.append(self._participant(key, value))
         return found

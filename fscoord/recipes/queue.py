@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 from fscoord._arguments import (
@@ -36,10 +37,10 @@ from fscoord._waiting.awaited import QUEUE, Awaited
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import KEYS, WaitRequest, WaitSteps
 from fscoord.errors import QueueEmptyError, StoreTimeoutError
-from fscoord.recipes._cleanup import Undoable, undone_by
+from fscoord.recipes._cleanup import Undoable, as_one_wait, undone_by
 from fscoord.recipes._hold import Contender
 from fscoord.recipes._item import NEVER_TAKEN, Claim, Item, Items, Taken, new_claim
-from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, get_or_none, shown
+from fscoord.recipes._keys import Refusals, add_checked, foreign_value_error, shown
 from fscoord.store import Store, begin_span, needed_store
 
 LOOK_S: Final = 1.0
@@ -141,25 +142,21 @@ class Queue(Undoable):
             QueueEmptyError: with ``block=False``, there is no such item.
             StoreTimeoutError: there was no such item until the timeout.
         """
-        steps = self._take_steps(block, timeout, _got)
+        awaited = Awaited(QUEUE, self.name)
+        steps = as_one_wait(
+            awaited, lambda: f"an item of the queue {self.name!r}", partial(self._await_item, block, timeout, _got)
+        )
         if tracing.recorder is None:
             return steps
         span = begin_span("take", self._store, self._items.name)
         return tracing.record_steps(span, steps, lambda _: ("item", key_text(_got[0][0])))
 
-    def _take_steps(self, block: bool, timeout: Timeout | None, got: list[Taken]) -> WaitSteps[Item]:
-        """Take an item. `got` receives the claims that the caller must pass to `Items.put_back` if this fails."""
-        awaited = Awaited(QUEUE, self.name)
-        slow_logger = SlowWaitLogger(__name__, lambda: f"an item of the queue {self.name!r}", awaited=awaited)
-        try:
-            return (yield from self._await_item(block, timeout, got, slow_logger))
-        finally:
-            slow_logger.end()
-
     def _await_item(
         self, block: bool, timeout: Timeout | None, got: list[Taken], slow_logger: SlowWaitLogger
     ) -> WaitSteps[Item]:
-        limit = to_seconds(timeout) if timeout is not None else self._limit()
+        """Take an item. `got` receives the claims that the caller must pass to `Items.put_back` if this fails."""
+        given = self._timeout if timeout is None else timeout
+        limit = to_seconds(self._store.timeout if given is None else given)
         end = system.time.monotonic() + limit
         is_cleared = is_last = False
         while True:
@@ -217,15 +214,10 @@ class Queue(Undoable):
         dead = set(self._store.dead_sessions({claim.session for claim in claims.values()} - {0}))
         return {order_key: claim for order_key, claim in claims.items() if claim.owner and claim.session not in dead}
 
-    def _limit(self) -> float:
-        return to_seconds(self._store.timeout) if self._timeout is None else self._timeout
-
     def _put(self, values: list[Value], priority: int) -> None:
         packed = [b"=" + value_bytes(value) for value in values]
         if packed:
-            span = None
-            if tracing.recorder is not None:
-                span = begin_span("put", self._store, self._items.name, None, "items", len(packed))
+            span = begin_span("put", self._store, self._items.name, None, "items", len(packed))
             first = add_checked(self._store, self._items.numbers, len(packed)) - len(packed)
             keys = [self._items.item_key(_order_key(priority, first + number)) for number in range(len(packed))]
             self._store.multi_set([*keys, self._items.wakeup], [*packed, b"1"])
@@ -267,7 +259,7 @@ class Queue(Undoable):
         got[:] = [(candidate.order_key, claim)]
         if self._store.compare_set(key, candidate.claim.text, claim.text) != claim.text:
             return None
-        data = get_or_none(self._store, self._items.item_key(candidate.order_key))
+        data = self._store.get(self._items.item_key(candidate.order_key), default=None)
         if data is None:  # another consumer finished it between the look and the claim
             self._store.delete_key(key)
             return None

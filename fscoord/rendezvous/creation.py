@@ -65,7 +65,7 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     """
     store = None
     try:
-        store = _open(params, _address(params), _read_timeout(params))
+        store = _open(params, _address(params))
         return C10dRendezvousBackend(store, params.run_id), store
     except Exception as error:
         if store is not None:
@@ -122,14 +122,10 @@ def is_file_name(endpoint: str) -> bool:
     return is_name and endpoint != "localhost" and not network.is_ip_address(endpoint)
 
 
-def _read_timeout(params: RendezvousParameters) -> int:
+def _open(params: RendezvousParameters, address: str) -> Store:
     timeout = params.get_as_int("read_timeout", READ_TIMEOUT_S)
     if timeout is None or timeout <= 0:
         raise ValueError(f"the rendezvous option read_timeout={timeout} is not a positive number of seconds")
-    return timeout
-
-
-def _open(params: RendezvousParameters, address: str, timeout: int) -> Store:
     if not address:
         return _open_temporary(params, timeout)
     scheme, host, _, own = parse_url(address)

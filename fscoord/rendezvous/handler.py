@@ -260,11 +260,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def leave(self) -> None:
         """Remove this node. The other nodes continue without it in another round, and the rendezvous stays open."""
-        self._shared.change(lambda state: evict(state, [self._node]))
+        self._shared.change(self._without_this)
 
     def depart(self) -> bool:
         """Remove this node and release the handler's resources, as `shutdown`, but leave the rendezvous open."""
-        return self._end(self.leave)
+        return self._end(self._without_this)
 
     def shutdown(self) -> bool:
         """Close the rendezvous, remove this node, and release the handler's resources. A second call does nothing.
@@ -272,13 +272,19 @@ class DynamicRendezvousHandler(RendezvousHandler):
         Returns:
             Whether all steps succeeded. Failures are logged.
         """
-        return self._end(self._close_state)
+        return self._end(lambda state: close(state, self._node) if self._is_mine(state) else state)
 
-    def _end(self, way: Callable[[], None]) -> bool:
+    def _end(self, rule: Callable[[State], State]) -> bool:
         if self._is_shut_down:
             return True
         self._is_shut_down = True
-        ended = [self._try(lambda: self._within_limit(way)), self._try(self._keep_alive.stop)]
+
+        def change() -> None:
+            limit = min(to_seconds(self._settings.timeout.close), to_seconds(self._store.timeout))
+            with store_errors_as_rendezvous(), store_timeout(self._store, limit):
+                self._shared.change(rule)
+
+        ended = [self._try(change), self._try(self._keep_alive.stop)]
         if self._owns_store:
             ended.append(self._try(self._store.close))
         self._record("has shut down", NodeState.SUCCEEDED if all(ended) else NodeState.FAILED)
@@ -296,13 +302,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _is_current(self, state: State) -> bool:
         return state.complete and state.round == self._returned
 
-    def _within_limit(self, way: Callable[[], None]) -> None:
-        limit = min(to_seconds(self._settings.timeout.close), to_seconds(self._store.timeout))
-        with store_errors_as_rendezvous(), store_timeout(self._store, limit):
-            way()
-
-    def _close_state(self) -> None:
-        self._shared.change(lambda state: close(state, self._node) if self._is_mine(state) else state)
+    def _without_this(self, state: State) -> State:
+        return evict(state, [self._node])
 
     def _try(self, step: Callable[[], None]) -> bool:
         try:
@@ -321,7 +322,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._keep_alive.start()
         deadlines = RoundDeadlines(self._limits, self._settings.timeout)
         awaited = Awaited(RENDEZVOUS, self.get_run_id(), self._limits.min_nodes)
-        slow_wait = SlowWaitLogger(__name__, self._needs_now, awaited=awaited)
+        slow_wait = SlowWaitLogger(__name__, lambda: self._waits_for(self._shared.read()[0]), awaited=awaited)
         self._shared.slow_logger = slow_wait
         try:
             while True:
@@ -443,9 +444,6 @@ class DynamicRendezvousHandler(RendezvousHandler):
             " start this one with another endpoint or id. A node can join a job that runs if all nodes have been given"
             f" its id and a larger maximum of nodes (--rdzv-id, --nnodes MIN:MAX){self._store._closer_look()}"
         )
-
-    def _needs_now(self) -> str:
-        return self._waits_for(self._shared.read()[0])
 
     def _waits_for(self, state: State) -> str:
         return f"the rendezvous {self.get_run_id()!r}: {self._needs(state)}"

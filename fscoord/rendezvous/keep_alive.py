@@ -143,7 +143,10 @@ class KeepAliveThread:
             names = ", ".join(sorted(dead))  # other programs may have written names that can't be encoded
             logger(__name__).warning("nodes found dead: %s", names.encode("utf-8", "backslashreplace").decode())
             self._shared.change(lambda found: evict(found, dead & found.present), self._limit)
-            self._forget(dead)
+            if not self._has_sessions:
+                with store_errors_as_rendezvous():
+                    for node in dead:
+                        self._store.delete_key(f"beat/{node}")
 
     def _latest_state(self) -> State:
         """Return the state. If no key has announced a change since the state was last read, it is not read again.
@@ -212,12 +215,6 @@ class KeepAliveThread:
             keys = self._store.list_keys("beat/")
             values = self._store.multi_get(keys)  # fails if a key has been deleted meanwhile; the next tick is soon
         return {key[len("beat/") :]: value for key, value in zip(keys, values, strict=True)}
-
-    def _forget(self, dead: frozenset[str]) -> None:
-        if not self._has_sessions:
-            with store_errors_as_rendezvous():
-                for node in dead:
-                    self._store.delete_key(f"beat/{node}")
 
 
 _all = system.reset_in_child("keepers", KeepAliveThread.after_fork)

@@ -193,16 +193,14 @@ class RendezvousSettings:
         interval = to_seconds(keep_alive_interval)
         if interval == 0:
             raise ValueError("keep_alive_interval must be above zero")
-        values: dict[str, object] = {
-            "run_id": run_id,
-            "min_nodes": min_nodes,
-            "max_nodes": max_nodes,
-            "timeout": timeout or RendezvousTimeout(),
-            "keep_alive_interval": to_timedelta(interval),
-            "keep_alive_max_attempt": keep_alive_max_attempt,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        vars(self).update(  # as `object.__setattr__` would, because the class is frozen
+            run_id=run_id,
+            min_nodes=min_nodes,
+            max_nodes=max_nodes,
+            timeout=timeout or RendezvousTimeout(),
+            keep_alive_interval=to_timedelta(interval),
+            keep_alive_max_attempt=keep_alive_max_attempt,
+        )
 
     @classmethod
     def from_parameters(cls, params: RendezvousParameters) -> RendezvousSettings:

@@ -81,17 +81,21 @@ def static_rendezvous(
     session = store.register()
     if rank == 0:
         port = network.free_port() if server_port is None else server_port
-        found = call.publish(name, _Address(session, local_addr or network.own_name(), port))
+        common, address = call.publish(name, _Address(session, local_addr or network.own_name(), port))
     else:
-        found = call.find(name, to_seconds(restart_timeout))
-    call.meet(found, session)
-    address = RendezvousStoreInfo(found.address.host, found.address.port or 0)
-    return RendezvousInfo(found.store, rank, world_size, address)
+        common, address = call.find(name, to_seconds(restart_timeout))
+    call.meet(common, address, session)
+    return RendezvousInfo(common, rank, world_size, RendezvousStoreInfo(address.host, address.port))
 
 
 def session_of(store: Store, rank: int) -> int:
     """Return the session of `rank`, where `store` is that of the outcome of a `static_rendezvous`."""
-    return _number(store, f"rank/{rank}")
+    key = f"rank/{rank}"
+    value = store.get(key)
+    try:
+        return parse_uint63(value)
+    except MalformedText as error:
+        raise _foreign(key, value) from error
 
 
 def locate_rank(store: Store, rank: int, session: int | None = None) -> str:
@@ -106,14 +110,6 @@ def _this_run() -> str:
     job = "/".join(map(str, run)) if isinstance(run, tuple) else run or "-"
     restarts = [system.os.environ.get(name) for name in ("FSCOORD_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")]
     return f"{job}/{next(filter(None, restarts), '0')}"
-
-
-def _number(store: Store, key: str) -> int:
-    value = store.get(key)
-    try:
-        return parse_uint63(value)
-    except MalformedText as error:
-        raise _foreign(key, value) from error
 
 
 def _foreign(key: str, value: bytes) -> RendezvousStateError:
@@ -134,13 +130,6 @@ class _Address(NamedTuple):
         return f"{self.session} {self.port} {self.host}".encode("utf-8", "surrogateescape")
 
 
-class _Found(NamedTuple):
-    """An attempt: its store, and the address of its rank 0."""
-
-    store: Store
-    address: _Address
-
-
 class _Call:
     """One rank's call: the store and the checked arguments."""
 
@@ -148,19 +137,19 @@ class _Call:
         self._store = store
         self._attempt = attempt
 
-    def publish(self, name: str, address: _Address) -> _Found:
-        """Publish `address` in the next attempt, as rank 0."""
+    def publish(self, name: str, address: _Address) -> tuple[Store, _Address]:
+        """Publish `address` in the next attempt, as rank 0. Return the store of the attempt, and `address`."""
         for number in count(1):
             store = PrefixStore(f"{name}/{number}", self._store)
             # An address that was there may have come from this very handle.
             if not store.check(["address"]) and store.compare_set("address", "", address.encode()) == address.encode():
-                return _Found(store, address)
+                return store, address
             if not self._store.has_liveness or _read(store).session == address.session:
                 raise self._attempt.used_before(self._store)  # the others can't see that the earlier address is old
         raise AssertionError  # the loop has no end
 
-    def find(self, name: str, restart_timeout: float) -> _Found:
-        """Wait for the address of an attempt whose rank 0 is not dead."""
+    def find(self, name: str, restart_timeout: float) -> tuple[Store, _Address]:
+        """Wait for the address of an attempt whose rank 0 is not dead. Return the attempt's store and the address."""
         for number in count(1):
             store = PrefixStore(f"{name}/{number}", self._store)
             try:
@@ -169,28 +158,28 @@ class _Call:
                 raise self._attempt.time_out("waiting for the address of rank 0", [0], error, self._store) from error
             address = _read(store)
             if self._store._session_states([address.session]).get(address.session) != "no":
-                return _Found(store, address)
+                return store, address
         raise AssertionError  # the loop has no end
 
-    def meet(self, found: _Found, session: int) -> None:
-        """Wait until all ranks have read the address, or rank 0 is dead."""
+    def meet(self, store: Store, address: _Address, session: int) -> None:
+        """Wait until all ranks have read `address` in the attempt of `store`, or rank 0 is dead."""
         rank, world_size = self._attempt.rank, self._attempt.world_size
         own, record = f"rank/{rank}", str(session)
-        if found.store.check([own]) or found.store.compare_set(own, "", record) != record.encode():
+        if store.check([own]) or store.compare_set(own, "", record) != record.encode():
             raise self._attempt.used_before(self._store)
         keys = [f"rank/{each}" for each in range(world_size)]
-        if found.store.check(keys):
-            found.store.set("complete", b"1")
+        if store.check(keys):
+            store.set("complete", b"1")
             return
-        needed = None if rank == 0 else [found.address.session]
+        needed = None if rank == 0 else [address.session]
         try:
-            dead = self._wait(found.store, "complete", self._attempt.left(), sessions=needed)
+            dead = self._wait(store, "complete", self._attempt.left(), sessions=needed)
         except StoreTimeoutError as error:
-            missing = [each for each, key in enumerate(keys) if not found.store.check([key])]
+            missing = [each for each, key in enumerate(keys) if not store.check([key])]
             raise self._attempt.time_out("in the rendezvous", missing, error, self._store) from error
         if dead:
-            who = locate_rank(self._store, 0, found.address.session)
-            raise RendezvousError(f"{who} died after it had published its address {found.address.host}, {self._for()}")
+            who = locate_rank(self._store, 0, address.session)
+            raise RendezvousError(f"{who} died after it had published its address {address.host}, {self._for()}")
 
     def _wait_for_address(self, store: Store, restart_timeout: float) -> None:
         """Wait until the attempt of `store` has an address, or rank 0 is dead and no new rank 0 comes."""

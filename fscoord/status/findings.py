@@ -68,11 +68,10 @@ class _View:
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
         self.by_number = {each.number: each for each in picture.participants}
-        self.waits = [each for each in picture.participants if each.waiting is not None and each.alive != "no"]
+        self.waits = [(each, each.waiting) for each in picture.participants if each.waiting and each.alive != "no"]
         self.by_key: dict[str, list[SessionStatus]] = {}
-        for each in self.waits:
-            assert each.waiting is not None
-            for key in each.waiting.keys:
+        for each, waiting in self.waits:
+            for key in waiting.keys:
                 self.by_key.setdefault(key, []).append(each)
 
     def of_rank(self, rank: int) -> SessionStatus | None:
@@ -119,23 +118,20 @@ def _log_lock(view: _View, slow: float) -> Iterator[StatusFinding]:
     title = held.holder if holder is None else _named(holder)
     sessions = () if holder is None else (holder.number,)
     if holder is not None and holder.is_stopped:
-        yield StatusFinding(
-            LOG_LOCK,
+        urgency = STOPPED
+        words = (
             f"{title} is stopped and holds the lock of the store's log: no process can write. Continue it"
-            f" (kill -CONT {holder.pid}) or kill it",
-            sessions,
-            held.seconds,
-            STOPPED,
+            f" (kill -CONT {holder.pid}) or kill it"
         )
     elif held.seconds > 0:
-        yield StatusFinding(
-            LOG_LOCK,
+        urgency = STOPPED if held.seconds >= slow else SLOW
+        words = (
             f"{title} has held the lock of the store's log for {duration(held.seconds)} without writing: no other"
-            " process can write. Check whether it is blocked in the kernel",
-            sessions,
-            held.seconds,
-            STOPPED if held.seconds >= slow else SLOW,
+            " process can write. Check whether it is blocked in the kernel"
         )
+    else:
+        return
+    yield StatusFinding(LOG_LOCK, words, sessions, held.seconds, urgency)
 
 
 # -- cycles ------------------------------------------------------------------------------------------------------------
@@ -242,7 +238,11 @@ def _barriers(view: _View, slow: float) -> Iterator[StatusFinding]:
         waiters = view.by_key.get(key_text(state.done_key), [])
         if waiters:
             yield from _barrier(view, state, waiters, slow)
-    for kind, name, waiters in _exchanges(view, known):
+    groups: dict[tuple[str, str], list[SessionStatus]] = {}  # of exchanges, and of barriers without a round
+    for each, waiting in view.waits:
+        if waiting.kind in (BARRIER, EXCHANGE) and not known.intersection(waiting.keys):
+            groups.setdefault((waiting.kind, waiting.name), []).append(each)
+    for (kind, name), waiters in sorted(groups.items()):
         yield from _exchange(view, kind, name, waiters, slow)
 
 
@@ -273,18 +273,6 @@ def _missing_ranks(view: _View, head: str, ranks: list[int], seconds: float, slo
     sessions = tuple(each.number for each in found.values() if each is not None)
     remedy = next((_remedy(each) for each in map(found.__getitem__, ordered) if each is not None), "")
     yield StatusFinding(MISSING, words + remedy, sessions, seconds, urgency)
-
-
-def _exchanges(view: _View, known: set[str]) -> Iterator[tuple[str, str, list[SessionStatus]]]:
-    """Yield kind, name and waiters of each exchange, and of each barrier without a round."""
-    groups: dict[tuple[str, str], list[SessionStatus]] = {}
-    for each in view.waits:
-        waiting = each.waiting
-        assert waiting is not None
-        if waiting.kind in (BARRIER, EXCHANGE) and not known.intersection(waiting.keys):
-            groups.setdefault((waiting.kind, waiting.name), []).append(each)
-    for (kind, name), waiters in sorted(groups.items()):
-        yield kind, name, waiters
 
 
 def _exchange(view: _View, kind: str, name: str, waiters: list[SessionStatus], slow: float) -> Iterator[StatusFinding]:

@@ -18,7 +18,7 @@ from fscoord.recipes.holdings import LineState, is_of_recipe, items, lines
 from fscoord.status.findings import SLOW_S, StatusFinding, find_all
 from fscoord.status.picture import LogLock, Picture, SessionStatus
 from fscoord.store import Member, Store
-from fscoord.stores.file.observer import FileObserver, HeldLock, SeenSession
+from fscoord.stores.file.observer import FileObserver, SeenSession
 from fscoord.stores.prefix import PrefixStore
 from fscoord.stores.url import convert, open_store, parse_url
 
@@ -89,7 +89,12 @@ def observe(store: Store | str | system.os.PathLike[str], timeout: float | None 
     default.
     """
     if isinstance(store, Store):
-        return _observe_store(store)
+        while isinstance(store, PrefixStore):
+            store = store.underlying_store
+        place = getattr(store, "path", None)
+        if place is None:
+            return _StoreObserver(store, repr(store), owns=False)
+        return _FileStoreObserver(place, getattr(store, "place_options", {}))
     scheme, host, path, options = parse_url(store)
     if scheme == "file" and host in {"", "localhost"}:
         return _FileStoreObserver(path, convert({name: options[name] for name in _READING if name in options}, scheme))
@@ -99,15 +104,6 @@ def observe(store: Store | str | system.os.PathLike[str], timeout: float | None 
 
 _READING = ("lock", "coherence", "trust_locks")
 """The options of a `~fscoord.FileStore` that matter to a reader."""
-
-
-def _observe_store(store: Store) -> Observer:
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    path = getattr(store, "path", None)
-    if path is not None:
-        return _FileStoreObserver(path, getattr(store, "place_options", {}))
-    return _StoreObserver(store, repr(store), owns=False)
 
 
 def _is_wanted(key: bytes) -> bool:
@@ -128,7 +124,7 @@ class _FileStoreObserver:
             _participant(number, each, tuple(holds.get(number, ()))) for number, each in seen.sessions.items()
         )
         rounds = tuple(open_rounds(seen.values, seen.keys))
-        lock = _log_lock(seen.lock)
+        lock = None if seen.lock is None else LogLock(*seen.lock)
         picture = Picture(seen.path, participants, seen.ranks, tuple(found), rounds, lock, seen.notes)
         return picture, Activity(seen.writes, seen.barriers, seen.generation, seen.size)
 
@@ -221,7 +217,3 @@ def _participant(number: int, seen: SeenSession, holds: tuple[str, ...]) -> Sess
 def _member(member: Member, holds: tuple[str, ...], wait: ShownWait | None) -> SessionStatus:
     known = (member.number, member.rank, member.label, escape_word(member.host), member.pid, member.since)
     return SessionStatus(*known, member.alive, member.found_dead, waiting=wait, holds=holds)
-
-
-def _log_lock(held: HeldLock | None) -> LogLock | None:
-    return None if held is None else LogLock(held.session, held.holder, held.seconds)

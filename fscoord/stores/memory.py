@@ -10,10 +10,8 @@ ever.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from functools import partial
-from types import EllipsisType
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Iterable
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 from fscoord._arguments import (
@@ -49,10 +47,7 @@ from fscoord._waiting.wait import (
     block_on,
 )
 from fscoord.errors import QueueEmptyError, StoreClosedError
-from fscoord.store import Capabilities, Store
-
-D = TypeVar("D")
-T = TypeVar("T")
+from fscoord.store import Capabilities, Store, kept
 
 _Waiters = dict[bytes, list[Waker]]
 
@@ -166,8 +161,8 @@ class HashStore(Store):
             self._check_open()
             self._shared.put([(name, data)])
 
-    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        return super().get(key, default=default, timeout=timeout)
+    get = kept(Store.get)
+    multi_get = kept(Store.multi_get)
 
     def _peek(self, key: bytes) -> bytes | None:
         with self._shared.lock:
@@ -246,9 +241,6 @@ class HashStore(Store):
             self._check_open()
             self._shared.put([(name, value_bytes(self._shared.values.get(name, b"") + more))])
 
-    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
-        return super().multi_get(keys, timeout=timeout)
-
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         pairs = pairs_bytes(keys, values)
         with self._shared.lock:
@@ -308,40 +300,25 @@ class HashStore(Store):
         return backend
 
     def _new_wait(self, request: WaitRequest, notifier: WaitBackend) -> Wait[Any]:
-        shared, keys = self._shared, request.keys
-        if request.kind == KEYS:  # the answer lists no dead sessions, because this store has no sessions
-
-            def are_there() -> list[int] | None:
-                return [] if shared.first_missing(keys) is None else None
-
-            return _Wait(self, shared, request, are_there, notifier.new_waker())
-        if request.kind == VALUES:
-            return _Wait(self, shared, request, partial(shared.values_of, keys), notifier.new_waker())
-        return _Wait(self, shared, request, partial(shared.pop, keys[0]), notifier.new_waker())
+        return _Wait(self, request, notifier.new_waker())
 
 
-class _Wait(Generic[T]):
+class _Wait:
     """One wait on a `HashStore`; see `Wait`.
 
     Args:
         store: the handle that waits.
-        shared: the data of the store.
         request: the request that the wait carries out.
-        find: returns the answer to the request, or None if the condition does not hold yet. It is called under the
-            lock.
         waker: ends the sleeps of the wait.
     """
 
-    def __init__(
-        self, store: HashStore, shared: _Shared, request: WaitRequest, find: Callable[[], T | None], waker: Waker
-    ) -> None:
+    def __init__(self, store: HashStore, request: WaitRequest, waker: Waker) -> None:
         self.waker = waker
         self._store = store
-        self._shared = shared
+        self._shared = store._shared
         self._keys = request.keys
         self._kind = request.kind
         self._timeout = request.timeout
-        self._find = find
         self._what = "a value in queue" if request.kind == ITEM else "key"
         self._missing: list[bytes] = []
         self._slow_logger = request.slow_logger or SlowWaitLogger(__name__, self._describe)
@@ -349,7 +326,16 @@ class _Wait(Generic[T]):
         self._beside: bytes | None = None  # the key under which the waker is registered
         self._has_found = False
 
-    def look(self) -> T | NotYet:
+    def _find(self) -> Any:
+        """Return the answer to the request, or None if the condition does not hold yet. The caller holds the lock."""
+        if self._kind == ITEM:
+            return self._shared.pop(self._keys[0])
+        if self._kind == VALUES:
+            return self._shared.values_of(self._keys)
+        # The answer lists no dead sessions, because this store has no sessions.
+        return [] if self._shared.first_missing(self._keys) is None else None
+
+    def look(self) -> Any | NotYet:
         # The test of the condition and the registration of the waker are one step under one lock.
         self._disarm()
         with self._shared.lock:
@@ -396,7 +382,11 @@ class _Wait(Generic[T]):
         beside = self._beside
         if beside is not None:
             with self._shared.lock:
-                remove_waiter(self._waiters, beside, self.waker)
+                waiting = self._waiters.get(beside, [])
+                if self.waker in waiting:  # otherwise a write has woken and removed it
+                    waiting.remove(self.waker)
+                if not waiting:
+                    self._waiters.pop(beside, None)
             self._beside = None
 
     def _absent(self) -> list[bytes]:
@@ -416,14 +406,5 @@ def notify(waiters: _Waiters, key: bytes, count: int | None = None) -> None:
         waiting[0].set()
         del waiting[0]
         count = None if count is None else count - 1
-    if not waiting:
-        waiters.pop(key, None)
-
-
-def remove_waiter(waiters: _Waiters, key: bytes, waker: Waker) -> None:
-    """Remove `waker` from the waiters under `key`, unless a write has woken and removed it."""
-    waiting = waiters.get(key, [])
-    if waker in waiting:
-        waiting.remove(waker)
     if not waiting:
         waiters.pop(key, None)

@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any, Final, TypeVar, cast
 
 from fscoord._arguments import Key, Timeout, key_bytes, key_text, keys_bytes
 from fscoord._waiting.wait import ArrivalRequest, NeededRanks, Wait, WaitRequest, WaitSteps
 from fscoord.errors import StoreClosedError
-from fscoord.store import Store, StoreView, forwarded, wait_on
+from fscoord.store import Store, StoreView, forwarded, on_key, wait_on
 
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-
-
-def _on_key(method: F) -> F:
-    """Return the method of a view that calls `method` of the underlying store with the whole key."""
-    name = method.__name__
-
-    @wraps(method, updated=())  # without the mark of an abstract method
-    def call(self: PrefixStore, key: Key, *arguments: Any, **named: Any) -> Any:
-        return getattr(self._open(), name)(self._full(key), *arguments, **named)
-
-    return cast(F, call)
-
-
-def _on_keys(method: F) -> F:
-    """Return the method of a view that calls `method` of the underlying store with the whole keys."""
-    name = method.__name__
-
-    @wraps(method, updated=())  # without the mark of an abstract method
-    def call(self: PrefixStore, keys: Iterable[Key], *arguments: Any, **named: Any) -> Any:
-        return getattr(self._open(), name)(self._full_all(keys), *arguments, **named)
-
-    return cast(F, call)
 
 
 class PrefixStore(StoreView):
@@ -65,6 +42,13 @@ class PrefixStore(StoreView):
         self._owns_inner = False
         self._closed = False
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Give a subclass the defaults of `Store` for the hooks that stand for operations that it may override."""
+        super().__init_subclass__(**given)
+        for name in _COMPOSED:
+            if getattr(cls, name) is getattr(PrefixStore, name):
+                setattr(cls, name, getattr(Store, name))
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({key_text(self._prefix[:-1])!r}, {self._inner!r})"
 
@@ -73,23 +57,10 @@ class PrefixStore(StoreView):
         """The store that was given to the constructor, which may be a view itself."""
         return self._inner
 
-    set = _on_key(Store.set)
-    get = _on_key(Store.get)
-    add = _on_key(Store.add)
-    compare_set = _on_key(Store.compare_set)
-    delete_key = _on_key(Store.delete_key)
-    create = _on_key(Store.create)
-    pop = _on_key(Store.pop)
-    append = _on_key(Store.append)
-    queue_push = _on_key(Store.queue_push)
-    queue_pop = _on_key(Store.queue_pop)
-    queue_len = _on_key(Store.queue_len)
-    barrier = _on_key(Store.barrier)
-    check = _on_keys(Store.check)
-    wait = _on_keys(Store.wait)
-    multi_get = _on_keys(Store.multi_get)
-    multi_set = _on_keys(Store.multi_set)
-    wait_sessions = _on_keys(Store.wait_sessions)
+    barrier = on_key(Store.barrier)
+
+    def _do(self, operation: str, keys: list[bytes], call: Callable[[list[bytes]], T]) -> T:  # noqa: ARG002 - see there
+        return call(self._full_all(keys))
 
     def num_keys(self) -> int:
         return len(self._open().list_keys(self._prefix))
@@ -112,7 +83,7 @@ class PrefixStore(StoreView):
         return self._open()._new_wait(self._full_wait(request), notifier)
 
     def _wait(self, request: WaitRequest) -> Any:
-        if type(self) is not PrefixStore or not self._open()._shows_waits:  # either may override operations that wait
+        if not self._open()._shows_waits:  # it may override operations that wait
             return super()._wait(request)
         return wait_on(self._open(), self._full_wait(request))
 
@@ -122,8 +93,7 @@ class PrefixStore(StoreView):
 
     @property
     def _exchanges_keys(self) -> bool:  # type: ignore[override]
-        # A subclass may override the operations that an exchange stands for.
-        return type(self) is PrefixStore and self._inner._exchanges_keys
+        return self._inner._exchanges_keys
 
     def _exchange(
         self, key: bytes, expected: bytes, desired: bytes, present: Sequence[bytes], absent: Sequence[bytes]
@@ -132,19 +102,12 @@ class PrefixStore(StoreView):
         return self._open()._exchange(self._prefix + key, expected, desired, present, absent)
 
     def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
-        if type(self) is not PrefixStore:
-            super()._write_within(limit, key, value, appends=appends)
-        else:
-            self._open()._write_within(limit, self._full(key), value, appends=appends)
+        self._open()._write_within(limit, self._full(key), value, appends=appends)
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
-        if type(self) is not PrefixStore:  # a subclass may override the operations that an arrival consists of
-            return super()._arrive(request)
-        return cast("bytes | None", wait_on(self._open(), self._full_request(request)))
+        return self._open()._arrive(self._full_request(request))
 
     def _arrival_steps(self, request: ArrivalRequest) -> WaitSteps[bytes | None]:
-        if type(self) is not PrefixStore:
-            return (yield from super()._arrival_steps(request))
         steps, cut = self._open()._arrival_steps(self._full_request(request)), len(self._prefix)
         try:
             wanted: Any = next(steps)
@@ -161,8 +124,6 @@ class PrefixStore(StoreView):
             steps.close()
 
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: Any) -> Wait[Any] | None:
-        if type(self) is not PrefixStore:
-            return None
         return self._open()._new_arrival_wait(self._full_request(request), notifier)
 
     def _full_wait(self, request: WaitRequest) -> WaitRequest:
@@ -201,3 +162,6 @@ class PrefixStore(StoreView):
 
     def _full_all(self, keys: Iterable[Key]) -> list[bytes]:
         return [self._prefix + name for name in keys_bytes(keys)]
+
+
+_COMPOSED: Final = ("_wait", "_exchanges_keys", "_write_within", "_arrive", "_arrival_steps", "_new_arrival_wait")

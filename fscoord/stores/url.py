@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from fscoord._runtime import system
@@ -65,7 +66,12 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
         FscoordError: the store can't be opened; see the class of the store.
         ImportError: the extra that the scheme needs is not installed.
     """
-    scheme, host, path, query = parse_url(_address(url))
+    address = system.os.environ.get(ENVIRONMENT_VARIABLE) if url is None else url
+    if not address:
+        raise ValueError(
+            f"no store to open: pass a path or a URL such as file:///shared/job/store, or set {ENVIRONMENT_VARIABLE}"
+        )
+    scheme, host, path, query = parse_url(address)
     known = _scheme(scheme)
     unknown = sorted((query.keys() | options.keys()) - known.options.keys())
     if unknown:
@@ -102,15 +108,6 @@ def register_scheme(scheme: str, opener: Opener, options: Mapping[str, Converter
     if name in _schemes:
         raise ValueError(f"the scheme {name}: is registered already")
     _schemes[name] = _Scheme(opener, dict(options))
-
-
-def _address(url: str | system.os.PathLike[str] | None) -> str | system.os.PathLike[str]:
-    address = system.os.environ.get(ENVIRONMENT_VARIABLE) if url is None else url
-    if not address:
-        raise ValueError(
-            f"no store to open: pass a path or a URL such as file:///shared/job/store, or set {ENVIRONMENT_VARIABLE}"
-        )
-    return address
 
 
 def parse_url(address: str | system.os.PathLike[str]) -> tuple[str, str, str, dict[str, str]]:
@@ -212,7 +209,13 @@ def _decode(text: str) -> str:
 
 def _scheme(name: str) -> _Scheme:
     if name not in _schemes:
-        _load(name)
+        from importlib.metadata import entry_points  # imported here: only other packages' schemes need it; it is slow
+
+        for entry in entry_points(group=ENTRY_POINTS, name=name):
+            try:
+                entry.load()()  # which registers the scheme
+            except Exception as error:
+                raise ValueError(f"the entry point {entry.value} of the scheme {name}: failed: {error}") from error
     if name in _schemes:
         return _schemes[name]
     known = ", ".join(f"{scheme}:" for scheme in sorted(_schemes))
@@ -222,33 +225,22 @@ def _scheme(name: str) -> _Scheme:
     )
 
 
-def _load(name: str) -> None:
-    """Call the entry point of the scheme `name`, if a package has one. The entry point registers the scheme."""
-    from importlib.metadata import entry_points  # imported here: only other packages' schemes need it, and it is slow
-
-    for entry in entry_points(group=ENTRY_POINTS, name=name):
-        try:
-            entry.load()()
-        except Exception as error:
-            raise ValueError(f"the entry point {entry.value} of the scheme {name}: failed: {error}") from error
-
-
 def convert(query: dict[str, str], scheme: str) -> dict[str, Any]:
     """Return the options in `query`, all of which `scheme` knows, with values of the types that its opener takes.
 
     Raises:
         ValueError: a value has another type.
     """
-    return {name: _convert(name, text, _scheme(scheme).options[name]) for name, text in query.items()}
-
-
-def _convert(name: str, text: str, convert: Converter) -> Any:
-    try:
-        return convert(text)
-    except ValueError as error:
-        wanted = "an integer" if convert is int else "a number" if convert is float else ""
-        reason = f"{text!r} is not {wanted}" if wanted else str(error)
-        raise ValueError(f"option {name}={text}: {reason}") from error
+    converted = {}
+    for name, text in query.items():
+        kind = _scheme(scheme).options[name]
+        try:
+            converted[name] = kind(text)
+        except ValueError as error:
+            wanted = "an integer" if kind is int else "a number" if kind is float else ""
+            reason = f"{text!r} is not {wanted}" if wanted else str(error)
+            raise ValueError(f"option {name}={text}: {reason}") from error
+    return converted
 
 
 def _yes(text: str) -> bool:
@@ -257,10 +249,6 @@ def _yes(text: str) -> bool:
     if text.lower() in ("0", "false", "no", "off"):
         return False
     raise ValueError("expected 1 or 0")
-
-
-def _octal(text: str) -> int:
-    return int(text, 8)
 
 
 def _open_file(host: str, path: str, *, restart: int | None = None, **options: Any) -> Store:
@@ -316,7 +304,7 @@ register_scheme(
     _open_file,
     {
         "timeout": float,
-        "mode": _octal,
+        "mode": partial(int, base=8),
         **dict.fromkeys(("world_size", "rank", "compact_bytes", "spill_bytes", "restart"), int),
         **dict.fromkeys(("label", "lock", "coherence", "watch", "run_id", "trace"), str),
         **dict.fromkeys(("durable", "read_only", "trust_locks"), _yes),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial, wraps
 from types import ModuleType
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar
 
-from fscoord._arguments import Key, Timeout, key_bytes, key_text, keys_bytes
+from fscoord._arguments import Key, Timeout, key_text
 from fscoord._runtime import system
 from fscoord.errors import StoreTimeoutError, StoreUnavailableError
 from fscoord.store import Capabilities, Store, StoreView
@@ -35,14 +34,18 @@ Hits = AbstractContextManager[list[str]]
 """Injects a fault in its block, and gives the list of the calls that it has hit so far."""
 
 
-def counted(names: Collection[str], fault: Fault, after: int, times: int | None) -> Rule:
-    """Return the rule by which the first `after` of the calls `names` pass, and the next `times` fail.
+def counted(given: Collection[str], known: Collection[str], fault: Fault, after: int, times: int | None) -> Rule:
+    """Return the rule by which the first `after` of the calls `given` pass, and the next `times` fail.
 
-    If `times` is None, all further calls fail.
+    If no calls are given, all those that are `known` count. If `times` is None, all further calls fail.
 
     Raises:
-        ValueError: a number is negative.
+        ValueError: a call is not known, or a number is negative.
     """
+    names = given or known
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise ValueError(f"no such call: {', '.join(unknown)}; there are {', '.join(known)}")
     if after < 0 or (times is not None and times < 0):
         raise ValueError(f"after={after} and times={times}: neither can be negative")
     seen = 0
@@ -129,8 +132,8 @@ class FaultyFiles:
 
     Each of `fails`, `delays` and `tears_writes` returns a context manager, which yields the list of the calls that the
     fault has hit so far. The arguments are names of system calls (``"write"``, ``"read"``, ``"fstat"``,
-    ``"fdatasync"``..., and ``"lock"`` for every attempt to lock); ``after``, the number of calls that pass first; and
-    ``times``, the number of calls that are hit after that (None: all)::
+    ``"fdatasync"``..., and ``"lock"`` for every attempt to lock; none: all of these); ``after``, the number of calls
+    that pass first; and ``times``, the number of calls that are hit after that (None: all)::
 
         with FaultyFiles() as files, FileStore(path) as store:
             with files.fails("write", error=errno.ENOSPC, times=1):
@@ -176,11 +179,7 @@ class FaultyFiles:
         return self._activate(("write",), Fault("torn", (keep, error)), after, times)
 
     def _activate(self, calls: tuple[str, ...], fault: Fault, after: int, times: int | None) -> Hits:
-        known = (*CALLS, LOCK)
-        unknown = sorted(set(calls) - set(known))
-        if unknown or not calls:
-            raise ValueError(f"no such call: {', '.join(unknown) or '(none given)'}; there are {', '.join(known)}")
-        return self._plan.activate(counted(calls, fault, after, times))
+        return self._plan.activate(counted(calls, (*CALLS, LOCK), fault, after, times))
 
     def _faulty(self, name: str) -> Callable[..., Any]:
         real = getattr(system.os, name)
@@ -230,7 +229,6 @@ def _error(number: int) -> OSError:
     return OSError(number, system.os.strerror(number))
 
 
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 READS: Final = ("get", "check", "wait", "num_keys", "list_keys", "multi_get", "queue_len")
@@ -246,29 +244,6 @@ WRITES: Final = (
     "queue_push",
     "queue_pop",
 )
-
-
-def _on_key(method: F) -> F:
-    """Return the method of `FaultyStore` that calls `method` of the underlying store on one key, or has a fault."""
-    name = method.__name__
-
-    @wraps(method, updated=())  # without the mark of an abstract method
-    def call(self: FaultyStore, key: Key, *arguments: Any, **named: Any) -> Any:
-        return self._do(name, [key_bytes(key)], partial(getattr(self._inner, name), key, *arguments, **named))
-
-    return cast(F, call)
-
-
-def _on_keys(method: F, operation: str = "") -> F:
-    """Do as `_on_key` for a method of several keys. `operation` names its faults; empty: the name of the method."""
-    name = method.__name__
-
-    @wraps(method, updated=())
-    def call(self: FaultyStore, keys: Iterable[Key], *arguments: Any, **named: Any) -> Any:
-        names = keys_bytes(keys)
-        return self._do(operation or name, names, partial(getattr(self._inner, name), names, *arguments, **named))
-
-    return cast(F, call)
 
 
 class FaultyStore(StoreView):
@@ -340,12 +315,10 @@ class FaultyStore(StoreView):
         times: int | None,
         known: tuple[str, ...] = READS + WRITES,
     ) -> Hits:
-        unknown = sorted(set(operations) - set(known))
-        if unknown:
-            raise ValueError(f"no such operation: {', '.join(unknown)}; there are {', '.join(known)}")
-        return self._plan.activate(counted(operations or known, fault, after, times))
+        return self._plan.activate(counted(operations, known, fault, after, times))
 
-    def _do(self, name: str, keys: list[bytes], call: Callable[[], T]) -> T:
+    def _do(self, operation: str, keys: list[bytes], call: Callable[[list[bytes]], T]) -> T:
+        name = "wait" if operation in ("wait_alive", "wait_sessions") else operation
         where = f"{name} of {', '.join(map(repr, map(key_text, keys)))}" if keys else name
         for fault in self._plan.faults(name):
             if fault.kind == "delay":
@@ -356,33 +329,15 @@ class FaultyStore(StoreView):
                 raise fault.detail or StoreUnavailableError(f"{where} failed: injected fault; nothing was done")
             else:
                 if fault.detail:
-                    call()
+                    call(keys)
                 raise StoreUnavailableError(f"{where} has no answer: injected fault", maybe_applied=True)
-        return call()
-
-    set = _on_key(Store.set)
-    get = _on_key(Store.get)
-    add = _on_key(Store.add)
-    compare_set = _on_key(Store.compare_set)
-    delete_key = _on_key(Store.delete_key)
-    create = _on_key(Store.create)
-    pop = _on_key(Store.pop)
-    append = _on_key(Store.append)
-    queue_push = _on_key(Store.queue_push)
-    queue_pop = _on_key(Store.queue_pop)
-    queue_len = _on_key(Store.queue_len)
-    check = _on_keys(Store.check)
-    wait = _on_keys(Store.wait)
-    multi_get = _on_keys(Store.multi_get)
-    multi_set = _on_keys(Store.multi_set)
-    wait_alive = _on_keys(Store.wait_alive, "wait")
-    wait_sessions = _on_keys(Store.wait_sessions, "wait")
+        return call(keys)
 
     def num_keys(self) -> int:
-        return self._do("num_keys", [], self._inner.num_keys)
+        return self._do("num_keys", [], lambda _: self._inner.num_keys())
 
     def list_keys(self, prefix: Key = "") -> list[str]:
-        return self._do("list_keys", [], lambda: self._inner.list_keys(prefix))
+        return self._do("list_keys", [], lambda _: self._inner.list_keys(prefix))
 
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
         super().barrier(key, world_size, self.timeout if timeout is None else timeout)

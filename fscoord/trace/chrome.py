@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fscoord._runtime.escaping import printable
-from fscoord.trace.reading import Span, Trace, assign_lanes
+from fscoord.trace.reading import HOLDS, Span, Trace, assign_lanes
 from fscoord.trace.report import WAITS, Holds, ended_by, waited
 
 LANES: Final = 1000
@@ -74,7 +74,7 @@ def _with_marks(trace: Trace) -> tuple[list[Span], list[tuple[Span, int, Span]]]
         ended = ended_by(trace, span, holds)
         if ended.process is None or ended.time is None or ended.process == span.process:
             continue
-        if span.kind in ("lock", "election"):  # the wait is the first part of the span: the hold has a span of its own
+        if span.kind in HOLDS:  # the wait is the first part of the span: the hold has a span of its own
             released = span._replace(kind=f"{span.kind} wait", end=span.begin + waited(span))
             spans.append(released)
         else:

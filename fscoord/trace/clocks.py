@@ -42,7 +42,7 @@ ENOUGH: Final = 32
 
 
 class Passage(NamedTuple):
-    """The part of one clock in one barrier that all ranks have passed.
+    """When the processes with one clock went through one barrier, which all ranks have passed.
 
     Attributes:
         clock: the clock.

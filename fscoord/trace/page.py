@@ -200,9 +200,7 @@ def _cell(value: object, kind: str, most: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if abs(seconds) * factor >= 1 or unit == "µs":
-            return (
-                f"{seconds * factor:.3g} {unit}" if abs(seconds) * factor < 1000 else f"{seconds * factor:,.0f} {unit}"
-            )
-    return ""
+    size = abs(seconds)
+    unit, factor = ("s", 1.0) if size >= 1 else ("ms", 1e3) if size * 1e3 >= 1 else ("µs", 1e6)
+    shown = seconds * factor
+    return f"{shown:.3g} {unit}" if abs(shown) < 1000 else f"{shown:,.0f} {unit}"

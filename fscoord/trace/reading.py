@@ -16,6 +16,7 @@ from fscoord._runtime import system, tracing
 from fscoord.errors import FscoordError
 from fscoord.trace.clocks import Alignment, Meeting, Passage, align
 
+HOLDS: Final = ("lock", "election")
 SUFFIX = ".trace"
 FILE_MAX: Final = 4 * tracing.SEGMENT_BYTES
 """How many bytes of a file are read. A segment is longer than `SEGMENT_BYTES` only if the last write to it was long."""
@@ -58,7 +59,7 @@ class Span(NamedTuple):
     @property
     def is_held(self) -> bool:
         """Whether the span is of a lock or an election that was acquired, and is open."""
-        return self.is_open and "token" in self.facts and self.kind in ("lock", "election")
+        return self.is_open and "token" in self.facts and self.kind in HOLDS
 
     @property
     def length(self) -> int:
@@ -116,18 +117,12 @@ class Crossing(NamedTuple):
 
     Attributes:
         name: its name.
-        store: the text that identifies its store.
-        world_size: the number of ranks.
         spans: the spans of the processes that passed, in the order of their arrivals.
-        others: the spans that did not pass.
         is_sound: whether each rank arrived once and passed, so that arrivals and departures bound the clocks.
     """
 
     name: str
-    store: str
-    world_size: int
     spans: list[Span]
-    others: list[Span]
     is_sound: bool
 
 
@@ -199,19 +194,15 @@ class Trace:
                     end=max(span.begin, deaths.get((process.group, process.address), end))
                 )
 
-    def bound(self, one: int, other: int) -> int | None:
-        """Return the largest error of the difference of two times, in ns, or None if the times are not comparable.
+    def bound(self, one: int, other: int) -> int:
+        """Return the largest error of the difference of two times of one group of clocks, in ns.
 
         Args:
             one: the index of the process of the first time.
             other: the index of the process of the second time.
         """
-        mine, theirs = self.processes[one], self.processes[other]
-        if mine.clock == theirs.clock:
-            return 0
-        if mine.group != theirs.group:
-            return None
-        return self.alignment.widest(mine.clock) + self.alignment.widest(theirs.clock)
+        mine, theirs = self.processes[one].clock, self.processes[other].clock
+        return 0 if mine == theirs else self.alignment.widest(mine) + self.alignment.widest(theirs)
 
     def begins(self) -> list[int]:
         """Return the first time of each group of clocks."""
@@ -415,11 +406,10 @@ def _crossings(spans: Iterable[Span]) -> list[Crossing]:
         if span.kind in MEETS and span.facts.get("operation", "synchronize") == "synchronize":
             met.setdefault((span.store, span.name), []).append(span)
     found = []
-    for (store, name), group in met.items():
+    for (_, name), group in met.items():
         passed = sorted((span for span in group if span.outcome == "passed"), key=lambda span: span.begin)
         if not passed:
             continue
-        others = [span for span in group if span.outcome != "passed"]
         sizes = {span.facts.get("world_size") for span in passed}
         size = sizes.pop() if len(sizes) == 1 else None
         ranks = [span.rank for span in passed]
@@ -427,12 +417,12 @@ def _crossings(spans: Iterable[Span]) -> list[Crossing]:
         has_ranks = None not in ranks and len(set(ranks)) == len(ranks)
         is_sound = (
             isinstance(size, int)
-            and not others
+            and len(passed) == len(group)
             and not is_repeated
             and (has_ranks or set(ranks) == {None})
             and len(ranks) <= size
         )
-        found.append(Crossing(name, store, size if isinstance(size, int) else len(passed), passed, others, is_sound))
+        found.append(Crossing(name, passed, is_sound))
     return found
 
 

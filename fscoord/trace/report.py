@@ -8,12 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from fscoord.trace.reading import Crossing, Process, Span, Trace
+from fscoord.trace.reading import HOLDS, Crossing, Process, Span, Trace
 
-WAITS: Final = ("barrier", "exchange", "wait", "queue", "lock", "election", "observe", "take", "rendezvous")
+WAITS: Final = ("barrier", "exchange", "wait", "queue", *HOLDS, "observe", "take", "rendezvous")
 """The kinds of spans in which a process waits."""
 
-HOLDS: Final = ("lock", "election")
 SLACK_NS: Final = 1_000_000
 """By how much a release may be recorded after the acquisition that it made possible, in ns."""
 
@@ -162,7 +161,7 @@ def arrivals_of(trace: Trace, crossing: Crossing) -> Arrivals | None:
         return None
     cost = sum(last.begin - span.begin for span in others)
     lead = last.begin - others[-1].begin
-    bounds = [trace.bound(span.process, last.process) or 0 for span in others if last.begin - span.begin < 1e9]
+    bounds = [trace.bound(span.process, last.process) for span in others if last.begin - span.begin < 1e9]
     is_certain = lead > max(bounds, default=0)
     return Arrivals(last, cost, lead * len(others), is_certain)
 
@@ -329,9 +328,8 @@ class Holds:
         return found
 
 
-def ended_by(trace: Trace, span: Span, holds: Holds | None = None) -> Ended:
+def ended_by(trace: Trace, span: Span, holds: Holds) -> Ended:
     """Return the event that ended the wait of `span`."""
-    holds = holds or Holds(trace)
     if span.is_open and not span.is_held:
         process = trace.processes[span.process]
         return Ended(

@@ -6,13 +6,15 @@ import logging
 import os
 import re
 import signal
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from launch.conftest import wait_until_gone
 from support.places import until
 
 from fscoord import FileStore, LockLostError, StoreGoneError
-from fscoord.cli import output, run_command
+from fscoord.cli import groups, output, run_command
 from fscoord.launch import held
 from fscoord.recipes import Lock, ReadWriteLock, Semaphore, force_release
 
@@ -251,9 +253,13 @@ def note(monkeypatch, capsys):
     monkeypatch.setattr(output, "_is_watched", lambda: True)
 
     def tell(more, *, is_over=False):
-        told = output.SlowNote(logging.getLogger("fscoord.tests"), "waiting for it", more)
-        told.is_over = is_over
-        told.tell()
+        due = []
+        timer = SimpleNamespace(start=lambda: None, cancel=lambda: None)
+        monkeypatch.setattr(output, "Timer", lambda _, call: due.append(call) or timer)
+        with output.telling_if_slow(logging.getLogger("fscoord.tests"), "waiting for it", more) as end:
+            if is_over:
+                end()
+            due[0]()
         return capsys.readouterr().err
 
     return tell
@@ -295,12 +301,15 @@ def test_holders_are_logged_once_with_v_when_the_wait_lasts(process, line_with, 
 
 def test_work_that_begins_here_ends_the_wait_for_its_result(fscoord, store, monkeypatch, tmp_path):
     notes = []
-    monkeypatch.setattr(output.SlowNote, "end", lambda self: notes.append((tmp_path / "said").exists()))
+    note = nullcontext(lambda: notes.append((tmp_path / "said").exists()))
+    monkeypatch.setattr(groups, "telling_if_slow", lambda *_: note)
     assert fscoord("once", "w", *sh(f"echo x > {tmp_path}/said")).code == 0
-    assert notes == [False, True]
+    assert notes == [False]
 
 
-def test_holders_are_named_with_their_states_and_the_other_waiters_are_counted(process, store, path, line_with):
+def test_holders_are_named_with_their_states_and_the_other_waiters_are_counted(
+    process, store, path, line_with, monkeypatch
+):
     stopped = process("sem", "-v", "-j", "3", "s", "sleep", "600")
     line_with(stopped, "has the semaphore")
     stopped.send_signal(signal.SIGSTOP)
@@ -312,5 +321,6 @@ def test_holders_are_named_with_their_states_and_the_other_waiters_are_counted(p
         until(lambda: "stopped" in run_command.holders_text(store, slots))
         first = rf"{os.uname().nodename}:{stopped.pid} \(stopped, {SINCE}\)"
         second = rf"{ME} \(alive, {SINCE}\)"
-        found = run_command.holders_text(store, slots, shown=2)
+        monkeypatch.setattr(run_command, "HOLDERS_SHOWN", 2)
+        found = run_command.holders_text(store, slots)
         assert re.fullmatch(rf"held by {first}, {second} and 1 more, 1 other waiting", found)

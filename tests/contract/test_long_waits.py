@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.internals import line_module as _line, timing
+from support.internals import timing
 from support.places import Place, start_thread, until
-from support.recipes import RECIPES, WAITED_FOR, new
+from support.recipes import RECIPES, WAITED_FOR, look_often, new
 
 from fscoord import aio
 from fscoord.aio._driver import SlicedWaits
-from fscoord.recipes import Election, Lock, ReadWriteLock, Semaphore, election, latch, membership, once, queue
+from fscoord.recipes import Election, Lock, ReadWriteLock, Semaphore, once
 from fscoord.store import Store
 
 LIMIT = 60
@@ -34,9 +34,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 @pytest.fixture(autouse=True)
 def _waits_are_soon_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "FIRST_S", 0.02)
-    monkeypatch.setattr(_line, "SLOW_LOOK_S", 0.01)
-    for module in (queue, latch, election, membership):
-        monkeypatch.setattr(module, "LOOK_S", 0.01)
+    look_often(monkeypatch, 0.01)
 
 
 @pytest.fixture

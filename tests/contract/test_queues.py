@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,9 @@ class Interrupted(PrefixStore):
 
     def set(self, key: Any, value: Any) -> None:
         self._step(super().set, key, value)
+
+    def get(self, key: Any, **named: Any) -> Any:
+        return self._step(partial(super().get, **named), key)
 
     def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
         return bytes(self._step(super().compare_set, key, expected, desired))

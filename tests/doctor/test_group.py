@@ -33,7 +33,6 @@ def work(directory: str, name: str, number: int) -> tuple[list[int], int]:
     agent = Agent()
     agent.settle(directory)
     agent.append("f", "ofd", number, name)
-    agent.replace("g", number)
     agent.claim("c", "mkdir", 1)
     agent.claim("d", "open", 1)
     agent.speed("store", {}, 0.01)

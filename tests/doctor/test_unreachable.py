@@ -137,22 +137,10 @@ class Server:
     def claim(self, who: Any, stem: str, how: str, count: int) -> list[int]:
         return list(range(count)) if self.lock(who, stem, how) else []
 
-    def replace(self, who: Any, **_: Any) -> None:
-        return None
-
-    def reopened(self, who: Any, **_: Any) -> float:
-        return 0.001
-
     def watch(self, who: Any, **_: Any) -> bool:
         return True
 
     watched = watch
-
-    def scatter(self, who: Any, count: int, **_: Any) -> int:
-        return count
-
-    def scattered(self, who: Any, **_: Any) -> int:
-        return 150
 
     def count(self, who: Any, name: str, **_: Any) -> dict[str, Any]:
         first = self.lock(who, name, "count")

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -583,9 +584,11 @@ def test_openers_of_an_empty_file_that_want_different_locks_agree_on_one(path: s
 # Readers that may not write
 
 
-def suspect() -> None:
-    """The cases in which a reader without the lock must look again under the lock."""
-    raise NeedsLock
+def suspect(read: Callable[[bool], bool], locked: bool = False) -> bool:
+    """Read under the lock, and raise without it, where a reader must look again under the lock."""
+    if not locked:
+        raise NeedsLock
+    return read(locked)
 
 
 def test_reader_that_waits_for_the_lock_lets_others_of_its_process_work(
@@ -594,7 +597,7 @@ def test_reader_that_waits_for_the_lock_lets_others_of_its_process_work(
     with FileStore(path, timeout=0.05) as store, FileStore(path, read_only=True, timeout=HANG_S) as reader:
         store.set("k", "1")
         with held(path, "ofd") as release:
-            monkeypatch.setattr(log_of(reader), "_read", suspect)
+            monkeypatch.setattr(log_of(reader), "_read", partial(suspect, log_of(reader)._read))
             with start_thread(reader.get, "k") as waiter:
                 for _ in range(10):
                     assert store.get("k") == b"1"
@@ -611,7 +614,7 @@ def test_reader_passes_a_torn_record_that_looked_like_damage(path: str, monkeypa
         store.set("k", "1")
         with open(path, "ab") as log:
             log.write(b"torn")
-        monkeypatch.setattr(log_of(reader), "_read", suspect)
+        monkeypatch.setattr(log_of(reader), "_read", partial(suspect, log_of(reader)._read))
         assert reader.get("k") == b"1"
         store.set("k", "2")
         assert reader.get("k") == b"2"

@@ -23,7 +23,7 @@ from support.disks import fill
 from support.faulty import faulty_os
 from support.internals import log_of
 from support.places import start_thread, until, wait_in_vain
-from support.recipes import RECIPES, WAITED_FOR, new
+from support.recipes import RECIPES, WAITED_FOR, look_often, new
 
 from fscoord import FileStore, HashStore, PrefixStore, aio, barrier, synchronize
 from fscoord._log.format.wait_slot import EMPTY, FILE_HEADER, SLOT_SIZE, WaitSlot
@@ -34,12 +34,7 @@ from fscoord.recipes import (
     Lock,
     ReadWriteLock,
     Semaphore,
-    _line,
-    election,
-    latch,
-    membership,
     once,
-    queue,
 )
 from fscoord.rendezvous import C10dRendezvousBackend, DynamicRendezvousHandler
 from fscoord.status import SessionStatus, ShownWait, status
@@ -58,9 +53,7 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def _waits_are_soon_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "SHOW_S", 0.02)
-    monkeypatch.setattr(_line, "SLOW_LOOK_S", 0.05)
-    for module in (queue, latch, election, membership):
-        monkeypatch.setattr(module, "LOOK_S", 0.05)
+    look_often(monkeypatch, 0.05)
 
 
 soon = pytest.mark.usefixtures("_waits_are_soon_shown")

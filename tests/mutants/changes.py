@@ -189,8 +189,8 @@ MUTANTS = (
     ),
     Mutant(
         "a view that overrides operations takes part in an exchange",
-        "PrefixStore._exchanges_keys",
-        "type(self) is PrefixStore and ",
+        "prefix._COMPOSED",
+        '"_exchanges_keys", ',
         "",
         (EXCHANGE,),
     ),

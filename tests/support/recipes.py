@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fscoord import recipes
+import pytest
 
-__all__ = ["RECIPES", "WAITED_FOR", "Recipe", "new", "use"]
+from fscoord import recipes
+from fscoord.recipes import _line
+
+__all__ = ["RECIPES", "WAITED_FOR", "Recipe", "look_often", "new", "use"]
 
 
 class Recipe(NamedTuple):
@@ -18,7 +22,7 @@ class Recipe(NamedTuple):
         arguments: what its constructor takes after the store and the name.
         wait: waits with an object for what another process does. It takes a ``timeout``, and may return a coroutine.
         end: does with another object what the wait is for.
-        waits_for: what a slot shows of the wait, after which the name follows.
+        waits_for: what ``fscoord ps`` shows of the wait, after which the name follows: a constant of `awaited`.
         warning: what a warning calls the wait: a pattern, in which ``NAME`` is the name.
     """
 
@@ -117,3 +121,10 @@ def use(kind: str, store: Any, name: str) -> None:
     """Use a new object of the recipe alone, to its end."""
     for call in RECIPES[kind].calls(new(kind, store, name)):
         call()
+
+
+def look_often(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Make each recipe that waits look for itself after `seconds`."""
+    monkeypatch.setattr(_line, "SLOW_LOOK_S", seconds)
+    for name in WAITED_FOR:
+        monkeypatch.setattr(sys.modules[getattr(recipes, name).__module__], "LOOK_S", seconds)

@@ -162,7 +162,6 @@ def test_fault_that_is_impossible_is_refused() -> None:
         lambda: store.delays(seconds=1, times=-1),
         lambda: store.random_faults(1, rate=1.5),
         lambda: FaultyFiles().fails("mkdir"),
-        lambda: FaultyFiles().fails(),
     ]:
         with pytest.raises(ValueError, match=r"no such|negative|between 0 and 1"):
             wrong()

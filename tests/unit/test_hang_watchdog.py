@@ -39,10 +39,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[KernelCall]:
     """A call of which a thread of its own takes care, whatever else this process has open."""
     monkeypatch.setattr(hang_watchdog, "_open", weakref.WeakSet())
-    monkeypatch.setattr(hang_watchdog, "_watchdog", [HangWatchdog()])
+    monkeypatch.setattr(hang_watchdog, "_watchdog", HangWatchdog())
     found = KernelCall("/some/where")
     yield found
-    thread = hang_watchdog._watchdog[0]._thread
+    thread = hang_watchdog._watchdog._thread
     found.close()
     if thread is not None:
         thread.join(HANG_S)

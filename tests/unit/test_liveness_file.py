@@ -25,33 +25,20 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def open_one(path: str) -> Iterator[Open]:
     """Open the liveness file as one more handle does, which closes it when the test ends."""
-    opened: list[LivenessFile] = []
+    opened = system.Descriptors()
 
     def open_(*, create: bool = True, read_only: bool = False) -> LivenessFile:
-        file = open_liveness_file(path, 0o600, set(), create=create, read_only=read_only)
+        file = open_liveness_file(path, 0o600, opened, create=create, read_only=read_only)
         assert file is not None
-        opened.append(file)
         return file
 
     yield open_
-    for file in opened:
-        file.close()
+    system.close_all(os.close, opened)
 
 
 def put(path: str, data: bytes) -> None:
     Path(path + ".alive").write_bytes(data)
     os.chmod(path + ".alive", 0o600)
-
-
-def test_byte_is_released_when_its_liveness_file_is_closed(open_one: Open) -> None:
-    keep: set[int] = set()
-    other, one = open_one(), open_one()
-    one._owned_fds = keep
-    keep.add(one._fd)
-    assert one.hold(3)
-    one.close()
-    assert not keep
-    assert not other.is_held(3)
 
 
 def test_liveness_file_is_lost_once_its_name_leads_elsewhere_or_nowhere(open_one: Open, path: str) -> None:
@@ -69,9 +56,6 @@ def test_liveness_file_is_lost_once_its_name_leads_elsewhere_or_nowhere(open_one
     os.link(name, path + ".third")
     assert not other.is_lost()
     os.unlink(path + ".third")
-    one.close()
-    with open(name):  # its descriptor has, most likely, the number of the one that was closed
-        assert one.is_lost()
 
 
 @pytest.mark.parametrize("data", [b"x", b"x" * SIZE, b"x" + MAGIC[1:] + b"i" * 16, bytes(8) + b"i" * 16])

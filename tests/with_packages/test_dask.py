@@ -208,16 +208,15 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
 
 def test_candidate_waits_without_limit_and_withdraws_its_address(said: Callable[[], list[str]]) -> None:
     async def elect(store: HashStore) -> None:
-        candidates = [_Candidate(aio.AsyncStore(store.clone()), f"tcp://{name}:1") for name in "ab"]
         election = aio.Election(aio.AsyncStore(store), NAME)
-        candidates[0].start()
+        first = _Candidate(aio.AsyncStore(store.clone()), "tcp://a:1")
         assert (await election.observe(timeout=HANG_S)).data == b"tcp://a:1"
-        candidates[1].start()
+        second = _Candidate(aio.AsyncStore(store.clone()), "tcp://b:1")
         while not await election.waiters():
             await asyncio.sleep(0)
-        await candidates[0].stop()
+        await first.stop()
         assert (await election.observe(after=1, timeout=HANG_S)).data == b"tcp://b:1"
-        await candidates[1].stop()
+        await second.stop()
         assert await election.leader() is None
 
     with HashStore(timeout=0) as store:
@@ -226,12 +225,11 @@ def test_candidate_waits_without_limit_and_withdraws_its_address(said: Callable[
 
 def test_candidate_that_leads_no_more_says_which_one_does(said: Callable[[], list[str]]) -> None:
     async def elect(store: HashStore) -> None:
-        candidates = [_Candidate(aio.AsyncStore(store.clone()), f"tcp://{name}:1") for name in "ab"]
         asynchronous = aio.AsyncStore(store)
         election = aio.Election(asynchronous, NAME)
-        candidates[0].start()
+        first = _Candidate(aio.AsyncStore(store.clone()), "tcp://a:1")
         leader = await election.observe(timeout=HANG_S)
-        candidates[1].start()
+        second = _Candidate(aio.AsyncStore(store.clone()), "tcp://b:1")
         while not await election.waiters():
             await asyncio.sleep(0)
         assert await aio.force_release(asynchronous, NAME, leader.term)
@@ -239,9 +237,9 @@ def test_candidate_that_leads_no_more_says_which_one_does(said: Callable[[], lis
         wanted = ("tcp://b:1 leads in .* now, not tcp://a:1", "tcp://a:1 is no longer published in .*removed it")
         while not all(any(re.fullmatch(each, line) for line in said()) for each in wanted):
             await asyncio.sleep(0)
-        await candidates[0].stop()
+        await first.stop()
         assert (await election.leader()).data == b"tcp://b:1"
-        await candidates[1].stop()
+        await second.stop()
 
     with HashStore(timeout=0) as store:
         asyncio.run(asyncio.wait_for(elect(store), HANG_S))

@@ -43,11 +43,19 @@ def handle(request: pytest.FixtureRequest, tmp_path: Path, tcp_stores: Iterator[
     return lambda: store
 
 
-def test_ranks_of_both_libraries_exchange_data(handle: Callable[[], Any]) -> None:
-    calls = [synchronize, store_util.synchronize, synchronize]
+def exchange(handle: Callable[[], Any], *calls: Callable[..., list[bytes]]) -> None:
     threads = [start_thread(call, handle(), f"d{rank}", rank, 3, "s", HANG_S) for rank, call in enumerate(calls)]
     assert [thread.join() for thread in threads] == [[b"d0", b"d1", b"d2"]] * 3
+
+
+def test_ranks_of_both_libraries_exchange_data(handle: Callable[[], Any]) -> None:
+    exchange(handle, synchronize, store_util.synchronize, synchronize)
     assert get_all(handle(), 0, "s", 1) == [b"d0"]
+
+
+def test_timeout_of_a_store_that_ranks_share_is_restored(handle: Callable[[], Any]) -> None:
+    """torch's function may restore the timeout that another thread has set meanwhile."""
+    exchange(handle, synchronize, synchronize, synchronize)
     assert handle().timeout == DEFAULT
 
 

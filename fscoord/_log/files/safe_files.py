@@ -80,7 +80,8 @@ def unavailable(error: OSError, path: str, doing: str, *, maybe_applied: bool = 
     """Convert `error` into a StoreUnavailableError that says what failed (`doing`), and what to do about it."""
     number, text = error.errno, error.strerror or str(error)
     directory = system.os.path.dirname(path)
-    if number == system.errno.ENOENT and system.os.path.isdir(directory) and not _is_draft(error.filename):
+    is_draft = isinstance(error.filename, str) and error.filename.endswith(TEMPORARY_SUFFIX)
+    if number == system.errno.ENOENT and system.os.path.isdir(directory) and not is_draft:
         message = f"no store at {path}; check the path (`set` creates one)"
         return StoreUnavailableError(message, path=path, maybe_applied=maybe_applied, errno=number)
     advice = {
@@ -99,11 +100,6 @@ def unavailable(error: OSError, path: str, doing: str, *, maybe_applied: bool = 
     return StoreUnavailableError(
         f"{path}: {doing} failed: {text}{advice}", path=path, maybe_applied=maybe_applied, errno=number
     )
-
-
-def _is_draft(name: object) -> bool:
-    """Return whether `name`, the file of an error, is a file that was to become a log."""
-    return isinstance(name, str) and name.endswith(TEMPORARY_SUFFIX)
 
 
 def damaged(path: str, file: str, offset: int, reason: str) -> CorruptLogError:
@@ -217,12 +213,9 @@ def _remove_temporary_names(path: str, found: Any) -> None:
     for name in system.os.listdir(directory):
         if name.startswith(base + ".") and name.endswith(TEMPORARY_SUFFIX):
             other = system.os.path.join(directory, name)
-            try:
+            with ignoring(OSError):
                 if same_file(system.os.stat(other, follow_symlinks=False), found):
                     system.os.unlink(other)
-            except OSError as error:
-                raise_if_foreign(error)
-                continue
 
 
 def inherit_permissions(source: str, target: int) -> None:

@@ -209,8 +209,8 @@ def _decode_one(data: bytes, chain: int) -> tuple[list[Record], list[Record], in
 def _has_no_writer(data: bytes, position: int) -> bool:
     """Return whether the record at `position` in `data` names session 0, or zeros follow its prefix.
 
-    No reader meets such a record, except in a torn tail. There a single flipped bit may have made a prefix look sound
-    that was only partly written. The file then seems to end within that record, and a reader would wait for the rest.
+    No reader meets such a record, except in a torn tail. There, a single flipped bit may have made a partly written
+    prefix look sound. The file then seems to end within that record, and a reader would wait for the rest.
     """
     return data[position + PREFIX_SIZE : position + PREFIX_SIZE + 4] == b"\0\0\0\0"
 

@@ -33,8 +33,6 @@ from fscoord.errors import FscoordError, StoreUnavailableError
 MOVED: Final[Any] = object()
 """The result of an attempt that ended because the log continues in another file."""
 
-_RECORD_SIZE: Final = record.RECORD_MIN
-
 
 class Compactor:
     """Compacts the log for one handle. The caller of every method holds the log's lock and has read to the end."""
@@ -60,7 +58,10 @@ class Compactor:
             self.compact()
             return True
         least = handle.options.compact_bytes
-        live = self._live_size()
+        table = handle.table
+        sessions = sum(record.RECORD_MIN + len(session.encode()) for _, session in table.remembered())
+        times = record.RECORD_MIN * len(table.last_times())
+        live = handle.start.offset + sessions + times + handle.machine.live_size()
         grown = handle.offset + more
         garbage = handle.offset - live
         # The next check is due after further growth, whether or not this check leads to a compaction. `compact_at` is
@@ -78,12 +79,6 @@ class Compactor:
                 logger(__name__).warning("%s could not be compacted, and keeps growing: %s", handle.path, str(error))
             self._refused_by = reason
         return True
-
-    def _live_size(self) -> int:
-        handle = self._handle
-        sessions = sum(_RECORD_SIZE + len(session.encode()) for _, session in handle.table.remembered())
-        times = _RECORD_SIZE * len(handle.table.last_times())
-        return handle.start.offset + sessions + times + handle.machine.live_size()
 
     def compact(self) -> None:
         """Seal the generation in use and create the next, which the next operation of this handle enters.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from fscoord._log.files import safe_files, torn_tail
@@ -49,10 +50,8 @@ def hint(fd: int) -> GenerationRef | None:
     while place >= record.KIND_AT:
         start = place - record.KIND_AT
         if start + record.unpack_prefix(data, start)[0] == len(data) and record.chain_if_sound(data, start) is not None:
-            try:
+            with suppress(MalformedRecord):
                 return GenerationRef.decode(record.FORWARD, data[start + record.HEAD_SIZE : -record.TAIL_SIZE])
-            except MalformedRecord:
-                pass
         place = data.rfind(bytes([record.FORWARD]), 0, place)
     return None
 
@@ -75,11 +74,9 @@ def newest(fd: int, start: LogPosition) -> tuple[GenerationRef | None, LogPositi
         data += more
         _, others, used, chain, missing = record.decode(data, chain)
         for kind, _, value, _, _ in others:
-            try:
-                if kind in (record.SEAL, record.FORWARD):
+            if kind in (record.SEAL, record.FORWARD):
+                with suppress(MalformedRecord):
                     found = GenerationRef.decode(kind, value)
-            except MalformedRecord:
-                continue
         offset, data = offset + used, data[used:]
         if missing < 0:
             verdict = torn_tail.examine(fd, offset, chain, zeros, durable=True)
@@ -189,16 +186,12 @@ def find_root(path: str, header: Header, log_id: bytes) -> str | None:
     entries = list(itertools.chain.from_iterable(map(system.os.scandir, (directory,))))
     for name in [entry.name for entry in entries if entry.inode() == header.root_inode]:
         file = system.os.path.join(directory, name)
-        fd = -1
-        try:
+        with ignoring(OSError, MalformedRecord, InsecurePathError):
             fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
-            found = Header.decode(read_header(fd))[0]
-            if (found.log_id, found.generation, system.os.fstat(fd).st_ino) == (log_id, 0, header.root_inode):
-                return file
-        except (OSError, MalformedRecord, InsecurePathError) as error:
-            raise_if_foreign(error)
-        finally:
-            system.close_quietly(fd)
+            with safe_files.closing_owned(fd, system.loose):
+                found = Header.decode(read_header(fd))[0]
+                if (found.log_id, found.generation, system.os.fstat(fd).st_ino) == (log_id, 0, header.root_inode):
+                    return file
     return None
 
 
@@ -252,24 +245,16 @@ def is_removable(file: str, owner: LogIdentity, newest: int, reading: int, owned
 
 
 def _is_unlocked(handle: HandleState, file: str) -> bool:
-    try:
+    with ignoring(OSError, InsecurePathError):
         fd = safe_files.open_descriptor(file, handle.write_flags, owned_fds=handle.owned_fds)
-    except (OSError, InsecurePathError) as error:
-        raise_if_foreign(error)
-        return False
-    lock = LogLock(file, fd, handle.root.header.lock_kind, system.threading.RLock(), set())
-    try:
-        lock.try_lock()
-        return True
-    except OSError as error:
-        raise_if_foreign(error)
-        return False
-    finally:
-        try:
-            lock.unlock()
-        except OSError as error:  # closing the descriptor unlocks it as well
-            raise_if_foreign(error)
-        handle.close_fd(fd)
+        with safe_files.closing_owned(fd, handle.owned_fds):
+            lock = LogLock(file, fd, handle.root.header.lock_kind, system.threading.RLock(), set())
+            try:
+                lock.try_lock()
+                return True
+            finally:
+                lock.unlock()
+    return False
 
 
 def remove_log(handle: HandleState, owner: LogIdentity, clear: Callable[[str], object]) -> None:
@@ -280,7 +265,7 @@ def remove_log(handle: HandleState, owner: LogIdentity, clear: Callable[[str], o
     path was removed, and belongs to `owner`.
     """
     epoch, path = system.process_epoch(), handle.path
-    try:
+    with ignoring(OSError, MalformedRecord, InsecurePathError):
         if not _has_one_name(handle):
             return
         files = later_files(path)
@@ -288,12 +273,9 @@ def remove_log(handle: HandleState, owner: LogIdentity, clear: Callable[[str], o
             clear(path)
         if system.process_epoch() == epoch:
             system.os.unlink(path)
-    except (OSError, MalformedRecord, InsecurePathError) as error:
-        raise_if_foreign(error)
-        return
-    for _, file in files:
-        if is_removable(file, owner, sys.maxsize, handle.read_flags, handle.owned_fds):
-            safe_files.unlink_quietly(file, epoch)
+        for _, file in files:
+            if is_removable(file, owner, sys.maxsize, handle.read_flags, handle.owned_fds):
+                safe_files.unlink_quietly(file, epoch)
 
 
 def _has_one_name(handle: HandleState) -> bool:

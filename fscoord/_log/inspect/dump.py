@@ -60,7 +60,8 @@ def _dump(path: str) -> Generator[Entry, None, None]:
     fd, file, named = -1, path, None
     try:
         while True:
-            fd, header, start = _open_generation(path, file, named)
+            fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
+            header, start = _read_header(path, file, fd, named)
             named = yield from _records(path, file, fd, start, header)
             if named is None:
                 return
@@ -76,24 +77,19 @@ def _dump(path: str) -> Generator[Entry, None, None]:
         system.close_quietly(fd)
 
 
-def _open_generation(path: str, file: str, named: GenerationRef | None) -> tuple[int, Header, LogPosition]:
-    """Open generation 0, or the generation `named`. Return the descriptor, the header and its end."""
-    fd = safe_files.open_descriptor(file, system.os.O_RDONLY)
+def _read_header(path: str, file: str, fd: int, named: GenerationRef | None) -> tuple[Header, LogPosition]:
+    """Return the header of generation 0, or of the generation `named`, and the end of the header."""
+    safe_files.check(file, fd, 0, read_only=True)
+    data = read_header(fd)
+    if named is None and Header.is_partial(data):
+        raise no_header(path, data)
     try:
-        safe_files.check(file, fd, 0, read_only=True)
-        data = read_header(fd)
-        if named is None and Header.is_partial(data):
-            raise no_header(path, data)
-        try:
-            header, start = Header.decode(data)
-        except MalformedRecord as error:
-            raise refused_header(path, file, error) from None
-        if named is not None and header.log_id != named.log_id:
-            raise safe_files.damaged(path, file, 0, "it is not the next generation")
-    except BaseException:
-        system.close_quietly(fd)
-        raise
-    return fd, header, start
+        header, start = Header.decode(data)
+    except MalformedRecord as error:
+        raise refused_header(path, file, error) from None
+    if named is not None and header.log_id != named.log_id:
+        raise safe_files.damaged(path, file, 0, "it is not the next generation")
+    return header, start
 
 
 def _records(

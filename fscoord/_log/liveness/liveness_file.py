@@ -75,7 +75,7 @@ def open_liveness_file(
     if len(data) < SIZE or not data.startswith(MAGIC):
         safe_files.close_owned(fd, owned_fds)
         raise InsecurePathError(f"{name} is not a liveness file; remove it", path=name)
-    return LivenessFile(name, fd, data[len(MAGIC) :], owned_fds)
+    return LivenessFile(name, fd, data[len(MAGIC) :])
 
 
 def _is_unfinished(fd: int, data: bytes) -> bool:
@@ -105,13 +105,12 @@ class LivenessFile:
         number: the session whose byte this handle has locked, or 0.
     """
 
-    def __init__(self, path: str, fd: int, identity: bytes, owned_fds: set[int]) -> None:
+    def __init__(self, path: str, fd: int, identity: bytes) -> None:
         self.path = path
         self.id = identity
         self.number = 0
         self._slots: list[int] = []  # the wait slots that are locked; threads that lock two at once use the first
         self._fd = fd
-        self._owned_fds = owned_fds
 
     def hold(self, number: int) -> bool:
         """Lock byte `number`, and unlock the previous byte. Return False if another open file has locked `number`.
@@ -170,11 +169,9 @@ class LivenessFile:
 
     def locker(self) -> str:
         """Return ``host:pid`` of another process of this host that locks bytes of the file, or "an unknown process"."""
-        try:
+        found = None
+        with ignoring(OSError):
             found = system.range_lock_holder(system.os.fstat(self._fd).st_ino, LOCKER_S)
-        except OSError as error:
-            raise_if_foreign(error)
-            found = None
         return found or "an unknown process"
 
     def is_lost(self) -> bool:
@@ -194,11 +191,6 @@ class LivenessFile:
         for byte in (number, *(SLOT_BYTES + slot for slot in self._slots)):
             with ignoring(OSError):  # closing the descriptor unlocks it as well
                 self._lock(system.fcntl.F_UNLCK, byte)
-
-    def close(self) -> None:
-        """Close the descriptor, which unlocks the byte. In a forked child the byte stays locked for the parent."""
-        safe_files.close_owned(self._fd, self._owned_fds)
-        self._fd = -1
 
 
 class ProcessIdentity(NamedTuple):

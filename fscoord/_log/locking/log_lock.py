@@ -65,15 +65,6 @@ def _no_descriptor() -> None:
     raise OSError(system.errno.EBADF, "the descriptor was closed by a fork")
 
 
-def _unsupported(error: OSError, kind: int, path: str) -> UnsupportedFilesystemError:
-    others = " or ".join(f'lock="{name}"' for name, number in KINDS.items() if number != kind)
-    return UnsupportedFilesystemError(
-        f"{path}: this file system has no {KIND_NAMES[kind]} locks ({error.strerror}); choose another directory,"
-        f" mount it with locks, or pass {others} in every process",
-        path=path,
-    )
-
-
 def no_ofd_locks(path: str) -> UnsupportedFilesystemError:
     """Return the error of a platform without open-file-description locks."""
     return UnsupportedFilesystemError(
@@ -181,7 +172,14 @@ class LogLock:
 
     def refuse(self, error: OSError) -> UnsupportedFilesystemError | None:
         """Return the error to raise if `error` of a lock call means that the mount has no such locks, else None."""
-        return _unsupported(error, self.kind, self.path) if error.errno in _REFUSALS else None
+        if error.errno not in _REFUSALS:
+            return None
+        others = " or ".join(f'lock="{name}"' for name, number in KINDS.items() if number != self.kind)
+        return UnsupportedFilesystemError(
+            f"{self.path}: this file system has no {KIND_NAMES[self.kind]} locks ({error.strerror}); choose another"
+            f" directory, mount it with locks, or pass {others} in every process",
+            path=self.path,
+        )
 
     def is_taken(self, error: OSError) -> bool:
         """Return whether `error` of `try_lock` means that the lock is held. fcntl(2) allows EAGAIN and EACCES."""
@@ -195,20 +193,15 @@ class LogLock:
         """Return the holder of the lock: a session's number (0: not registered), a description, or None if unknown."""
         if self.fd < 0:
             return None
-        if self.kind == OFD:
-            fcntl = system.fcntl
-            asked = _range(fcntl.F_WRLCK, 0)
-            try:
-                answer = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, asked)
-            except OSError as error:
-                raise_if_foreign(error)
-                return None
-            kind, _, _, length, _ = system.FLOCK_STRUCT.unpack(bytes(answer)[: system.FLOCK_STRUCT.size])
-            return None if kind == fcntl.F_UNLCK else length - 1
         if self.kind == SOFT:
             return symlink_lock.holder(self.marker)
         with ignoring(OSError):
-            return system.flock_holder(self.fd)
+            if self.kind == FLOCK:
+                return system.flock_holder(self.fd)
+            fcntl = system.fcntl
+            answer = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _range(fcntl.F_WRLCK, 0))
+            kind, _, _, length, _ = system.FLOCK_STRUCT.unpack(bytes(answer)[: system.FLOCK_STRUCT.size])
+            return None if kind == fcntl.F_UNLCK else length - 1
         return None
 
     def wait(
@@ -265,13 +258,11 @@ class LogLock:
     def unblock(self, fd: int, session: int) -> None:
         """Release a lock that `block` has acquired for `session`."""
         fcntl = system.fcntl
-        try:
+        with ignoring(OSError):  # closing the descriptor unlocks it as well
             if self.kind == OFD:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, session))
             else:
                 fcntl.flock(fd, fcntl.LOCK_UN)
-        except OSError:  # closing the descriptor unlocks it as well
-            pass
 
     def adopt(self, fd: int, session: int, handover: Any, left: set[int]) -> None:
         """Replace the descriptor by `fd`. `block` has acquired the lock on `fd` for `session`.

@@ -35,7 +35,7 @@ class KernelCall:
         """Record that a call that may hang begins."""
         self._warn_after = FIRST_S
         self._since = system.time.monotonic()
-        _watchdog[0].ensure_running()
+        _watchdog.ensure_running()
 
     def end(self, *_: object) -> None:
         """Record that the call has returned."""
@@ -48,7 +48,7 @@ class KernelCall:
         self._since = 0.0
         _open.discard(self)
         if not _open:
-            _watchdog[0].wake.set()
+            _watchdog.wake.set()
 
     def warn_if_stuck(self, now: float) -> None:
         """Log a warning if the call takes too long. The watchdog's thread calls this, without a lock.
@@ -71,8 +71,15 @@ class HangWatchdog:
     """Runs the thread that checks the calls of all handles."""
 
     def __init__(self) -> None:
+        self.reset()
+        _watchdogs.add(self)
+
+    def reset(self) -> None:
+        """Set the state without a thread and without a call: at the beginning, and in a forked child."""
         self.wake = system.AutoResetEvent()
         self._thread: Any = None
+        for call in list(_open):
+            call.end()
 
     def ensure_running(self) -> None:
         """Start the thread if it is not running."""
@@ -94,13 +101,5 @@ class HangWatchdog:
 
 
 _open: weakref.WeakSet[KernelCall] = weakref.WeakSet()
-_watchdog: Final = [HangWatchdog()]
-
-
-def _after_fork_in_child() -> None:
-    _watchdog[0] = HangWatchdog()
-    for call in list(_open):
-        call.end()  # the thread that made the call exists in the parent only
-
-
-system.after_fork_in_child("calls", _after_fork_in_child)
+_watchdogs = system.reset_in_child("calls", HangWatchdog.reset)
+_watchdog: Final = HangWatchdog()

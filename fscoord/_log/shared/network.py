@@ -273,14 +273,9 @@ class NetworkAccess:
                 raise handle.gone(f"was truncated to {found.st_size} bytes, after {handle.offset} bytes had been read")
             return False
         if found.st_size > handle.offset or handle.lock.kind == SOFT:
-            try:
-                if self._read_on(locked=True):
-                    return True
-            except CorruptLogError:
-                if final or handle.recovery & APPLYING:
-                    self._check_identity()
-                    raise
-                return False
+            is_end = self._read_locked(final=final)
+            if is_end is not None:
+                return is_end
         if handle.is_torn or handle.pending:
             return final or self.coherence == DIRECT
         if found.st_size <= handle.offset:
@@ -292,6 +287,16 @@ class NetworkAccess:
                 path=handle.path,
             )
         return False
+
+    def _read_locked(self, *, final: bool) -> bool | None:
+        """Read on. Return True after a seal, False if the bytes look damaged and it is not `final`, otherwise None."""
+        try:
+            return self._read_on(locked=True) or None
+        except CorruptLogError:
+            if final or self._handle.recovery & APPLYING:
+                self._check_identity()
+                raise
+            return False
 
     def _check_identity(self) -> None:
         """Raise `StoreGoneError` if the path leads to another log whose file has the same inode number."""
@@ -405,14 +410,9 @@ class SymlinkLockAccess(NetworkAccess):
         handle = self._handle
         if self.coherence != DIRECT or handle.read_only:
             return super()._is_caught_up(final=final)
-        try:
-            if self._read_on(locked=True):
-                return True
-        except CorruptLogError:
-            if final or handle.recovery & APPLYING:
-                self._check_identity()
-                raise
-            return False
+        is_end = self._read_locked(final=final)
+        if is_end is not None:
+            return is_end
         end = system.os.lseek(handle.lock.fd, 0, system.os.SEEK_END)  # with O_DIRECT the kernel asks the server
         if system.os.fstat(handle.lock.fd).st_nlink == 0:
             raise handle.unlinked()

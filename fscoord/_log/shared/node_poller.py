@@ -370,9 +370,11 @@ class PollerElection:
             # If the byte says that the lock is free, the poller has not written it yet, or the last one wrote it late.
             # Each waiter would try again and again if the byte were believed.
             self._refused = term
-            if may_queue:
-                self._request_lock(fd, claim)
-            else:
+            # A thread blocks for the lock, which the kernel grants when the present poller leaves or dies. If no thread
+            # is left, waiters poll when the heartbeat stops.
+            if not may_queue or isinstance(
+                system.try_kernel_thread("fscoord-poller", self._wait_for_lock, fd, claim), RuntimeError
+            ):
                 safe_files.close_owned(fd, self._requested)
         except BaseException:
             # An interruption. A descriptor without a thread would keep this process from all later elections.
@@ -392,15 +394,8 @@ class PollerElection:
             return True
         return False
 
-    def _request_lock(self, fd: int, claim: Any) -> None:
-        """Start a thread that blocks for the poller's lock. It first acquires `claim`, or else does nothing.
-
-        The kernel grants the lock when the present poller leaves or dies.
-        """
-        if isinstance(system.try_kernel_thread("fscoord-poller", self._wait_for_lock, fd, claim), RuntimeError):
-            safe_files.close_owned(fd, self._requested)  # no thread is left; waiters poll when the heartbeat stops
-
     def _wait_for_lock(self, fd: int, claim: Any) -> None:
+        """Block for the poller's lock on `fd`, in a thread. It first acquires `claim`, or else does nothing."""
         if not claim.acquire(blocking=False) or fd not in self._requested:  # an interruption or a fork has closed it
             return
         try:

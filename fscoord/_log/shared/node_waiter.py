@@ -77,8 +77,7 @@ class NodeWaiter(Waiter):
             try:
                 self._is_poller = self._election.try_elect(self, may_queue=False)
             except OSError as error:
-                raise_if_foreign(error)
-                self.watcher.fall_back_to_polling(error)
+                self.fail(error)
 
     def close(self) -> None:
         """If this waiter is the poller, another waiter takes its place."""
@@ -100,8 +99,7 @@ class NodeWaiter(Waiter):
             self._bucket = bucket
             self._arm_by(bell, state)
         except OSError as error:
-            raise_if_foreign(error)
-            self.watcher.fall_back_to_polling(error)
+            self.fail(error)
 
     def _arm_by(self, bell: Doorbell, state: bytes) -> None:
         self._mark = bell.arm(self._bucket, state)
@@ -120,8 +118,7 @@ class NodeWaiter(Waiter):
             try:
                 self._expect_news(sleeps.POLL_FIRST_S if self._election.notify(buckets, extent) else NEWS_POLL_S)
             except OSError as error:
-                raise_if_foreign(error)
-                self.watcher.fall_back_to_polling(error)
+                self.fail(error)
 
     def probe_for_node(self, undead: Callable[[], list[int]], is_alive: Callable[[int], bool | None]) -> None:
         """Probe sessions for the waiters of the node, if this waiter is its poller; see `NodeProbes.probe_due`."""
@@ -130,8 +127,7 @@ class NodeWaiter(Waiter):
                 if self._election.probes.probe_due(undead, is_alive):
                     self._election.notify(range(SIZE))
             except OSError as error:
-                raise_if_foreign(error)
-                self.watcher.fall_back_to_polling(error)
+                self.fail(error)
 
     def is_rung(self) -> bool:
         """A change of the role of this waiter is a ring, too."""

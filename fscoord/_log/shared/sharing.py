@@ -20,7 +20,7 @@ from fscoord._log.shared.network import NetworkAccess, SymlinkLockAccess
 from fscoord._log.state_machine import StateMachine
 from fscoord._log.wakeup.doorbell import SIZE, bucket
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import raise_if_foreign
+from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 from fscoord.errors import FscoordError
 
 if TYPE_CHECKING:
@@ -104,14 +104,12 @@ class Sharing:
 
         The module is imported here, because a handle that only reads does not need `fscoord._log.shared.combining`.
         """
-        try:
+        with ignoring(OSError, ImportError):
             made: Outcomes = system.import_uninterrupted("fscoord._log.shared.combining.outcomes").Outcomes(
                 self.changed_keys, table
             )
-        except (OSError, ImportError) as error:
-            raise_if_foreign(error)
-            return None
-        return made
+            return made
+        return None
 
     def make_parts(self, handle: HandleState, cursor: Cursor, liveness: Liveness, mount: Mount) -> LogWriter:
         """Make the access of the handle, and then its writer. Return the writer."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from fscoord._log.format.control_records import Session
@@ -42,7 +43,7 @@ _TEXT: Final = re.compile(
 
 
 class _Owner(NamedTuple):
-    """The process that created a link, and the network namespace in which its `REMOVER` counts."""
+    """The process that created a link, and its network namespace, within which the address `REMOVER` is unique."""
 
     session: Session
     network: int
@@ -185,20 +186,15 @@ class SymlinkLock:
             if self._is_own(text):
                 self._text = text
                 return True
-            if self._is_stale(text):
-                self._remove_stale(text)
+            with suppress(MalformedRecord):
+                owner = _Owner.decode(text)
+                if owner.network == self._network and self._identity.is_provably_dead(owner.session):
+                    self._remove_stale(text)
         return False
 
     def _is_own(self, text: str) -> bool:
         owner, _, count = text.rpartition(".")
         return owner == self._owner and int(count) > self._released
-
-    def _is_stale(self, text: str) -> bool:
-        try:
-            owner = _Owner.decode(text)
-        except MalformedRecord:
-            return False
-        return owner.network == self._network and self._identity.is_provably_dead(owner.session)
 
     def _remove_stale(self, text: str) -> None:
         """Remove the link with `text`. Its owner was a process of this host, and is dead.

@@ -103,8 +103,8 @@ class Waiter:
     def is_rung(self) -> bool:
         """Return whether the log may have changed for this wait, or the wait is over.
 
-        A ring is an event. If no event was read since the waiter was armed, then the next `ChangeWatcher.block` ends at
-        once, or no ring has come; neither needs a system call here.
+        Every ring is also an event. So if no event has been read since the waiter was armed, either there was no ring,
+        or its event is still unread and ends the next `ChangeWatcher.block` at once. Neither case needs a system call.
         """
         watcher = self.watcher
         if self.is_over or (self._longest_sleep and self._deaths != watcher.deaths):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import EllipsisType
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from fscoord._arguments import (
@@ -38,7 +37,7 @@ from fscoord._waiting.shown_waits import ShownWaits
 from fscoord._waiting.timing import Backoff
 from fscoord._waiting.wait import VALUES, WaitRequest
 from fscoord.errors import QueueEmptyError
-from fscoord.store import Capabilities, Member, Store
+from fscoord.store import Capabilities, Member, Store, kept
 from fscoord.stores.etcd.requests import (
     KeySpace,
     Request,
@@ -55,7 +54,8 @@ from fscoord.stores.etcd.transactions import KeySnapshot, KeyWatcher, Transactio
 
 __all__ = ["EtcdStore", "GatewayClient", "cas_delay"]
 
-D = TypeVar("D")
+
+T = TypeVar("T")
 
 VALUE_MAX: Final = 3 << 19
 """1.5 MiB: the most bytes of a request at a server's default ``--max-request-bytes``."""
@@ -206,8 +206,8 @@ class EtcdStore(Store):
         name, data = key_bytes(key), value_bytes(value)
         self._transactions.write([put(self._keys.value(name), data)], self._timeout)
 
-    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        return super().get(key, default=default, timeout=timeout)
+    get = kept(Store.get)
+    multi_get = kept(Store.multi_get)
 
     def _peek(self, key: bytes) -> bytes | None:
         answers, _ = self._transactions.read([range_of(self._keys.value(key))], self._timeout)
@@ -247,9 +247,6 @@ class EtcdStore(Store):
         items = self._queue_range(name)
         success = [delete(self._keys.value(name), **options), delete(items.key, items.end)]
         return self._transactions.write(success, self._timeout, conditions)
-
-    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
-        return super().multi_get(keys, timeout=timeout)
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         pairs = dict(pairs_bytes(keys, values))  # etcd refuses a key that occurs twice; here its last value counts
@@ -318,7 +315,7 @@ class EtcdStore(Store):
         return self._session.register(None, self._timeout)
 
     def announce_rank(self, rank: int) -> None:
-        self._session.add_rank(check_int64("rank", rank), self._timeout)
+        self._session.register(check_int64("rank", rank), self._timeout)
 
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:
         wanted = None if ranks is None else {check_int64("rank", rank) for rank in ranks}
@@ -472,7 +469,8 @@ class EtcdStore(Store):
                 )
                 answers = done.answers
                 if done.is_done:
-                    self._cache_revision(name, done.revision, value)
+                    if len(value) <= CACHED_VALUE_BYTES_MAX:  # for the next `_change`
+                        _keep(self._revision_cache, name, (done.revision, value))
                     return value
             elif is_certain:
                 return current
@@ -483,13 +481,6 @@ class EtcdStore(Store):
             if is_certain:
                 self._transactions.pause_before_retry(backoff, f"changed key {key_text(name)!r}", name)
             is_certain = True
-
-    def _cache_revision(self, name: bytes, revision: int, value: bytes) -> None:
-        """Keep the present revision and value of `name` for the next `_change`."""
-        if len(value) <= CACHED_VALUE_BYTES_MAX:
-            if len(self._revision_cache) >= CACHED_KEYS_MAX:
-                self._revision_cache.clear()
-            self._revision_cache[name] = (revision, value)
 
     def _pop(self, name: bytes, limit: float) -> bytes | KeySnapshot:
         """Take the oldest value from queue `name`. If the queue is empty, return the snapshot from which to wait.
@@ -513,9 +504,7 @@ class EtcdStore(Store):
                 [delete(head, prev_kv=True)], self._timeout, [compare(head, "create", known)], [oldest]
             )
             if done.is_done:
-                if len(self._queue_heads) >= CACHED_KEYS_MAX:
-                    self._queue_heads.clear()
-                self._queue_heads[name] = heads[1:]
+                _keep(self._queue_heads, name, heads[1:])
                 return unb64(key_values(done.answers[0])[0].get("value"))
             heads, revision = key_values(done.answers[0]), done.revision
             if heads:
@@ -531,6 +520,13 @@ def cas_delay() -> None:
     The store itself does not need it: its tries pause by `Backoff`.
     """
     system.time.sleep(system.random_bytes(1)[0] / 2560)
+
+
+def _keep(cache: dict[bytes, T], name: bytes, value: T) -> None:
+    """Set ``cache[name]`` to `value`. A full cache is emptied first."""
+    if len(cache) >= CACHED_KEYS_MAX:
+        cache.clear()
+    cache[name] = value
 
 
 def _value_in(answer: dict[str, Any]) -> bytes | None:

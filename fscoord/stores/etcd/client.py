@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fscoord._runtime import system
@@ -176,7 +175,9 @@ class Client:
 
     def __init__(self, access: Access) -> None:
         self.access = access
-        self._urllib3 = _import_urllib3()
+        with needed_extra("EtcdStore", "urllib3", "etcd"):
+            import urllib3
+        self._urllib3: Any = urllib3
         self._failures = self._urllib3.exceptions
         self._is_closed = False
         self._connect()
@@ -220,14 +221,14 @@ class Client:
             system.time.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def open_stream(self, path: str, bodies: Sequence[Request], limit: float) -> Stream | None:
-        """Return the stream of answers to `bodies`, which the caller must close.
+    def open_stream(self, request: Request, limit: float) -> Stream | None:
+        """Return the stream of answers to `request` for a watch, which the caller must close.
 
         Return None if there is no connection, or no answer within `limit` seconds.
         """
-        data = "\n".join(map(json.dumps, bodies)).encode()
+        data = json.dumps(request).encode()
         try:
-            response = self._post(self._first, path, data, limit, limit, streams=True)
+            response = self._post(self._first, "watch", data, limit, limit, streams=True)
         except (_NotSent, _Unanswered):
             return None
         if response.status != 200:  # the caller's next read fails for the same reason, and raises the error
@@ -359,7 +360,8 @@ class Client:
         except (failures.HTTPError, OSError) as error:
             self.refuse_if_closed()
             message = _innermost_message(error)
-            if isinstance(error, failures.SSLError) and not _is_cut_off(message):
+            is_cut_off = "EOF" in message or "reset" in message  # of a TLS error: only the connection has ended
+            if isinstance(error, failures.SSLError) and not is_cut_off:
                 raise StoreUnavailableError(
                     f"{self._member(index)}: {message}; check which certificates both sides trust"
                 ) from error
@@ -477,14 +479,3 @@ def _innermost_message(error: BaseException) -> str:
         inner = inner.args[-1]
     message = str(inner.strerror or inner) if isinstance(inner, OSError) else str(inner)
     return message.rpartition(": ")[2].rstrip(".") if "HTTP" in message else message or type(inner).__name__
-
-
-def _is_cut_off(message: str) -> bool:
-    """Return whether `message`, the message of a TLS error, only reports that the connection ended."""
-    return "EOF" in message or "reset" in message
-
-
-def _import_urllib3() -> Any:
-    with needed_extra("EtcdStore", "urllib3", "etcd"):
-        import urllib3
-    return urllib3

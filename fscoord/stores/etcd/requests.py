@@ -151,16 +151,3 @@ def key_values(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 def revision_of(reply: Mapping[str, Any]) -> int:
     """Return the revision of etcd at which `reply` was made."""
     return int(reply["header"]["revision"])
-
-
-def watch(key: bytes, end: bytes | None, revision: int, ignored: str) -> Request:
-    """Return the request for a watch.
-
-    Args:
-        key: the watched key, or the first key of the watched range.
-        end: the first key after the watched range; None for a single key.
-        revision: the first revision whose events are sent; it may be in the past.
-        ignored: the kind of events that are not sent: ``"NOPUT"``, ``"NODELETE"``, or empty for none.
-    """
-    bounds = range_of(key, end)["request_range"]
-    return {"create_request": {**bounds, "start_revision": str(revision), "filters": [ignored] if ignored else []}}

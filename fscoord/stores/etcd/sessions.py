@@ -8,6 +8,7 @@ condition that the lease key exists (see `Transactions.write`).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize
 
@@ -71,10 +72,8 @@ class Lease:
         if self._owner != system.os.getpid():
             return
         self._over.set()
-        try:
+        with suppress(FscoordError):  # it expires by itself
             self._client.call("lease/revoke", {"ID": str(self.number)}, END_TIMEOUT_S)
-        except FscoordError:  # it expires by itself
-            pass
         self._client.close()
         self._thread.join(END_TIMEOUT_S)
 
@@ -102,10 +101,10 @@ class LeaseSession:
         self._transactions.session_number = 0
 
     def register(self, rank: int | None, limit: float) -> int:
-        """Register the session unless it is registered already, and return its number. Record `rank` if it is given."""
+        """Register the session, and record `rank` if it is given, unless that was done before; return the number."""
         system.process_epoch()
         with self._lock:
-            ranks = self._ranks if rank is None else (*(each for each in self._ranks if each != rank), rank)
+            ranks = self._ranks if rank is None or rank in self._ranks else (*self._ranks, rank)
             number = self._transactions.session_number
             if not number:
                 number = self._begin(_new_record(ranks), limit)
@@ -113,12 +112,6 @@ class LeaseSession:
                 self._transactions.write([put(self._keys.member(number), _new_record(ranks))], limit)
             self._ranks = ranks
             return number
-
-    def add_rank(self, rank: int, limit: float) -> None:
-        """Record that this session is `rank`, unless this is recorded already."""
-        system.process_epoch()
-        if rank not in self._ranks or not self._transactions.session_number:
-            self.register(rank, limit)
 
     def end(self) -> None:
         """Revoke the lease, if there is one."""
@@ -172,10 +165,8 @@ class LeaseSession:
         answers, _ = self._transactions.read([range_of(waits, after_prefix(waits))], limit)
         found = {}
         for each in key_values(answers[0]):
-            try:
+            with suppress(MalformedText):
                 found[parse_uint63(unb64(each["key"])[len(waits) :])] = _parse_wait(unb64(each.get("value")))
-            except MalformedText:
-                continue
         return found
 
     def dead_ranks(self, ranks: list[int], limit: float) -> list[int]:

@@ -23,7 +23,6 @@ from fscoord.stores.etcd.requests import (
     range_of,
     revision_of,
     unb64,
-    watch,
 )
 
 if TYPE_CHECKING:
@@ -269,7 +268,7 @@ class KeyWatcher:
         missing = dict(enumerate(seen.missing))
         ranges = [(index, each) for index, some in enumerate([*seen.watched, seen.also]) for each in some]
         request = _covering_watch([each for _, each in ranges], seen.revision + 1)
-        stream = self._client.open_stream("watch", [request], limit)
+        stream = self._client.open_stream(request, limit)
         try:
             while missing and stream is not None:
                 reply = stream.next(ends - system.time.monotonic())
@@ -293,11 +292,13 @@ class KeyWatcher:
 
 
 def _covering_watch(ranges: Sequence[WatchRange], revision: int) -> Request:
-    """Return one watch request for all `ranges` and the keys between them.
+    """Return one watch request for all `ranges` and the keys between them, from `revision` on.
 
     A stream could take one request for each range, but over HTTP/1 all except the first may be lost. Go's server
     discards the unread rest of a body when the response begins (net/http, ResponseWriter.Write).
     """
     first, bound = min(each.key for each in ranges), max(each.bound() for each in ranges)
     end = None if len(ranges) == 1 and ranges[0].end is None else bound
-    return watch(first, end, revision, "" if any(each.deletions for each in ranges) else "NODELETE")
+    bounds = range_of(first, end)["request_range"]
+    filters = [] if any(each.deletions for each in ranges) else ["NODELETE"]
+    return {"create_request": {**bounds, "start_revision": str(revision), "filters": filters}}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import EllipsisType
 from typing import Any, Final, TypeVar
 
 from fscoord._arguments import (
@@ -30,14 +29,13 @@ from fscoord._arguments import (
 from fscoord._runtime import system
 from fscoord._waiting.wait import KEYS, VALUES, ArrivalRequest, WaitRequest, WaitSteps
 from fscoord.errors import LimitExceededError, QueueEmptyError, StoreError, StoreTimeoutError, StoreUnavailableError
-from fscoord.store import NUM_MEMBERS, Capabilities, Store
+from fscoord.store import NUM_MEMBERS, Capabilities, Store, kept
 from fscoord.stores.tcp.connections import BlockingCalls, Connections
 from fscoord.stores.tcp.server import Server
 from fscoord.stores.tcp.wire import GRACE_S, Channel, Deadline
 
 __all__ = ["TCPStore"]
 
-D = TypeVar("D")
 T = TypeVar("T")
 
 PAYLOAD_MAX: Final = 8 << 20
@@ -222,8 +220,8 @@ class TCPStore(Store):
         name, data = key_bytes(key), _check_payload(value_bytes(value))
         self._call(lambda channel: channel.set(name, data))
 
-    def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        return super().get(key, default=default, timeout=timeout)
+    get = kept(Store.get)
+    multi_get = kept(Store.multi_get)
 
     def _peek(self, key: bytes) -> bytes | None:
         return self._call(lambda channel: channel.value(key))
@@ -270,9 +268,6 @@ class TCPStore(Store):
             return there
 
         return self._connections.call(delete, deadline)
-
-    def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
-        return super().multi_get(keys, timeout=timeout)
 
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
         pairs = pairs_bytes(keys, values)

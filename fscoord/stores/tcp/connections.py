@@ -7,7 +7,8 @@ for keys.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from contextlib import suppress
+from typing import Final, TypeVar
 
 from fscoord._arguments import called, missing_error
 from fscoord._runtime import system
@@ -276,10 +277,16 @@ class BlockingCalls:
         ends = started + limit
         left = max(0.0, ends - system.time.monotonic())
         deadline = Deadline(max(left + GRACE_S, ANSWER_MIN_S), lambda: f"{called(what, names)} in {self._connections}")
-        pause, may_retry = 0.0, True
-        while True:
+        pause, may_retry, is_granted = 0.0, True, False
+
+        def look(channel: Channel) -> T | None:
+            nonlocal is_granted
             until = min(ends, system.time.monotonic() + QUEUE_WAIT_S) if what == ITEM else ends
-            look = _WaitAndFind(names, until, find)
+            is_granted = channel.wait(names, until)  # whether the server had all of `names`
+            return find(channel) if is_granted else None
+
+        while True:
+            is_granted = False
             try:
                 found = self._connections.attempt(look, deadline)
             except Failure as failure:
@@ -288,14 +295,14 @@ class BlockingCalls:
                 if failure.errno != system.errno.ETIMEDOUT and may_retry:
                     may_retry = False  # torch's server without libuv hangs up if a key vanishes between two requests
                     continue
-                if failure.errno != system.errno.ETIMEDOUT or look.is_granted:
+                if failure.errno != system.errno.ETIMEDOUT or is_granted:
                     raise failure.store_error() from failure.__cause__
                 raise self._timeout_error(what, names, None, started) from None
             if found is not None:
                 return found
             if system.time.monotonic() >= ends:
                 raise self._timeout_error(what, names, self._missing(names, what, deadline), started)
-            if look.is_granted:
+            if is_granted:
                 system.time.sleep(min(pause, max(0.0, ends - system.time.monotonic())))
                 pause = RECHECK_S
 
@@ -317,26 +324,9 @@ class BlockingCalls:
                 return [name for name, value in zip(names, channel.value_of_each(names), strict=True) if value is None]
             return [name for name, there in zip(names, channel.check_each(names), strict=True) if not there]
 
-        try:
+        with suppress(Failure):
             return self._connections.attempt(look, deadline)
-        except Failure:
-            return None
-
-
-class _WaitAndFind(Generic[T]):
-    """An operation on a connection: wait for `names` until the moment `until`, and then call `find`.
-
-    Attributes:
-        is_granted: whether the server had all of `names`.
-    """
-
-    def __init__(self, names: list[bytes], until: float, find: Find[T]) -> None:
-        self._names, self._until, self._find = names, until, find
-        self.is_granted = False
-
-    def __call__(self, channel: Channel) -> T | None:
-        self.is_granted = channel.wait(self._names, self._until)
-        return self._find(channel) if self.is_granted else None
+        return None
 
 
 def _read_values(channel: Channel, names: list[bytes]) -> list[bytes] | None:

@@ -8,6 +8,7 @@ deadline.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -40,7 +41,9 @@ class Server:
         self._life = system.process_epoch()
         self._store: Any = None
         self._preserve = _preserver()
-        torch = _import_torch()
+        with needed_extra("a TCPStore that is the master", "torch", "torch"):
+            import torch.distributed as dist
+        torch: Any = dist
         self._where = f"tcp://{host}:{port}"
         self._limit = min(max(limit, ANSWER_MIN_S), TIMEOUT_MAX_S)
 
@@ -57,7 +60,7 @@ class Server:
             )
 
         try:
-            self._store = self._deadline(f"torch's server at {self._where} to start").run(start)
+            self._store = Deadline(self._limit, lambda: f"torch's server at {self._where} to start").run(start)
         except Unanswered:
             raise StoreUnavailableError(
                 f"timeout: {self._where}: torch's server did not start within {self._limit:.3g} s",
@@ -87,10 +90,8 @@ class Server:
             return
         holder, self._store = [self._store], None
         self._limit = ANSWER_MIN_S
-        try:
-            self._deadline(f"torch's server at {self._where} to stop").run(holder.clear)
-        except Unanswered:
-            pass
+        with suppress(Unanswered):
+            Deadline(self._limit, lambda: f"torch's server at {self._where} to stop").run(holder.clear)
 
     def __del__(self) -> None:
         if self._life != system.process_epoch():
@@ -105,9 +106,6 @@ class Server:
             self._preserve(self._store)
             self._store = None
 
-    def _deadline(self, waiting_for: str) -> Deadline:
-        return Deadline(self._limit, lambda: waiting_for)
-
 
 def _first_line(error: Exception) -> str:
     """Return torch's message without the C++ stack."""
@@ -121,9 +119,3 @@ def _preserver() -> Callable[[object], None]:
     preserve = ctypes.pythonapi.Py_IncRef
     preserve.argtypes, preserve.restype = [ctypes.py_object], None
     return preserve
-
-
-def _import_torch() -> Any:
-    with needed_extra("a TCPStore that is the master", "torch", "torch"):
-        import torch.distributed
-    return torch.distributed

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 from fscoord._arguments import counter_sum
 from fscoord._runtime import system
-from fscoord._runtime.interrupts import BareCall
+from fscoord._runtime.interrupts import BareCall, ignoring
 from fscoord._waiting.timing import SlowWaitLogger
 
 T = TypeVar("T")
@@ -165,10 +165,8 @@ class Channel:
 
     def interrupt(self) -> None:
         """Make the request of another thread raise an exception."""
-        try:
+        with ignoring(OSError):  # it is closed already
             self._socket.shutdown(2)
-        except OSError:  # it is closed already
-            pass
 
     def close(self) -> None:
         """Close the connection. The server then drops the wait of this connection."""
