@@ -105,7 +105,7 @@ def find_job() -> RunId | None:
 
 
 def run_text(run: RunId | None) -> str:
-    """Return the id of a run as one word: the job, and its restart count if it has one; empty if there is no run."""
+    """Return the id of a run as one word: the job, and its restart count if it has one. Without a run: empty."""
     return "-".join(map(str, run)) if isinstance(run, tuple) else run or ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
@@ -22,6 +23,14 @@ from fscoord._runtime import system
 from fscoord._runtime.signals import Terminated, defer_signals, raise_on_termination, resend_lost_signals
 
 HANG_S = 60
+
+
+@pytest.fixture(autouse=True)
+def _no_collection() -> Iterator[None]:
+    """Python loses an exception in a callback of the collector, and libraries of the tests install such callbacks."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 class Thing:

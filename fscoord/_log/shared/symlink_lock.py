@@ -76,14 +76,14 @@ class _Owner(NamedTuple):
 
 
 def _owner_of(path: str) -> Session | None:
-    """Return the owner of the link at `path`; None if there is no link, or it names no owner."""
+    """Return the owner of the link at `path`; None without a link, or if the link does not name one."""
     with ignoring(OSError, MalformedRecord):
         return _Owner.decode(_read(path)).session
     return None
 
 
 def holder(path: str) -> str | None:
-    """Return ``host:pid`` of the owner of the link at `path`; None if there is no link, or it names no owner."""
+    """Return ``host:pid`` of the owner of the link at `path`; None without a link, or if the link does not name one."""
     owner = _owner_of(path)
     return None if owner is None else str(owner)
 

@@ -47,7 +47,7 @@ class Waiting(ContractTests):
 
     def test_operation_waits_for_the_timeout_of_the_store_and_names_every_missing_key(self, place: Place) -> None:
         hasty = place.open(timeout=0.05)
-        hasty.set("there", "a value is no item")
+        hasty.set("there", "a value that is not an item")
         calls: dict[Callable[[], object], list[str]] = {
             lambda: hasty.get("k"): ["k"],
             lambda: hasty.multi_get(["b", "there", "a", "b"]): ["b", "a"],
