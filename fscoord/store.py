@@ -903,7 +903,7 @@ def barrier_steps(store: Store, key: Key, world_size: int, timeout: float) -> Wa
     if len(counter) > KEY_MAX:
         key_bytes(counter)  # raises the error
     try:
-        arrived = yield new_tuple(ArrivalRequest, (counter, b"", last, world_size, timeout, None, None, True))
+        arrived = yield new_tuple(ArrivalRequest, (counter, b"", last, world_size, timeout, None, None, True, True))
     except (NotACounterError, CounterRangeError) as error:
         raise BarrierError(f"{error}, so it is not a barrier's counter; give every barrier its own key") from error
     if arrived is not None:

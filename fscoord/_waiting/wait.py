@@ -103,6 +103,8 @@ class ArrivalRequest(NamedTuple):
             the store logs its own warnings.
         started: when the call began, by the monotonic clock; None: now.
         waits: whether the request includes the wait. Otherwise it ends with the arrival.
+        all_wait: whether every rank waits until all have arrived. Then a store may record their arrivals only at the
+            end of the barrier.
 
     The answer is the new value of `key` if the caller must decide whether the arrival is the last. Otherwise the answer
     is None, when `done` is set.
@@ -116,6 +118,7 @@ class ArrivalRequest(NamedTuple):
     new_slow_logger: Callable[[float], SlowWaitLogger] | None = None
     started: float | None = None
     waits: bool = True
+    all_wait: bool = True
 
 
 new_tuple: Final = tuple.__new__

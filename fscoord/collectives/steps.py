@@ -219,7 +219,7 @@ def _collect(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitSteps
     values = yield from _read_all(store, call, prefix, what)
     arrivals = Arrivals(store, prefix + b"/finished", call)
     try:
-        text = yield arrivals.request(waits=call.rank == 0)
+        text = yield arrivals.request(waits=call.rank == 0, all_wait=False)
         if text is not None:
             yield from arrivals.settle(text, waits=call.rank == 0)
     except StoreTimeoutError as error:

@@ -58,7 +58,7 @@ class Arrival(Condition["bytes | None"]):
         self._request = request
         self._write, self._decide_alone = write, decide_alone
         self._key, self._done, self._size = request.key, request.done, request.world_size
-        self._slots = slots if request.token and 1 < self._size <= COLUMNS else None
+        self._slots = slots if request.token and request.all_wait and 1 < self._size <= COLUMNS else None
         self.missing = [self._done]
 
     def new_slow_logger(self, started: float) -> SlowWaitLogger:
@@ -70,18 +70,20 @@ class Arrival(Condition["bytes | None"]):
 
     def arrive(self, arm: Callable[[], None], waiter: Waiter | None) -> bytes | NotYet | None:
         """Arrive, and return what `look` returns. `arm` arms `waiter`, so that the end of the barrier wakes it."""
-        slots = self._slots
+        slots, waits = self._slots, self._request.waits
         if slots is None:
-            return self._arrive_in_log(arm)
-        token = self._request.token
-        self._rank = int(token[: token.index(b"/")])
-        self._bell = slots.bell()
-        self._find_slots(slots)
-        if waiter is not None and waiter.watcher.bell is not None and self._write_slot():
-            arm()
-            return self.look(self._request.timeout, reads=True)
-        # Not armed under the lock: other ranks may write their slots until the look that follows, which arms first.
-        return self._arrive_in_log(None, self._decide_first)
+            found = self._arrive_in_log(arm if waits else None)
+        else:
+            token = self._request.token
+            self._rank = int(token[: token.index(b"/")])
+            self._bell = slots.bell()
+            self._find_slots(slots)
+            if waits and waiter is not None and waiter.watcher.bell is not None and self._write_slot():
+                arm()
+                return self.look(self._request.timeout, reads=True)
+            # Not armed under the lock: other ranks may write their slots until the next look, which arms first.
+            found = self._arrive_in_log(None, self._decide_first)
+        return found if waits or not isinstance(found, NotYet) else None
 
     def _arrive_in_log(self, arm: Callable[[], None] | None, decide: Decide | None = None) -> bytes | NotYet | None:
         self._is_in_log = True

@@ -79,13 +79,13 @@ class ArrivalSlots:
         if bell is None:
             return []
         try:
-            if not bell.has_name():
-                return []
-            data = system.os.pread(bell.fd, SLOT * int.from_bytes(content[HASH:], "little"), row_of(content))
+            found = ranks_of(
+                system.os.pread(bell.fd, SLOT * int.from_bytes(content[HASH:], "little"), row_of(content)), content
+            )
+            return found if found and bell.has_name() else []
         except OSError as error:
             raise_if_foreign(error)
             return []
-        return ranks_of(data, content)
 
     def clear(self, key: bytes) -> None:
         """Clear the slots of a barrier if `key` is one of its keys, before `key` is deleted under the log's lock.

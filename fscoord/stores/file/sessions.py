@@ -178,12 +178,9 @@ class Sessions(Store):
         """Carry out `operation`, and return its result."""
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
-        wait = self._new_arrival_wait(request, self._notifier)
-        return super()._arrive(request) if wait is None else block_on(wait)
+        return block_on(self._new_arrival_wait(request, self._notifier))
 
-    def _new_arrival_wait(self, request: ArrivalRequest, notifier: ChangeNotifier) -> FileWait[bytes | None] | None:
-        if not request.waits:
-            return None
+    def _new_arrival_wait(self, request: ArrivalRequest, notifier: ChangeNotifier) -> FileWait[bytes | None]:
         arrival = Arrival(self._log, self._state, request, self._write, self._decide, self._slots)
         return FileWait(notifier, arrival, request.timeout, None, request.started)
 
