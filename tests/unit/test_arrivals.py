@@ -25,6 +25,8 @@ from fscoord import (
     gather,
     synchronize,
 )
+from fscoord.stores.file import waits
+from fscoord.stores.file.arrival_slots import SLOT
 
 HANG_S = 120
 
@@ -75,8 +77,13 @@ def meet_in_child(path: Path, meet: Meet) -> None:
 def test_last_arrival_right_after_the_unlock_of_another_wakes_it(
     meet: Meet, store: FileStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No look comes between the write and the sleep, so the wait must be armed before the unlock."""
-    monkeypatch.setattr(watcher, "SLOW_FIRST_S", 100.0)
+    """No look comes between the write and the sleep, so the wait must be armed before the unlock.
+
+    With slots there is a look after the wait is armed, and the last rank arrives before both.
+    """
+    for module in (watcher, waits):
+        monkeypatch.setattr(module, "SLOW_FIRST_S", 100.0)
+    wait_in_vain(store)
     store.set("registered", "1")
     lock = log_of(store).handle.lock
     unlock, unlocked = lock.unlock, []
@@ -88,17 +95,29 @@ def test_last_arrival_right_after_the_unlock_of_another_wakes_it(
             lock.unlock = unlock
             meet_in_child(path, meet)
 
+    def write_and_let_the_last_arrive(fd: int, data: bytes, offset: int) -> int:
+        written = os.pwrite(fd, data, offset)
+        if len(data) == SLOT:
+            in_slot.append(True)
+            meet_in_child(path, meet)
+        return written
+
     lock.unlock = unlock_and_let_the_last_arrive
+    in_slot: list[bool] = []
     started = time.monotonic()
-    meet(store, 0)
+    with faulty_os() as faulty:
+        faulty.pwrite = write_and_let_the_last_arrive
+        meet(store, 0)
     assert time.monotonic() - started < HANG_S / 2, "no ring ended the sleep, but its deadline"
     assert len(unlocked) <= 3, "the rank, the bell, and the arrival"
+    assert len(in_slot) == (meet is not meet_by_count)
 
 
 @every_way
 def test_arrival_that_is_not_the_last_reads_once_before_its_sleep(
     meet: Meet, store: FileStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Before a rank first writes to its slot, it reads the log once more, and it writes nothing to the log."""
     wait_in_vain(store)
     store.announce_rank(0)
     with faulty_os() as faulty:
@@ -114,15 +133,15 @@ def test_arrival_that_is_not_the_last_reads_once_before_its_sleep(
         before: list[str] = []
         faulty.calls.clear()
         meet(store, 0)
-    assert before.count("read") == 1
-    assert before.count("write") == 1
+    assert (before.count("read"), before.count("write")) == ((1, 1) if meet is meet_by_count else (2, 0))
 
 
 @pytest.mark.parametrize("meet", [meet_by_count, meet_by_rank])
 def test_key_of_the_end_that_is_there_already_ends_the_wait_at_once(
     meet: Meet, store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watcher, "SLOW_FIRST_S", 100.0)
+    for module in (watcher, waits):
+        monkeypatch.setattr(module, "SLOW_FIRST_S", 100.0)
     store.multi_set(["b/last_member", "b/complete"], ["1", "1"])
     started = time.monotonic()
     meet(store, 0)

@@ -160,19 +160,20 @@ class Waiter:
 
         The waiter is armed. Its watcher has a bell.
         """
-        watcher, ends = self.watcher, system.time.monotonic() + seconds
+        watcher, ends, is_rung = self.watcher, system.time.monotonic() + seconds, False
+        self._wakes_at = ends  # if a signal handler raises from here on, `close` ends the sleep
         watcher.begin_sleep(self)
-        try:
-            while seconds > 0 and watcher.has_events:
-                watcher.block(self, seconds)
-                count = watcher.event_count
-                if (self.event_count != count or self.is_over) and self.is_rung():
-                    return True
-                self.event_count = count  # the cell was read after these events, and none was for this waiter
-                seconds = ends - system.time.monotonic()
-            return False
-        finally:
-            watcher.end_sleep(self)
+        while seconds > 0 and watcher.has_events:
+            watcher.block(self, seconds)
+            count = watcher.event_count
+            if (self.event_count != count or self.is_over) and self.is_rung():
+                is_rung = True
+                break
+            self.event_count = count  # the cell was read after these events, and none was for this waiter
+            seconds = ends - system.time.monotonic()
+        watcher.end_sleep(self)
+        self._wakes_at = None
+        return is_rung
 
     def fail(self, error: OSError) -> None:
         """End a sleep whose events could not be read: raise `error`."""

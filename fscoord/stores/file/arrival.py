@@ -16,6 +16,7 @@ from fscoord._waiting.awaited import BARRIER, Awaited
 from fscoord._waiting.rounds import add_arrivals
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import NOT_YET, ArrivalRequest, NotYet, new_tuple
+from fscoord.errors import StoreError
 from fscoord.stores.file.arrival_slots import COLUMNS, LATE_S, ROW, ROWS, SLOT, START, ArrivalSlots, ranks_of
 from fscoord.stores.file.operations import COUNTS, LAST, PASSED, RANKS, WAITS, Arrived, Operation
 from fscoord.stores.file.replay import KeyValueState
@@ -172,7 +173,11 @@ class Arrival(Condition["bytes | None"]):
             if added is None or not added[1]:
                 return NOT_YET
         answer: bytes | NotYet | None
-        answer, _ = self._write(self._operation(), timeout, None, None, self._decide)
+        try:
+            answer, _ = self._write(self._operation(), timeout, None, None, self._decide)
+        except StoreError as error:
+            error.maybe_applied = True  # the caller has arrived: its slot counts
+            raise
         return answer
 
     # -- under the log's lock --------------------------------------------------------------------------------------
