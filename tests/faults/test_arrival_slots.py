@@ -1,7 +1,8 @@
-"""Barriers by slots when a rank is killed, when keys are deleted, and when the bell fails: each ends as without slots."""
+"""Barriers by slots beside kills, deletes, forks, new runs and a damaged bell: each ends as it does without slots."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -17,11 +18,21 @@ from support.internals import ranks_in_slots, watcher_of
 from support.places import Thread, start_thread, wait_in_vain
 from support.plain_reader import read_newest
 
-from fscoord import FileStore, StoreTimeoutError, UsedBeforeError, barrier
+from fscoord import (
+    FileStore,
+    PrefixStore,
+    StoreError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+    UsedBeforeError,
+    barrier,
+)
 from fscoord._log.wakeup import watcher
 from fscoord.barriers import StoreBarrier
+from fscoord.status import status
 from fscoord.stores.file import arrival, waits
-from fscoord.stores.file.arrival_slots import SLOT
+from fscoord.stores.file.arrival import Arrival
+from fscoord.stores.file.arrival_slots import SLOT, row_of
 
 HANG_S = 60
 SOON_S = HANG_S / 3
@@ -144,6 +155,18 @@ def die_in_slot(path: Path, rank: int, size: int = 2) -> None:
             meet(store, rank, size)
 
     assert os.waitstatus_to_exitcode(in_child(body)) == -signal.SIGKILL
+
+
+def content_of(store: FileStore, name: str, size: int) -> bytes:
+    assert store._slots is not None
+    return store._slots.content(name.encode() + b"/arrivals", size)
+
+
+def write_slot(store: FileStore, rank: int, size: int = 2, name: str = "b") -> None:
+    """Write the slot of `rank`, as a rank does that has read the log before."""
+    content, bell = content_of(store, name, size), store._slots and store._slots.bell()
+    assert bell
+    os.pwrite(bell.fd, content, row_of(content) + SLOT * rank)
 
 
 def kill_everywhere(
@@ -281,3 +304,234 @@ def test_store_barrier_goes_on_when_a_rank_is_killed_at_any_call(memory: Path) -
             assert other.list_keys("c/") == ["c/3/arrivals", "c/3/complete", "c/sequence/0", "c/sequence/1"]
 
     assert kill_everywhere(memory, lambda store: execute(store, 0, 2), case) > 30
+
+
+# Time-outs, restarts and tools
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("timeout", [0.0, 0.06], ids=["in the log", "in a slot"])
+def test_time_out_names_no_rank_that_has_a_slot(timeout: float, store: FileStore, path: Path) -> None:
+    """A rank that has died after its arrival is neither missing nor dead, as in the log."""
+    die_in_slot(path, 1, 3)
+    with pytest.raises(StoreTimeoutError) as caught:
+        meet(store, 0, 3, timeout)
+    assert (caught.value.missing_ranks, caught.value.dead_ranks) == (("2",), ())
+    assert "rank 1" not in str(caught.value)
+    assert sorted(arrivals(store)) == ["-0/3", "0/3", "1/3"]
+
+
+@pytest.mark.usefixtures("fast_polls")
+def test_rank_whose_slot_is_written_before_the_last_look_of_another_is_not_missing(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, before = Arrival.look, list[list[str]]()
+
+    def look_when_another_has_arrived(self: Arrival, timeout: float, *, reads: bool) -> Any:
+        if timeout == 0 and not before:
+            before.append(arrivals(store))
+            write_slot(store, 1, 3)
+        return look(self, timeout, reads=reads)
+
+    monkeypatch.setattr(Arrival, "look", look_when_another_has_arrived)
+    with pytest.raises(StoreTimeoutError) as caught:
+        meet(store, 0, 3, 0.1)
+    assert before == [["0/3"]]
+    assert caught.value.missing_ranks == ("2",)
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("timeout", [0.0, 0.06], ids=["in the log", "in a slot"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_rank_that_timed_out_may_arrive_again(restarts: bool, timeout: float, store: FileStore, path: Path) -> None:
+    with FileStore(path, timeout=HANG_S) as other, FileStore(path, timeout=HANG_S) as third:
+        sleeping = sleeps_in_slot(other, 1, 3)
+        with pytest.raises(StoreTimeoutError):
+            meet(store, 0, 3, timeout)
+        with FileStore(path, timeout=HANG_S) if restarts else store.clone() as again:
+            handle = again if restarts else store
+            thread = start_thread(meet, handle, 0, 3)
+            meet(third, 2, 3)
+            ends_soon(thread)
+            ends_soon(sleeping)
+        meet_again_is_refused(store, 2, 3)
+
+
+def meet_again_is_refused(store: FileStore, rank: int, size: int = 2) -> None:
+    with pytest.raises(UsedBeforeError):
+        meet(store, rank, size)
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("is_open", [False, True], ids=["opened later", "opened before"])
+def test_rank_that_died_before_the_end_is_refused_when_it_comes_again(
+    is_open: bool, store: FileStore, path: Path
+) -> None:
+    """It has never seen the end, and its slot is still there."""
+    opened = [FileStore(path, timeout=HANG_S)] if is_open else []
+    die_in_slot(path, 0)
+    meet(store, 1)
+    assert ranks_in_slots(store, "b", 2) == [0, 1]
+    with opened[0] if is_open else FileStore(path, timeout=HANG_S) as again:
+        meet_again_is_refused(again, 0)
+    meet_again_is_refused(store, 1)
+
+
+@pytest.mark.usefixtures("fast_polls")
+def test_barrier_that_lasts_shows_the_ranks_that_wait_and_those_that_died(store: FileStore, path: Path) -> None:
+    """Also the rank whose process ends before it is late."""
+    die_in_slot(path, 1, 3)
+    thread = start_thread(meet, store, 0, 3)
+
+    def rounds() -> list[tuple[str, int, Any]]:
+        return [(each.name, each.come, each.missing) for each in status(path).picture.rounds]
+
+    until(lambda: rounds() == [("b", 2, (2,))])
+    with FileStore(path, timeout=HANG_S) as other:
+        assert sorted(arrivals(other)) == ["0/3", "1/3"]
+        meet(other, 2, 3)
+        ends_soon(thread)
+        assert rounds() == []
+        assert sorted(arrivals(other)) == ["0/3", "1/3", "2/3"]
+
+
+# Deletes
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize(
+    ("delete", "found"),
+    [
+        (lambda store, key: store.delete_key(key), False),
+        (lambda store, key: store.delete_key(key, expected="1"), False),
+        (lambda store, key: store.pop(key), None),
+        (lambda store, key: store._exchange(b"x", b"", b"1", [], [key.encode()]), b"1"),
+        (lambda store, key: PrefixStore("b", store).delete_key(key.removeprefix("b/")), False),
+    ],
+    ids=["delete_key", "expected", "pop", "exchange", "view"],
+)
+@pytest.mark.parametrize("key", KEYS)
+def test_delete_of_a_key_that_is_absent_takes_away_the_arrivals_in_slots(
+    key: str, delete: Callable[[FileStore, str], Any], found: Any, store: FileStore, path: Path
+) -> None:
+    die_in_slot(path, 0)
+    with FileStore(path, timeout=HANG_S) as other:
+        assert delete(other, key) == found
+        assert not ranks_in_slots(other, "b", 2)
+    assert not passes(store, 1)
+    assert arrivals(store) == ["1/2", "-1/2"]
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_delete_takes_away_the_arrivals_of_its_own_barrier_alone(store: FileStore, path: Path) -> None:
+    """The slots of both barriers are in one row."""
+    row = row_of(content_of(store, "b", 2))
+    other = next(name for name in map(str, range(10_000)) if row_of(content_of(store, name, 3)) == row)
+    with FileStore(path, timeout=HANG_S) as first, FileStore(path, timeout=HANG_S) as second:
+        threads = [sleeps_in_slot(first, 1), sleeps_in_slot(second, 2, 3, other)]
+        store.delete_key("b/complete")
+        assert (ranks_in_slots(store, "b", 2), ranks_in_slots(store, other, 3)) == ([], [2])
+        for name, size, thread in (("b", 2, threads[0]), (other, 3, threads[1])):
+            again = start_thread(meet, store, 1, size, HANG_S, name)
+            meet(store, 0, size, HANG_S, name)
+            ends_soon(again)
+            ends_soon(thread)
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_key_that_was_deleted_serves_again(store: FileStore, path: Path) -> None:
+    """A handle that has arrived in a slot arrives at the same key in the log from then on."""
+    with FileStore(path, timeout=HANG_S) as other:
+        wait_in_vain(other)
+        for number in range(5):
+            rank = number % 2
+            thread = start_thread(meet, other, rank)
+            until(lambda: has_arrived(store, rank))  # noqa: B023 - called at once
+            meet(store, 1 - rank)
+            ends_soon(thread)
+            assert sorted(arrivals(store)) == ["0/2", "1/2"]
+            delete_both(store if number % 3 else other)
+            assert store.list_keys() == []
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_call_that_waits_during_a_delete_counts_once_at_most(
+    store: FileStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It misses a ring, and the other rank deletes the keys and comes again."""
+    monkeypatch.setattr(arrival, "LATE_S", 0.0001)
+    with FileStore(path, timeout=HANG_S) as other, faulty_system() as faulty:
+        wait_in_vain(other)
+        thread = sleeps_in_slot(other, 0)
+        faulty.utime = lambda *_: None
+        meet(store, 1)
+        delete_both(store)
+        assert not passes(store, 1)
+        faulty.utime = os.utime
+        watch: Any = watcher_of(other)
+        count = watch.event_count
+        os.utime(f"{path}.bell")
+        until(lambda: watch.event_count > count and watch._sleeping)  # it has looked, and sleeps again
+        assert arrivals(store) == ["1/2", "-1/2"]
+        meet(store, 0)
+        ends_soon(thread)
+        assert arrivals(store) == ["1/2", "-1/2", "0/2"]
+
+
+def replace_by_link(bell: Path) -> None:
+    bell.rename(bell.with_name("moved"))
+    bell.symlink_to("moved")
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("has_key", [True, False])
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EROFS])
+def test_delete_that_can_not_clear_the_slots_fails_before_its_record(
+    error: int, has_key: bool, store: FileStore, path: Path
+) -> None:
+    die_in_slot(path, 0)
+    if has_key:
+        meet(store, 1)
+    before = path.read_bytes()
+
+    def fail(name: str, _: Any, arguments: tuple[Any, ...]) -> None:
+        if name == "pwrite" and arguments[1] == bytes(SLOT):
+            raise OSError(error, os.strerror(error))
+
+    for delete in (
+        lambda: store.delete_key("b/complete"),
+        lambda: store.pop("b/arrivals"),
+        lambda: store._exchange(b"x", b"", b"1", [], [b"b/complete"]),
+    ):
+        with (
+            faulty_system() as faulty,
+            faulty.instead(fail),
+            pytest.raises(StoreUnavailableError, match="clearing the slots of a barrier") as caught,
+        ):
+            delete()
+        assert (caught.value.errno, caught.value.maybe_applied) == (error, False)
+        assert path.read_bytes() == before
+    assert store.delete_key("b/complete") == has_key
+    assert not ranks_in_slots(store, "b", 2)
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_delete_by_a_handle_that_can_not_open_the_bell_fails_before_its_record(store: FileStore, path: Path) -> None:
+    die_in_slot(path, 0)
+    meet(store, 1)
+    replace_by_link(path.with_name("store.bell"))
+    before = path.read_bytes()
+    with FileStore(path, timeout=HANG_S) as other:
+        with pytest.raises(StoreUnavailableError, match="slots of a barrier failed: its bell can't be opened"):
+            other.delete_key("b/complete")
+        assert path.read_bytes() == before
+        path.with_name("store.bell").unlink()
+    with FileStore(path, timeout=HANG_S) as other:
+        assert other.delete_key("b/complete")
+
+
+def test_read_only_handle_deletes_nothing(store: FileStore, path: Path) -> None:
+    die_in_slot(path, 0)
+    with FileStore(path, read_only=True, timeout=HANG_S) as reader, pytest.raises(StoreError, match="read_only"):
+        reader.delete_key("b/complete")
+    assert ranks_in_slots(store, "b", 2) == [0]
