@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,12 @@ from support.plain_reader import read_newest
 from fscoord import (
     FileStore,
     PrefixStore,
+    StaleRunError,
     StoreError,
     StoreTimeoutError,
     StoreUnavailableError,
     UsedBeforeError,
+    aio,
     barrier,
 )
 from fscoord._log.wakeup import watcher
@@ -32,7 +36,7 @@ from fscoord.barriers import StoreBarrier
 from fscoord.status import status
 from fscoord.stores.file import arrival, waits
 from fscoord.stores.file.arrival import Arrival
-from fscoord.stores.file.arrival_slots import SLOT, row_of
+from fscoord.stores.file.arrival_slots import HASH, SLOT, START, row_of
 
 HANG_S = 60
 SOON_S = HANG_S / 3
@@ -142,7 +146,7 @@ def die(path: Path, number: int, operation: Callable[[FileStore], None], part: f
     return os.waitstatus_to_exitcode(in_child(body))
 
 
-def die_in_slot(path: Path, rank: int, size: int = 2) -> None:
+def die_in_slot(path: Path, rank: int, size: int = 2, **options: Any) -> None:
     """Let a child arrive as `rank`, and kill it as soon as its slot is written."""
 
     def body() -> None:
@@ -151,7 +155,7 @@ def die_in_slot(path: Path, rank: int, size: int = 2) -> None:
                 real(*arguments)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        with faulty_system() as faulty, FileStore(path, timeout=HANG_S) as store, faulty.instead(does):
+        with faulty_system() as faulty, FileStore(path, timeout=HANG_S, **options) as store, faulty.instead(does):
             meet(store, rank, size)
 
     assert os.waitstatus_to_exitcode(in_child(body)) == -signal.SIGKILL
@@ -535,3 +539,294 @@ def test_read_only_handle_deletes_nothing(store: FileStore, path: Path) -> None:
     with FileStore(path, read_only=True, timeout=HANG_S) as reader, pytest.raises(StoreError, match="read_only"):
         reader.delete_key("b/complete")
     assert ranks_in_slots(store, "b", 2) == [0]
+
+
+# Runs and forks
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("kind", ["run_id", "world_size"])
+def test_slot_of_an_earlier_run_counts_in_no_later_one(kind: str, path: Path) -> None:
+    """The ranks of the later run use the same file of slots, where the arrival of the earlier one still is."""
+    options: list[dict[str, Any]] = (
+        [{"run_id": ("job", number)} for number in range(2)] if kind == "run_id" else [{"world_size": 2}] * 2
+    )
+
+    def die() -> None:
+        with FileStore(path, timeout=HANG_S, **options[0]) as store:
+            wait_in_vain(store)
+            die_in_slot(path, 0)
+            assert ranks_in_slots(store, "b", 2) == [0]
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert os.waitstatus_to_exitcode(in_child(die)) == -signal.SIGKILL
+    with FileStore(path, timeout=HANG_S, **options[1]) as store:
+        wait_in_vain(store)
+        with open(f"{path}.bell", "rb") as bell:
+            bell.seek(START)
+            assert len(bell.read().strip(b"\0")) in range(HASH, SLOT)
+        assert not passes(store, 1)
+        with FileStore(path, timeout=HANG_S) as other:
+            ends_soon(start_thread(meet, other, 0))
+        assert passes(store, 1)
+
+
+@pytest.mark.usefixtures("fast_polls")
+def test_rank_of_an_earlier_run_that_sleeps_in_a_slot_is_stale(path: Path) -> None:
+    with FileStore(path, timeout=HANG_S, run_id=("job", 0)) as old:
+        wait_in_vain(old)
+        thread = start_thread(meet, old, 0)
+        until(lambda: has_arrived(old, 0))
+        with FileStore(path, timeout=HANG_S, run_id=("job", 1)) as new:
+            with pytest.raises(StaleRunError):
+                thread.join()
+            assert new.list_keys() == []
+            assert not passes(new, 1)
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_child_opens_slots_of_its_own_beside_a_thread_that_sleeps_in_one(store: FileStore) -> None:
+    """The child comes as the same rank, which has arrived, and times out. The rank of the parent is not disturbed."""
+    thread = sleeps_in_slot(store, 0, 3)
+    inherited = os.stat(f"/proc/self/fd/{store._slots.bell().fd}").st_ino  # type: ignore[union-attr]
+
+    def child() -> None:
+        with pytest.raises(StoreTimeoutError) as caught:
+            meet(store, 0, 3, 0.06)
+        assert caught.value.missing_ranks == ("1", "2")
+        bell = store._slots.bell()  # type: ignore[union-attr]
+        assert bell is not None
+        assert os.fstat(bell.fd).st_ino == inherited
+        start_thread(meet, store, 1, 3)  # it ends with the process
+        until(lambda: has_arrived(store, 1, 3))
+
+    assert os.waitstatus_to_exitcode(in_child(child)) == 0
+    assert thread.is_alive()
+    meet(store, 2, 3)
+    ends_soon(thread)
+    assert set(arrivals(store)) == {"0/3", "-0/3", "1/3", "2/3"}
+
+
+# The log and the bell
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("compactions", [1, 2, 5])
+def test_compaction_while_a_rank_sleeps_in_a_slot_changes_nothing(
+    compactions: int, store: FileStore, path: Path
+) -> None:
+    with FileStore(path, timeout=HANG_S) as other, FileStore(path, timeout=HANG_S) as third:
+        threads = [sleeps_in_slot(other, 0, 3), sleeps_in_slot(third, 1, 3)]
+        for _ in range(compactions):
+            store.compact()
+        assert ranks_in_slots(store, "b", 3) == [0, 1]
+        meet(store, 2, 3)
+        for thread in threads:
+            ends_soon(thread)
+        assert sorted(arrivals(other)) == ["0/3", "1/3", "2/3"]
+        meet_again_is_refused(third, 1, 3)
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_delete_after_a_compaction_counts_for_a_call_that_waits(
+    store: FileStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handle reads the log again from a snapshot, which has no deletes. The slots are cleared."""
+    monkeypatch.setattr(arrival, "LATE_S", HANG_S)
+    with FileStore(path, timeout=HANG_S) as other:
+        thread = sleeps_in_slot(other, 0)
+        store.multi_set(KEYS, ["1/2 ", ""])
+        delete_both(store)
+        for _ in range(3):
+            store.compact()
+        assert not passes(store, 1)
+        meet(store, 0)
+        ends_soon(thread)
+
+
+def remove(bell: Path) -> None:
+    bell.unlink()
+
+
+def replace(bell: Path) -> None:
+    bell.rename(bell.with_name("old"))
+    bell.write_bytes(bell.with_name("old").read_bytes())
+    bell.chmod(0o600)
+
+
+def truncate(bell: Path) -> None:
+    os.truncate(bell, 0)
+
+
+def cut_slots(bell: Path) -> None:
+    os.truncate(bell, START + 5)
+
+
+@pytest.mark.usefixtures("fast_polls")
+@pytest.mark.parametrize("damage", [remove, replace, replace_by_link, truncate, cut_slots])
+@pytest.mark.parametrize("is_late", [True, False])
+def test_damage_to_the_bell_changes_only_the_time(
+    is_late: bool, damage: Callable[[Path], None], store: FileStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bell is damaged while ranks sleep in slots, and another rank has died there."""
+    if not is_late:
+        monkeypatch.setattr(arrival, "LATE_S", 0.02)
+    with FileStore(path, timeout=HANG_S) as other, FileStore(path, timeout=HANG_S) as third:
+        thread = start_thread(meet, other, 0, 3)
+        until(lambda: ("0/3" in arrivals(store)) if is_late else has_arrived(store, 0, 3))
+        damage(path.with_name("store.bell"))
+        second = start_thread(meet, third, 1, 3)
+        assert store.check([KEYS[1]]) is False
+        until(lambda: {"0/3", "1/3"} <= set(arrivals(store)))
+        meet(store, 2, 3)
+        ends_soon(thread)
+        ends_soon(second)
+        assert sorted(arrivals(store)) == ["0/3", "1/3", "2/3"]
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("damage", [remove, replace, truncate])
+def test_arrival_of_a_dead_rank_in_a_bell_that_is_gone_is_lost(
+    damage: Callable[[Path], None], store: FileStore, path: Path
+) -> None:
+    """No delete could clear the slots of a file without a name, so they count no more."""
+    die_in_slot(path, 0)
+    assert ranks_in_slots(store, "b", 2) == [0]
+    damage(path.with_name("store.bell"))
+    assert not passes(store, 1)
+    with FileStore(path, timeout=HANG_S) as other:
+        meet(other, 0)
+
+
+@pytest.mark.usefixtures("fast_polls")
+def test_bytes_of_no_barrier_in_the_slots_change_only_the_time(
+    path: Path, rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    """Ranks meet again and again while another thread writes random bytes, and slots of other barriers, over theirs."""
+    size, rounds, passed = 3, scale(30), list[tuple[int, int]]()
+    stores = [FileStore(path, timeout=HANG_S) for _ in range(size)]
+    for store in stores:
+        wait_in_vain(store)
+
+    def take_part(rank: int) -> None:
+        for number in range(rounds):
+            stores[rank].set(f"came/{number}/{rank}", "1")
+            meet(stores[rank], rank, size, HANG_S, f"b{number}")
+            assert stores[rank].check([f"came/{number}/{each}" for each in range(size)]), "a false end"
+            passed.append((rank, number))
+
+    def spoil() -> None:
+        bell = stores[0]._slots.bell()  # type: ignore[union-attr]
+        assert bell is not None
+        while not is_over:
+            content = content_of(stores[0], f"b{rng.randrange(rounds)}", rng.choice([2, 4, size]))
+            place = row_of(content) + SLOT * rng.randrange(size) + rng.choice([0, 0, rng.randrange(SLOT)])
+            wrong = content if content[HASH] != size else rng.randbytes(rng.randrange(1, 3 * SLOT))
+            os.pwrite(bell.fd, wrong, place)
+
+    is_over: list[bool] = []
+    spoiler = start_thread(spoil)
+    for thread in [start_thread(take_part, rank) for rank in range(size)]:
+        thread.join()
+    is_over.append(True)
+    spoiler.join()
+    assert len(passed) == size * rounds
+    for number in range(rounds):
+        assert sorted(stores[0].get(f"b{number}/arrivals").split()) == [b"0/3", b"1/3", b"2/3"]
+    for store in stores:
+        store.close()
+
+
+# Users
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_users_of_whom_one_can_not_write_the_bell_meet_in_the_log(
+    public_dir: Path, as_nobody: Callable[..., Any]
+) -> None:
+    path = public_dir / "store"
+    with FileStore(path, timeout=HANG_S, mode=0o666) as store:
+        wait_in_vain(store)
+        path.with_name("store.bell").chmod(0o600)
+        thread = sleeps_in_slot(store, 0)
+
+        def come() -> list[str]:
+            with FileStore(path, timeout=HANG_S, mode=0o666) as other:
+                with pytest.raises(StoreUnavailableError, match="can't be opened"):
+                    other.delete_key("b/complete")
+                with pytest.raises(StoreTimeoutError) as caught:
+                    meet(other, 1, timeout=0.06)
+                assert caught.value.missing_ranks == ("0",)
+                return arrivals(other)
+
+        assert as_nobody(come) == ["1/2", "-1/2"]
+        assert thread.is_alive()
+        meet(store, 1)
+        ends_soon(thread)
+
+
+# Threads, groups and tasks
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("handles", [1, 2])
+def test_threads_with_one_rank_at_one_barrier_arrive_once(handles: int, store: FileStore, path: Path) -> None:
+    """The second one arrives in the log, and so its call is a repeated one."""
+    with FileStore(path, timeout=HANG_S) as other:
+        first = sleeps_in_slot(store, 0)
+        second = start_thread(meet, (store, other)[handles - 1], 0)
+        until(lambda: arrivals(store) == ["0/2"])
+        assert first.is_alive()
+        assert second.is_alive()
+        with FileStore(path, timeout=HANG_S) as third:
+            meet(third, 1)
+        ends_soon(first)
+        ends_soon(second)
+        assert sorted(arrivals(store)) == ["0/2", "1/2"]
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("is_shared", [False, True], ids=["a handle for each", "one handle"])
+def test_groups_with_equal_ranks_meet_apart(is_shared: bool, path: Path) -> None:
+    """No group waits for a poll, because the slots of their barriers are in rows of their own."""
+    size, groups, rounds = 2, 3, 20
+    with FileStore(path, timeout=HANG_S) as base, ExitStack() as opened:
+        wait_in_vain(base)
+        stores = [base if is_shared else opened.enter_context(base.clone()) for _ in range(size * groups)]
+        by_row = {row_of(content_of(base, name, size)): name for name in map(str, range(10_000))}
+        names = list(by_row.values())[: rounds * groups]
+
+        def take_part(group: int, rank: int) -> None:
+            for number in range(rounds):
+                meet(stores[group * size + rank], rank, size, HANG_S, names[number * groups + group])
+
+        for thread in [start_thread(take_part, group, rank) for group in range(groups) for rank in range(size)]:
+            ends_soon(thread)
+        for name in names:
+            assert sorted(base.get(f"{name}/arrivals").split()) == [b"0/2", b"1/2"]
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("sleeps", ["task", "thread"])
+def test_tasks_and_threads_meet_in_slots(sleeps: str, store: FileStore, path: Path) -> None:
+    with FileStore(path, timeout=HANG_S) as other:
+        wait_in_vain(other)
+
+        async def come(rank: int) -> None:
+            await aio.barrier(aio.AsyncStore(store), 2, "b", HANG_S, rank=rank)
+
+        async def sleep_first() -> None:
+            task = asyncio.ensure_future(come(0))
+            while not has_arrived(other, 0):
+                await asyncio.sleep(0.001)
+            assert ranks_in_slots(other, "b", 2) == [0]
+            await asyncio.to_thread(meet, other, 1)
+            await asyncio.wait_for(task, SOON_S)
+
+        if sleeps == "task":
+            asyncio.run(sleep_first())
+        else:
+            thread = sleeps_in_slot(other, 1)
+            asyncio.run(come(0))
+            ends_soon(thread)
+        assert arrivals(store) == (["0/2", "1/2"] if sleeps == "task" else ["1/2", "0/2"])
