@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def store(path: Path) -> Iterator[FileStore]:
     """A handle on a log with a bell that is announced, without which no rank arrives in a slot."""
     with FileStore(path, timeout=HANG_S) as store:
         wait_in_vain(store)
+        assert not ranks_in_slots(store, "b", 2)  # two threads that open the bell at once have a file each
         yield store
 
 
@@ -381,6 +383,23 @@ def test_rank_that_died_before_the_end_is_refused_when_it_comes_again(
     meet_again_is_refused(store, 1)
 
 
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("handle", ["the same", "opened before", "opened later"])
+def test_rank_that_arrived_in_the_log_is_refused_when_it_comes_again(handle: str, store: FileStore, path: Path) -> None:
+    """The log alone says so, because its slot is empty. The handle that was opened before has not read on."""
+    with FileStore(path, timeout=HANG_S, rank=0) as before, FileStore(path, timeout=HANG_S) as other:
+        wait_in_vain(before)
+        thread = sleeps_in_slot(other, 1)
+        meet(store, 0, timeout=0.0)
+        ends_soon(thread)
+        assert ranks_in_slots(store, "b", 2) == [1]
+        if handle == "opened later":
+            with FileStore(path, timeout=HANG_S) as later:
+                meet_again_is_refused(later, 0)
+        else:
+            meet_again_is_refused(store if handle == "the same" else before, 0)
+
+
 @pytest.mark.usefixtures("fast_polls")
 def test_barrier_that_lasts_shows_the_ranks_that_wait_and_those_that_died(store: FileStore, path: Path) -> None:
     """Also the rank whose process ends before it is late."""
@@ -396,6 +415,19 @@ def test_barrier_that_lasts_shows_the_ranks_that_wait_and_those_that_died(store:
         meet(other, 2, 3)
         ends_soon(thread)
         assert rounds() == []
+        assert sorted(arrivals(other)) == ["0/3", "1/3", "2/3"]
+
+
+@pytest.mark.usefixtures("no_polls")
+@pytest.mark.parametrize("fail_fast", [False, True])
+def test_rank_that_died_in_its_slot_breaks_no_barrier(fail_fast: bool, store: FileStore, path: Path) -> None:
+    die_in_slot(path, 1, 3)
+    thread = start_thread(partial(barrier, fail_fast=fail_fast), store, 3, "b", HANG_S, 0)
+    until(lambda: has_arrived(store, 0, 3))
+    with FileStore(path, timeout=HANG_S) as other:
+        assert other.members([1])[0].alive == "no"
+        barrier(other, 3, "b", HANG_S, 2, fail_fast=fail_fast)
+        ends_soon(thread)
         assert sorted(arrivals(other)) == ["0/3", "1/3", "2/3"]
 
 
@@ -783,6 +815,24 @@ def test_threads_with_one_rank_at_one_barrier_arrive_once(handles: int, store: F
         ends_soon(first)
         ends_soon(second)
         assert sorted(arrivals(store)) == ["0/2", "1/2"]
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_call_whose_slot_another_call_of_the_handle_uses_arrives_in_the_log(store: FileStore, path: Path) -> None:
+    """The slots of both barriers are in one row."""
+    row = row_of(content_of(store, "b", 2))
+    name = next(name for name in map(str, range(10_000)) if row_of(content_of(store, name, 2)) == row)
+    first = sleeps_in_slot(store, 0)
+    second = start_thread(meet, store, 0, 2, HANG_S, name)
+    until(lambda: store.get(f"{name}/arrivals", default=b"") == b"0/2 ")
+    assert ranks_in_slots(store, "b", 2) == [0]
+    with FileStore(path, timeout=HANG_S) as other:
+        for thread, each in ((first, "b"), (second, name)):
+            meet(other, 1, 2, HANG_S, each)
+            ends_soon(thread)
+    third = sleeps_in_slot(store, 0, name="c")  # its slot is free again
+    meet(store, 1, name="c")
+    ends_soon(third)
 
 
 @pytest.mark.usefixtures("no_polls")
