@@ -431,6 +431,45 @@ def test_rank_that_died_in_its_slot_breaks_no_barrier(fail_fast: bool, store: Fi
         assert sorted(arrivals(other)) == ["0/3", "1/3", "2/3"]
 
 
+@pytest.mark.usefixtures("no_polls")
+def test_rank_that_comes_in_its_slot_when_others_are_in_the_log_arrives_there_too(store: FileStore, path: Path) -> None:
+    """It has not read on. A rank with `fail_fast` looks only at the log before it breaks a barrier for a dead rank."""
+
+    def come() -> None:
+        write = Arrival._write_slot
+
+        def write_after_another_has_arrived(self: Arrival) -> bool:
+            assert self._bell is not None
+            self._bell.known_slots[self._row + SLOT] = bytes(SLOT)
+            path.with_name("ready").touch()
+            until(lambda: b"0/3 " in path.read_bytes())
+            return write(self)
+
+        signal.alarm(HANG_S)
+        Arrival._write_slot = write_after_another_has_arrived  # type: ignore[method-assign]
+        with FileStore(path, timeout=HANG_S) as other:
+            wait_in_vain(other)
+            meet(other, 1, 3)
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            come()
+        finally:
+            os._exit(1)
+    try:
+        until(path.with_name("ready").exists)
+        thread = start_thread(partial(barrier, fail_fast=True), store, 3, "b", HANG_S, 0)
+        until(lambda: arrivals(store) == ["0/3", "1/3"])
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    with FileStore(path, timeout=HANG_S) as third:
+        assert third.members([1])[0].alive == "no"
+        barrier(third, 3, "b", HANG_S, 2, fail_fast=True)
+    ends_soon(thread)
+
+
 # Deletes
 
 

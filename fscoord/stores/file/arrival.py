@@ -170,7 +170,12 @@ class Arrival(Condition["bytes | None"]):
             if not isinstance(text, (bytes, bytearray)):
                 return NOT_YET
             added = add_arrivals(bytes(text), ranks_of(found, self._content), None, self._size)
-            if added is None or not (added[1] or (added[0] and timeout <= 0)):  # a time-out names the missing ranks
+            if added is None:
+                return NOT_YET
+            # Ranks that look only at the log must find this rank there, and a time-out names the missing ranks.
+            token = self._request.token
+            self._is_in_log = self._is_in_log or text.startswith(token) or b" " + token in text
+            if not (added[1] or not self._is_in_log or (added[0] and timeout <= 0)):
                 return NOT_YET
         answer: bytes | NotYet | None
         try:
