@@ -160,20 +160,20 @@ class Waiter:
 
         The waiter is armed, its watcher has a bell, and the wait ends in `left` seconds.
         """
-        watcher, seconds = self.watcher, min(left, SLOW_FIRST_S)
-        ends = system.time.monotonic() + seconds
+        watcher, seconds, is_rung = self.watcher, min(left, SLOW_FIRST_S), False
+        self._wakes_at = ends = system.time.monotonic() + seconds  # if a signal handler raises, `close` ends the sleep
         watcher.begin_sleep(self)
-        try:
-            while seconds > 0 and watcher.has_events:
-                watcher.block(self, seconds)
-                count = watcher.event_count
-                if (self.event_count != count or self.is_over) and self.is_rung():
-                    return True
-                self.event_count = count  # the cell was read after these events, and none was for this waiter
-                seconds = ends - system.time.monotonic()
-            return False
-        finally:
-            watcher.end_sleep(self)
+        while seconds > 0 and watcher.has_events:
+            watcher.block(self, seconds)
+            count = watcher.event_count
+            if (self.event_count != count or self.is_over) and self.is_rung():
+                is_rung = True
+                break
+            self.event_count = count  # the cell was read after these events, and none was for this waiter
+            seconds = ends - system.time.monotonic()
+        watcher.end_sleep(self)
+        self._wakes_at = None
+        return is_rung
 
     def fail(self, error: OSError) -> None:
         """End a sleep whose events could not be read: raise `error`."""
