@@ -1,4 +1,4 @@
-"""Barriers by slots when a rank is killed, when keys are deleted, and when the bell fails: each ends as without slots."""
+"""Barriers by slots if a rank is killed, if keys are deleted, and if the bell fails: each ends as without slots."""
 
 from __future__ import annotations
 
