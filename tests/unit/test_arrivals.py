@@ -25,6 +25,7 @@ from fscoord import (
     gather,
     synchronize,
 )
+from fscoord.stores.file.arrival_slots import START
 
 HANG_S = 120
 
@@ -151,6 +152,21 @@ def test_arrival_beyond_the_world_size_counts_and_raises(store: FileStore) -> No
     with pytest.raises(BarrierError, match="got arrival 2 of 1"):
         store.barrier("b", 1)
     assert store.get("b/num_members") == b"2"
+
+
+def test_delete_clears_slots_unless_its_expectation_is_refused(path: Path, store: FileStore) -> None:
+    def slots() -> bytes:
+        return Path(f"{path}.bell").read_bytes()[START:]
+
+    wait_in_vain(store)
+    with pytest.raises(StoreTimeoutError):
+        barrier(store, 2, "b", 0.1, rank=0)
+    written = slots()
+    assert any(written)
+    assert store.delete_key("b/arrivals", expected="other") is False
+    assert slots() == written
+    assert store.delete_key("b/arrivals", expected=store.get("b/arrivals")) is True
+    assert not any(slots())
 
 
 USES = {
