@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from faults.holder import Holder
 from support.faulty import faulty_os
-from support.internals import log_of, notifier_of, watcher_of
+from support.internals import log_of, notifier_of, ranks_in_slots, watcher_of
 from support.interrupts import At, interrupt
 from support.places import Thread, start_thread, wait_in_vain
 from support.plain_reader import read_newest
@@ -38,6 +38,7 @@ from fscoord._waiting.wait import ArrivalRequest
 from fscoord.aio import AsyncStore
 from fscoord.store import Store, wait_on
 from fscoord.stores.file import notifier
+from fscoord.stores.file.arrival_slots import SLOT
 
 HANG_S = 60
 SOON_S = HANG_S / 3
@@ -51,14 +52,17 @@ class Way:
     def __init__(self, name: str, meet: Callable[[FileStore, int, int, float | None], None], prefix: str) -> None:
         self.name, self.meet = name, meet
         words = ("num_members", "last_member") if name == "count" else ("arrivals", "complete")
-        self.arrivals, self.done = (f"{prefix}b/{word}" for word in words)
+        self.barrier = f"{prefix}b"
+        self.arrivals, self.done = (f"{self.barrier}/{word}" for word in words)
 
-    def arrived(self, store: FileStore) -> int:
-        """Return how many arrivals are recorded."""
-        if not store.check([self.arrivals]):
-            return 0
-        text = store.get(self.arrivals)
-        return int(text) if self.name == "count" else len(text.split())
+    def arrived(self, store: FileStore, size: int = 2) -> int:
+        """Return how many arrivals are in the log, or only in a slot."""
+        text = store.get(self.arrivals, default=b"")
+        if self.name == "count":
+            return int(text or b"0")
+        tokens = text.decode().split()
+        in_slots = {f"{rank}/{size}" for rank in ranks_in_slots(store, self.barrier, size)}
+        return len(tokens) + len(in_slots.difference(tokens))
 
 
 def by_rank(store: Store, rank: int, size: int, limit: float | None) -> None:
@@ -143,12 +147,14 @@ def nothing_is_left(store: FileStore) -> None:
 
 
 class Disk:
-    """Lets the `number`-th write to the log fail, after `part` of it."""
+    """Lets the `number`-th write to the log fail, after `part` of it; and each write of a slot, unless `has_slots`."""
 
-    def __init__(self, fd: int, number: int, error: int, part: float) -> None:
-        self._fd, self._left, self._error, self._part = fd, number, error, part
+    def __init__(self, fd: int, number: int, error: int, part: float, *, has_slots: bool = True) -> None:
+        self._fd, self._left, self._error, self._part, self._has_slots = fd, number, error, part, has_slots
 
     def __call__(self, name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        if name == "pwrite" and len(arguments[1]) == SLOT and not self._has_slots:
+            raise OSError(self._error, os.strerror(self._error))
         if name == "write" and arguments[0] == self._fd:
             self._left -= 1
             if self._left == -1:
@@ -156,15 +162,20 @@ class Disk:
                 raise OSError(self._error, os.strerror(self._error))
 
 
-@every_way
 @pytest.mark.parametrize("part", [0.0, 0.5], ids=["nothing", "half"])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-@pytest.mark.parametrize("number", [0, 1], ids=["the arrival", "the key"])
+@pytest.mark.parametrize(
+    ("way", "number"),
+    [(WAYS[0], 0), (WAYS[0], 1), (WAYS[1], 0), (WAYS[2], 0)],
+    ids=["count, the arrival", "count, the key", "rank", "view"],
+)
 def test_last_arrival_whose_write_fails_says_whether_it_counts(
     way: Way, number: int, error: int, part: float, store: FileStore, other: FileStore
 ) -> None:
+    """A rank has arrived in its slot before it writes to the log."""
     other.announce_rank(1)
     thread = sleep_in_thread(way, store, 0, 2)
+    other.check(["k"])  # so it knows of the bell, which has the slots
     with (
         faulty_os() as faulty,
         faulty.instead(Disk(log_of(other).handle.lock.fd, number, error, part)),
@@ -172,15 +183,13 @@ def test_last_arrival_whose_write_fails_says_whether_it_counts(
     ):
         way.meet(other, 1, 2, HANG_S)
     found = way.arrived(store), store.check([way.done]), caught.value.maybe_applied
+    counts = number == 1 or way.name != "count"
     if number == 0:
         way.meet(other, 1, 2, HANG_S)
-    elif way.name == "count":
-        other.set(way.done, "1")
     else:
-        with suppress(FscoordError):  # its first arrival counts
-            way.meet(other, 1, 2, HANG_S)
+        other.set(way.done, "1")
     passes_soon(thread)
-    assert found == (1 + number, False, number == 1 or error == errno.EIO)
+    assert found == (1 + counts, False, counts or error == errno.EIO)
     assert read_newest(Path(store.path)).ends == "whole"
     nothing_is_left(store)
 
@@ -192,12 +201,28 @@ def test_arrival_that_fails_leaves_no_waiter(way: Way, error: int, store: FileSt
     store.announce_rank(0)
     with (
         faulty_os() as faulty,
-        faulty.instead(Disk(log_of(store).handle.lock.fd, 0, error, 0.5)),
+        faulty.instead(Disk(log_of(store).handle.lock.fd, 0, error, 0.5, has_slots=False)),
         pytest.raises(StoreUnavailableError),
     ):
         way.meet(store, 0, 2, HANG_S)
     nothing_is_left(store)
     assert way.arrived(store) == 0
+
+
+@pytest.mark.parametrize("way", WAYS[1:], ids=lambda way: str(way.name))
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_rank_whose_slot_has_no_room_arrives_in_the_log(
+    way: Way, error: int, store: FileStore, other: FileStore
+) -> None:
+    wait_in_vain(store)
+    with faulty_os() as faulty, faulty.instead(Disk(-1, 0, error, 0.0, has_slots=False)):
+        thread = sleep_in_thread(way, store, 0, 2)
+        assert store.get(way.arrivals) == b"0/2 "
+        assert not ranks_in_slots(store, way.barrier, 2)
+    way.meet(other, 1, 2, HANG_S)
+    passes_soon(thread)
+    assert way.arrived(store) == 2
+    nothing_is_left(store)
 
 
 @every_way
@@ -281,14 +306,14 @@ def test_handle_that_is_not_registered_registers_with_its_arrival(way: Way, stor
 
 @every_way
 def test_held_lock_ends_an_arrival_at_the_timeout_of_the_store(way: Way, path: Path, store: FileStore) -> None:
-    """It limits the write; that of the barrier limits the wait for others."""
+    """It limits the write; that of the barrier limits the wait for others. To arrive in a slot takes no lock."""
     store.set_timeout(0.05)
     store.announce_rank(0)
     wait_in_vain(store)
     with Holder(str(path)), pytest.raises(StoreTimeoutError):
         way.meet(store, 0, 2, 0.1)
     nothing_is_left(store)
-    assert way.arrived(store) == 0
+    assert way.arrived(store) == (way.name != "count")
 
 
 @every_way

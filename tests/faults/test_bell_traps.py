@@ -483,7 +483,7 @@ import sys, threading
 from fscoord import FileStore
 from fscoord._log.wakeup import watcher
 from fscoord._log.log import Log
-from fscoord.stores.file import notifier
+from fscoord.stores.file import notifier, waits
 
 watcher.SLOW_FIRST_S = watcher.SLOW_LAST_S = notifier.ANNOUNCE_S = 60
 path, *keys = sys.argv[1:]
@@ -648,7 +648,7 @@ def test_write_rings_while_another_thread_opens_the_bell_of_their_handle(
     with FileStore(path, timeout=HANG_S) as store, FileStore(path, timeout=HANG_S) as other:
         waiter = wait_in_thread(other, "k")
         notifier, opened = notifier_of(store), list[bool]()
-        open_bell = notifier._open_bell
+        open_bell = notifier.open_bell
 
         def open_and_let_another_write() -> Doorbell | None:
             opened.append(True)
@@ -656,7 +656,7 @@ def test_write_rings_while_another_thread_opens_the_bell_of_their_handle(
                 start_thread(store.set, "k", "1").join()
             return open_bell()
 
-        monkeypatch.setattr(notifier, "_open_bell", open_and_let_another_write)
+        monkeypatch.setattr(notifier, "open_bell", open_and_let_another_write)
         store.set("another", "1")
         started = time.monotonic()
         assert waiter.join() == b"1"

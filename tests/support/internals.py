@@ -61,7 +61,7 @@ from fscoord._runtime.escaping import closer_look, escape_word, printable
 from fscoord._runtime.logging import logger
 from fscoord._runtime.signals import Terminated, resend_lost_signals
 from fscoord._waiting import timing
-from fscoord._waiting.rounds import RoundState
+from fscoord._waiting.rounds import ARRIVALS, RoundState
 from fscoord._waiting.timing import SHOW_S, SlowWaitLogger
 from fscoord.recipes import _hold as hold_module, _lease as lease_module, _line as line_module
 from fscoord.recipes._entry import NO_LEASE, Entry, parse_line
@@ -98,6 +98,12 @@ def notifier_of(store: FileStore) -> ChangeNotifier:
 def watcher_of(store: FileStore) -> ChangeWatcher | None:
     """Return the watcher of the waiting threads of `store`; None while no thread has waited."""
     return notifier_of(store)._watcher
+
+
+def ranks_in_slots(store: FileStore, name: str, world_size: int) -> list[int]:
+    """Return the ranks that have arrived at the barrier `name` in slots that count. There are none without a bell."""
+    slots = store._slots
+    return [] if slots is None else slots.arrived(slots.content(name.encode() + ARRIVALS, world_size))
 
 
 def line_of(recipe: Any) -> Line:

@@ -113,8 +113,10 @@ class Waiter:
         if bell is None or self.event_count == watcher.event_count:
             return self.event_count != watcher.event_count
         try:
-            is_rung = bell.is_rung
-            return is_rung(self._bucket, self._mark) or any(map(is_rung, self._other_buckets, self._other_marks))
+            if bell.is_rung(self._bucket, self._mark):
+                return True
+            others = self._other_marks
+            return bool(others) and any(map(bell.is_rung, self._other_buckets, others))
         except OSError as error:
             raise_if_foreign(error)
             watcher.fall_back_to_polling(error)
@@ -152,6 +154,26 @@ class Waiter:
         watcher.end_sleep(self)
         self._wakes_at = None  # last: if a signal handler raises before this line, `close` ends the sleep again
         return 0.0
+
+    def sleep_once(self, left: float) -> bool:
+        """Sleep in this thread until a ring or the first poll, and return whether there was a ring.
+
+        The waiter is armed, its watcher has a bell, and the wait ends in `left` seconds.
+        """
+        watcher, seconds, is_rung = self.watcher, min(left, SLOW_FIRST_S), False
+        self._wakes_at = ends = system.time.monotonic() + seconds  # if a signal handler raises, `close` ends the sleep
+        watcher.begin_sleep(self)
+        while seconds > 0 and watcher.has_events:
+            watcher.block(self, seconds)
+            count = watcher.event_count
+            if (self.event_count != count or self.is_over) and self.is_rung():
+                is_rung = True
+                break
+            self.event_count = count  # the cell was read after these events, and none was for this waiter
+            seconds = ends - system.time.monotonic()
+        watcher.end_sleep(self)
+        self._wakes_at = None
+        return is_rung
 
     def fail(self, error: OSError) -> None:
         """End a sleep whose events could not be read: raise `error`."""

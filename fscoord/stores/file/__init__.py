@@ -33,7 +33,7 @@ from fscoord._log.opened import open_log_file
 from fscoord._log.wakeup.watcher import MODES
 from fscoord._runtime import system, tracing
 from fscoord._runtime.logging import logger
-from fscoord._waiting.wait import NotYet, block_on, new_tuple
+from fscoord._waiting.wait import NotYet, new_tuple
 from fscoord.errors import FscoordError, QueueEmptyError
 from fscoord.store import Capabilities
 from fscoord.stores.file import lifecycle
@@ -296,7 +296,7 @@ class FileStore(Sessions):
             return default if found is None else found
         values_of, is_missing = Values(self._log, self._state, [name]), value is None and is_current
         wait: FileWait[list[bytes]] = FileWait(self._notifier, values_of, limit, has_looked=is_missing)
-        return block_on(wait)[0]
+        return wait.block()[0]
 
     def _peek(self, key: bytes) -> bytes | None:
         return read_consistent(self._log, self._timeout, partial(self._state.get, key))

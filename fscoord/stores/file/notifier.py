@@ -141,7 +141,7 @@ class ChangeNotifier:
             if self._log.handle.recovery & CLOSED:  # a watcher would create the bell of a log that may be gone
                 return None
             watcher = self._watch(deadline)
-        spare = self._spare.pop(0, None) if longest_sleep is None and not sessions else None
+        spare = self.take_spare() if longest_sleep is None and not sessions else None
         if spare is not None and spare.watcher is watcher:
             return spare
         ends = list(map(session_end_bucket, sessions)) if sessions else ()
@@ -149,6 +149,13 @@ class ChangeNotifier:
         if isinstance(election, PollerElection):
             return NodeWaiter(watcher, election, longest_sleep, ends, is_check_due)
         return Waiter(watcher, longest_sleep, ends)
+
+    def take_spare(self) -> Waiter | None:
+        """Return the waiter of a wait that has ended, or None if a new waiter is needed."""
+        watcher, spare = self._watcher, self._spare.pop(0, None)
+        if spare is None or spare.watcher is not watcher or watcher.is_closed or not watcher.is_announced:
+            return None
+        return spare
 
     def stand_for_election(self, waiter: Waiter | None) -> None:
         """See `NodeWaiter.stand_for_election`."""

@@ -18,10 +18,8 @@ from fscoord._waiting.wait import (
     THREAD_BACKEND,
     ArrivalRequest,
     NeededRanks,
-    Wait,
     WaitBackend,
     WaitRequest,
-    block_on,
 )
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Member, Store
@@ -164,7 +162,7 @@ class Sessions(Store):
     # -- waiting ---------------------------------------------------------------------------------------------------
 
     def _wait(self, request: WaitRequest) -> Any:
-        return block_on(self._new_wait(request, self._notifier))
+        return self._new_wait(request, self._notifier).block()
 
     @abstractmethod
     def _write(
@@ -178,7 +176,7 @@ class Sessions(Store):
         """Carry out `operation`, and return its result."""
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
-        return block_on(self._new_arrival_wait(request, self._notifier))
+        return self._new_arrival_wait(request, self._notifier).block()
 
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: ChangeNotifier) -> FileWait[bytes | None]:
         arrival = Arrival(self._log, self._state, request, self._write, self._decide, self._slots)
@@ -198,7 +196,7 @@ class Sessions(Store):
         self._notifiers.add(notifier)
         return notifier
 
-    def _new_wait(self, request: WaitRequest, notifier: ChangeNotifier) -> Wait[Any]:
+    def _new_wait(self, request: WaitRequest, notifier: ChangeNotifier) -> FileWait[Any]:
         condition: Condition[Any] = condition_of(request, self._log, self._state, notifier, self._write)
         return FileWait(notifier, condition, request.timeout, request.slow_logger)
 
@@ -207,7 +205,7 @@ class Sessions(Store):
         if self._change_notifier is None:
             self._change_notifier = self._new_notifier(THREAD_BACKEND, watches_every_key=True)
         wait: FileWait[tuple[int, int]] = FileWait(self._change_notifier, AnyChange(self._log, known), timeout)
-        return block_on(wait)
+        return wait.block()
 
     @property
     def _has_participants(self) -> bool:  # type: ignore[override]

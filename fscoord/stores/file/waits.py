@@ -171,6 +171,54 @@ class FileWait(Generic[T]):
         self._due = slow_logger.due if slow_logger is not None else now + timing.SHOW_S
         self._state = UNARMED if has_looked else NEW
 
+    def block(self) -> T:
+        """Carry out the wait in this thread, and return its answer.
+
+        The usual wait ends with its first look, or with the look after its first sleep. These steps are here as in
+        `look` and `sleep`, without the cases that the usual wait does not have. All other waits go on there.
+        """
+        try:
+            left = self._deadline - system.time.monotonic()
+            found = self._look_and_sleep_once(left) if left > 0 and tracing.recorder is None else NOT_YET
+            if not isinstance(found, NotYet):
+                return found
+            while True:
+                found = self.look()
+                if not isinstance(found, NotYet):
+                    return found
+                self.sleep()
+        finally:
+            self.close()
+
+    def _look_and_sleep_once(self, left: float) -> T | NotYet:
+        condition, notifier = self._condition, self._notifier
+        arrive = condition.arrive
+        found: T | NotYet
+        if arrive is None and self._state == NEW:
+            found = condition.look(left, reads=True)
+            if not isinstance(found, NotYet):
+                return found
+            self._state = UNARMED
+        if condition.death_watch is not None or notifier.passes_on_changes:
+            return NOT_YET
+        self._waiter = notifier.take_spare()  # not in a variable, which the traceback of an error would keep
+        if self._waiter is None:
+            return NOT_YET
+        notifier.add_waiter(self._waiter)
+        if self._waiter.watcher.bell is None:
+            return NOT_YET
+        if arrive is None:
+            self._arm()
+            found = condition.look(left, reads=True)
+        else:
+            self._state = UNARMED
+            found = arrive(self._arm, self._waiter)
+        if not isinstance(found, NotYet) or self._armed_for != condition.missing[0]:
+            return found
+        is_rung = self._waiter.sleep_once(left)
+        self._armed_for = None
+        return condition.look(left, reads=True) if is_rung else NOT_YET
+
     def look(self) -> T | NotYet:
         state, condition, notifier, now = self._state, self._condition, self._notifier, system.time.monotonic()
         left = self._deadline - now
