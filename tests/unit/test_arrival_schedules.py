@@ -445,7 +445,7 @@ def test_ranks_may_crash_at_every_call(monkeypatch: pytest.MonkeyPatch, restarts
     print(explore(world, monkeypatch), "states")
 
 
-def test_one_of_three_may_crash_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_of_three_may_crash_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     print(explore(World([meets(b"a")] * 3, 3, crashing=[0], polls=True), monkeypatch), "states")
 
 
@@ -533,7 +533,7 @@ def add_arrivals_alone(text: bytes, ranks: Iterable[int], own: int | None, size:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_each_rule_is_needed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_rules_are_all_needed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     owner, attribute, mutant, make = MUTANTS[name]
     with monkeypatch.context() as patch:
         patch.setattr(owner, attribute, mutant, raising=False)

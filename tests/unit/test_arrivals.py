@@ -206,6 +206,21 @@ def test_arrival_beyond_the_world_size_counts_and_raises(store: FileStore) -> No
     assert store.get("b/num_members") == b"2"
 
 
+def test_delete_clears_slots_unless_its_expectation_is_refused(path: Path, store: FileStore) -> None:
+    def slots() -> bytes:
+        return Path(f"{path}.bell").read_bytes()[START:]
+
+    wait_in_vain(store)
+    with pytest.raises(StoreTimeoutError):
+        barrier(store, 2, "b", 0.1, rank=0)
+    written = slots()
+    assert any(written)
+    assert store.delete_key("b/arrivals", expected="other") is False
+    assert slots() == written
+    assert store.delete_key("b/arrivals", expected=store.get("b/arrivals")) is True
+    assert not any(slots())
+
+
 USES = {
     "barrier with ranks": lambda store: barrier(store, 1, "start", rank=0),
     "barrier without ranks": lambda store: barrier(store, 1, "start"),
