@@ -17,9 +17,16 @@ from typing import Any
 import pytest
 from faults.forking import Case, Operation, fork_at, fork_in_c
 from faults.persistence import put_state
-from faults.test_every_call import OPERATIONS, WITHOUT_CALLS, make_base, must_follow, must_read, nothing
+from faults.test_every_call import (
+    OPERATIONS as EVERY_OPERATION,
+    WITHOUT_CALLS,
+    make_base,
+    must_follow,
+    must_read,
+    nothing,
+)
 
-from fscoord import FileStore
+from fscoord import FileStore, barrier
 from fscoord.recipes import Lock, Queue
 
 pytestmark = pytest.mark.exhaustive
@@ -37,6 +44,8 @@ def directory(memory: Path, mounts_stay: None, monkeypatch: pytest.MonkeyPatch) 
     directory.mkdir()
     return directory
 
+
+OPERATIONS = EVERY_OPERATION | {"barrier in a slot": lambda store: barrier(store, 2, "b", 0.003, 0)}
 
 ENDS_THE_HANDLE = {"begin a run"}
 """What leaves no usable handle, fork or not: the handles of the run before raise `StaleRunError`."""
@@ -81,7 +90,9 @@ def fork_everywhere(
 
 
 @every_fork
-@pytest.mark.parametrize("operation", ["set", "get", "wait", "close", "announce_rank", "barrier in vain"])
+@pytest.mark.parametrize(
+    "operation", ["set", "get", "wait", "close", "announce_rank", "barrier in vain", "barrier in a slot"]
+)
 def test_fork_at_any_call_of_another_thread_leaves_both_usable(
     operation: str, fork: Any, directory: Path, draw: Draw
 ) -> None:
@@ -92,7 +103,7 @@ def test_fork_at_any_call_of_another_threads_compaction_leaves_both_usable(direc
     assert fork_everywhere(directory, draw, OPERATIONS["compact"]) > 40
 
 
-@pytest.mark.parametrize("operation", ["set", "get", "wait", "close", "barrier in vain"])
+@pytest.mark.parametrize("operation", ["set", "get", "wait", "close", "barrier in vain", "barrier in a slot"])
 def test_fork_between_the_calls_of_another_thread_leaves_both_usable(
     operation: str, directory: Path, draw: Draw
 ) -> None:

@@ -171,7 +171,7 @@ class Arrival(Condition["bytes | None"]):
                 return NOT_YET
             if isinstance(text, (bytes, bytearray)):  # otherwise it is spilled, and is read under the lock
                 added = add_arrivals(bytes(text), ranks_of(found, self._content), None, self._size)
-                if added is None or not added[1]:
+                if added is None or not (added[1] or (added[0] and timeout <= 0)):  # a time-out names the missing ranks
                     return NOT_YET
         answer: bytes | NotYet | None
         try:
