@@ -306,11 +306,7 @@ def test_handle_that_is_not_registered_registers_with_its_arrival(way: Way, stor
 
 @every_way
 def test_held_lock_ends_an_arrival_at_the_timeout_of_the_store(way: Way, path: Path, store: FileStore) -> None:
-<<<<<<< HEAD
     """It limits the write; that of the barrier limits the wait for others. To arrive in a slot takes no lock."""
-=======
-    """It limits the write; that of the barrier limits the wait for others. A slot needs no lock."""
->>>>>>> slottests
     store.set_timeout(0.05)
     store.announce_rank(0)
     wait_in_vain(store)

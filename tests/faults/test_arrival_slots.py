@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Barriers by slots if a rank is killed, if keys are deleted, and if the bell fails: each ends as without slots."""
-=======
 """Barriers by slots beside kills, deletes, forks, new runs and a damaged bell: each ends as it does without slots."""
->>>>>>> slottests
 
 from __future__ import annotations
 

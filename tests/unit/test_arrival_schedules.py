@@ -51,15 +51,10 @@ class Progress(NamedTuple):
 
 
 class State(NamedTuple):
-<<<<<<< HEAD
     """The state of the world.
 
     `pending` has the ranks whose arrivals at a barrier count, and are not used up by its end. `used` has the ranks
     whose present calls were counted by an end.
-=======
-    """The state of the world. `pending` has the ranks whose arrivals at a barrier count, and are not used up by its
-    end; `used` has the ranks whose present calls were counted by an end.
->>>>>>> slottests
     """
 
     records: tuple[tuple[tuple[int, bytes, bytes], ...], ...]
