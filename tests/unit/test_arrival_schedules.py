@@ -172,6 +172,7 @@ class World:
             ),
             refresh=lambda _: self._read(),
             inspect=lambda answer: answer(),
+            read_locked=None,  # no value of the schedules is spilled
             path="log",
         )
         notifier: Any = SimpleNamespace(open_bell=lambda: self._bell, bell_exists=lambda: True)
