@@ -2,7 +2,7 @@
 
 The key ``{prefix}/arrivals`` has three kinds of tokens, each with a space after it:
 
-- ``RANK/WORLD_SIZE`` is an arrival. Each rank appends one.
+- ``RANK/WORLD_SIZE`` is an arrival. Each rank appends one, or a rank that has found it in a slot does.
 - ``-RANK/WORLD_SIZE`` is a time-out token. A rank appends it when its call times out. The arrival of the rank still
   counts, and the rank may call again, even after all ranks have passed.
 - ``!N:R,R`` is a verdict: the ranks R are dead. A verdict counts only if N rounds were broken before it, and one of the

@@ -99,8 +99,9 @@ def barrier(
     once. A rank whose call timed out may call again, and passes even if the other ranks have passed meanwhile. Without
     `rank`, every call counts. Either all callers of a barrier give a rank, or no caller does.
 
-    On a `~fscoord.FileStore`, a rank without `fail_fast` records its arrival in one transaction, and then waits.
-    Elsewhere each rank makes one write, one read and one wait, and the last rank makes one more write.
+    On a `~fscoord.FileStore`, a rank records its arrival in one transaction, and then waits. If only this host has the
+    file, a rank without `fail_fast` arrives in a slot beside the file, without a lock. Elsewhere each rank makes one
+    write, one read and one wait, and the last rank makes one more write.
 
     Args:
         store: the store that the callers share. It may be a store of torch; see `fscoord.collectives.BarrierStore`.

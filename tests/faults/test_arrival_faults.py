@@ -37,7 +37,7 @@ from fscoord._log.wakeup.watcher import Waiter
 from fscoord._waiting.wait import ArrivalRequest
 from fscoord.aio import AsyncStore
 from fscoord.store import Store, wait_on
-from fscoord.stores.file import notifier, waits
+from fscoord.stores.file import notifier
 from fscoord.stores.file.arrival_slots import SLOT
 
 HANG_S = 60
@@ -103,7 +103,6 @@ def other(path: Path, store: FileStore) -> Iterator[FileStore]:
 def _only_rings_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
         monkeypatch.setattr(watcher, name, 3.0 * HANG_S)
-    monkeypatch.setattr(waits, "SLOW_FIRST_S", 3.0 * HANG_S)
     monkeypatch.setattr(notifier, "ANNOUNCE_S", 3.0 * HANG_S)
 
 
@@ -307,7 +306,7 @@ def test_handle_that_is_not_registered_registers_with_its_arrival(way: Way, stor
 
 @every_way
 def test_held_lock_ends_an_arrival_at_the_timeout_of_the_store(way: Way, path: Path, store: FileStore) -> None:
-    """It limits the write; that of the barrier limits the wait for others. A slot needs no lock."""
+    """It limits the write; that of the barrier limits the wait for others. To arrive in a slot takes no lock."""
     store.set_timeout(0.05)
     store.announce_rank(0)
     wait_in_vain(store)

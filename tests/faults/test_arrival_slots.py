@@ -478,12 +478,11 @@ def test_rank_that_comes_in_its_slot_when_others_are_in_the_log_arrives_there_to
     ("delete", "found"),
     [
         (lambda store, key: store.delete_key(key), False),
-        (lambda store, key: store.delete_key(key, expected="1"), False),
         (lambda store, key: store.pop(key), None),
         (lambda store, key: store._exchange(b"x", b"", b"1", [], [key.encode()]), b"1"),
         (lambda store, key: PrefixStore("b", store).delete_key(key.removeprefix("b/")), False),
     ],
-    ids=["delete_key", "expected", "pop", "exchange", "view"],
+    ids=["delete_key", "pop", "exchange", "view"],
 )
 @pytest.mark.parametrize("key", KEYS)
 def test_delete_of_a_key_that_is_absent_takes_away_the_arrivals_in_slots(

@@ -33,7 +33,7 @@ from fscoord._log.wakeup.doorbell import Doorbell, bucket
 from fscoord._log.wakeup.watcher import Waiter
 from fscoord._runtime import file_events, system
 from fscoord.errors import StoreClosedError, StoreTimeoutError, UnsupportedFilesystemError
-from fscoord.stores.file import notifier, waits
+from fscoord.stores.file import notifier
 
 HANG_S = 60
 
@@ -48,7 +48,6 @@ def only_rings_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """No slow poll helps: a ring that is lost is a test that hangs. Nor is one needed to announce the bell later."""
     for name in ("SLOW_FIRST_S", "SLOW_LAST_S"):
         monkeypatch.setattr(log_watch, name, 3 * HANG_S)
-    monkeypatch.setattr(waits, "SLOW_FIRST_S", 3 * HANG_S)
     monkeypatch.setattr(notifier, "ANNOUNCE_S", 3 * HANG_S)
 
 

@@ -15,6 +15,7 @@ POLLER = "tests/unit/test_node_poller.py"
 WAITER = "tests/unit/test_waiter.py"
 NETWORK = "tests/unit/test_network_access.py"
 ARRIVAL_FAULTS = "tests/faults/test_arrival_faults.py"
+ARRIVAL_SLOTS = "tests/faults/test_arrival_slots.py"
 SPARE = "tests/unit/test_spare_waiter.py"
 NODES = f"{SCHEDULES}::test_combined_calls_of_two_hosts_are_linearizable_on_any_schedule"
 COMBINER = "tests/unit/test_combiner.py"
@@ -484,8 +485,8 @@ MUTANTS = (
     Mutant(
         "the time of an arrival begins with its wait and not with its call",
         "Sessions._new_arrival_wait",
-        "timeout, None, started, ",
-        "timeout, None, None, ",
+        "None, request.started)",
+        "None, None)",
         (f"{ARRIVAL_FAULTS}::test_arrival_whose_time_is_over_ends_at_once",),
     ),
     Mutant(
@@ -1296,8 +1297,8 @@ MUTANTS = (
     Mutant(
         "a rank is armed after its arrival was unlocked",
         "FileStore._write",
-        "self._decide, limit, arm)\n",
-        "self._decide, limit)\n        if arm:\n            arm()\n",
+        "decide, limit, arm)\n",
+        "decide, limit)\n        if arm:\n            arm()\n",
         (MEETINGS, f"{ARRIVALS}::test_last_arrival_right_after_the_unlock_of_another_wakes_it"),
     ),
     Mutant(
@@ -1324,14 +1325,56 @@ MUTANTS = (
     Mutant(
         "the last arrival rings before it is there",
         "FileStore._write",
-        "        result = self._log.update(kind, name, operation, self._decide, limit, arm)\n",
+        "        result = self._log.update(kind, name, operation, decide, limit, arm)\n",
         """\
         if operation.done:
             self._notifier.notify((name, operation.done))
-            return self._log.update(kind, name, operation, self._decide, limit, arm)
-        result = self._log.update(kind, name, operation, self._decide, limit, arm)
+            return self._log.update(kind, name, operation, decide, limit, arm)
+        result = self._log.update(kind, name, operation, decide, limit, arm)
 """,
         (MEETINGS,),
+    ),
+    Mutant(
+        "a rank that arrives in a slot arms after it has looked",
+        "Arrival.arrive",
+        """\
+                arm()
+                return self.look(self._request.timeout, reads=True)
+""",
+        """\
+                found = self.look(self._request.timeout, reads=True)
+                arm()
+                return found
+""",
+        (f"{ARRIVALS}::test_last_arrival_before_each_call_of_another_wakes_it",),
+    ),
+    Mutant(
+        "slots are not cleared before a delete",
+        "ArrivalSlots.clear",
+        "if not key.endswith(KEYS_OF_BARRIER):",
+        "if True:",
+        (ARRIVAL_SLOTS,),
+    ),
+    Mutant(
+        "slots are the same in every run",
+        "ArrivalSlots.content",
+        'header.log_id + run.to_bytes(8, "little")',
+        "header.log_id",
+        (ARRIVAL_SLOTS,),
+    ),
+    Mutant(
+        "slots in a bell without a name count",
+        "ArrivalSlots.arrived",
+        "return found if found and bell.has_name() else []",
+        "return found",
+        (ARRIVAL_SLOTS,),
+    ),
+    Mutant(
+        "a rank that has arrived in its slot arrives there again",
+        "Arrival._write_slot",
+        "known == content or ",
+        "",
+        (ARRIVAL_SLOTS,),
     ),
     Mutant(
         "the last arrival rings for its own key alone",
@@ -1343,8 +1386,8 @@ MUTANTS = (
     Mutant(
         "a rank arrives again with each look",
         "FileWait.look",
-        "self._arrive if state == NEW else None",
-        "self._arrive",
+        "condition.arrive if state == NEW else None",
+        "condition.arrive",
         (ARRIVALS,),
     ),
     Mutant(
@@ -1357,8 +1400,8 @@ MUTANTS = (
     Mutant(
         "a rank sleeps though the key that ends its barrier is there",
         "stores.file.operations.Draft._arrived",
-        "_ARRIVED_LATE if self._has(operation.done) else _WAITS",
-        "_WAITS",
+        "PASSED if self._has(operation.done) else WAITS",
+        "WAITS",
         (f"{ARRIVALS}::test_key_of_the_end_that_is_there_already_ends_the_wait_at_once",),
     ),
     Mutant(
@@ -1476,15 +1519,15 @@ MUTANTS = (
     ),
     Mutant(
         "the bell counts as open before it is",
-        "ChangeNotifier.notify",
+        "ChangeNotifier.open_bell",
         """\
-            bell = self._bell = self._open_bell()
+            bell = self._bell = self._find_or_warn()
             # After the bell is open: another thread that writes meanwhile would find no bell, and not ring.
             self._announcements = count
 """,
         """\
             self._announcements = count
-            bell = self._bell = self._open_bell()
+            bell = self._bell = self._find_or_warn()
 """,
         ("tests/faults/test_bell_traps.py::test_write_rings_while_another_thread_opens_the_bell_of_their_handle",),
     ),

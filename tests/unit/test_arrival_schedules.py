@@ -51,8 +51,10 @@ class Progress(NamedTuple):
 
 
 class State(NamedTuple):
-    """The state of the world. `pending` has the ranks whose arrivals at a barrier count, and are not used up by its
-    end; `used` has the ranks whose present calls were counted by an end.
+    """The state of the world.
+
+    `pending` has the ranks whose arrivals at a barrier count, and are not used up by its end. `used` has the ranks
+    whose present calls were counted by an end.
     """
 
     records: tuple[tuple[tuple[int, bytes, bytes], ...], ...]
@@ -170,6 +172,7 @@ class World:
             ),
             refresh=lambda _: self._read(),
             inspect=lambda answer: answer(),
+            read_locked=None,  # no value of the schedules is spilled
             path="log",
         )
         notifier: Any = SimpleNamespace(open_bell=lambda: self._bell, bell_exists=lambda: True)
@@ -443,7 +446,7 @@ def test_ranks_may_crash_at_every_call(monkeypatch: pytest.MonkeyPatch, restarts
     print(explore(world, monkeypatch), "states")
 
 
-def test_one_of_three_may_crash_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_of_three_may_crash_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     print(explore(World([meets(b"a")] * 3, 3, crashing=[0], polls=True), monkeypatch), "states")
 
 
@@ -531,7 +534,7 @@ def add_arrivals_alone(text: bytes, ranks: Iterable[int], own: int | None, size:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_each_rule_is_needed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_rules_are_all_needed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     owner, attribute, mutant, make = MUTANTS[name]
     with monkeypatch.context() as patch:
         patch.setattr(owner, attribute, mutant, raising=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +27,24 @@ from fscoord import (
     gather,
     synchronize,
 )
-from fscoord.stores.file import waits
-from fscoord.stores.file.arrival_slots import SLOT
+from fscoord.stores.file.arrival_slots import START
 
 HANG_S = 120
+BLOCK = ChangeWatcher.block
 
-Meet = Callable[[FileStore, int], None]
+Meet = Callable[..., None]
 
 
 def meet_by_count(store: FileStore, _: int) -> None:
     store.barrier("b", 2)
 
 
-def meet_by_rank(store: FileStore, rank: int) -> None:
-    barrier(store, 2, "b", rank=rank)
+def meet_by_rank(store: FileStore, rank: int, key: str = "b") -> None:
+    barrier(store, 2, key, rank=rank)
 
 
-def meet_on_a_view(store: FileStore, rank: int) -> None:
-    barrier(PrefixStore("view", store), 2, "b", rank=rank)
+def meet_on_a_view(store: FileStore, rank: int, key: str = "b") -> None:
+    barrier(PrefixStore("view", store), 2, key, rank=rank)
 
 
 every_way = pytest.mark.parametrize("meet", [meet_by_count, meet_by_rank, meet_on_a_view])
@@ -73,17 +75,11 @@ def meet_in_child(path: Path, meet: Meet) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-@every_way
 def test_last_arrival_right_after_the_unlock_of_another_wakes_it(
-    meet: Meet, store: FileStore, path: Path, monkeypatch: pytest.MonkeyPatch
+    store: FileStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No look comes between the write and the sleep, so the wait must be armed before the unlock.
-
-    With slots there is a look after the wait is armed, and the last rank arrives before both.
-    """
-    for module in (watcher, waits):
-        monkeypatch.setattr(module, "SLOW_FIRST_S", 100.0)
-    wait_in_vain(store)
+    """No look comes between the write and the sleep, so the wait must be armed before the unlock."""
+    monkeypatch.setattr(watcher, "SLOW_FIRST_S", 100.0)
     store.set("registered", "1")
     lock = log_of(store).handle.lock
     unlock, unlocked = lock.unlock, []
@@ -93,31 +89,68 @@ def test_last_arrival_right_after_the_unlock_of_another_wakes_it(
         unlocked.append(log_of(store).handle.offset)
         if b"b/" in path.read_bytes():
             lock.unlock = unlock
-            meet_in_child(path, meet)
-
-    def write_and_let_the_last_arrive(fd: int, data: bytes, offset: int) -> int:
-        written = os.pwrite(fd, data, offset)
-        if len(data) == SLOT:
-            in_slot.append(True)
-            meet_in_child(path, meet)
-        return written
+            meet_in_child(path, meet_by_count)
 
     lock.unlock = unlock_and_let_the_last_arrive
-    in_slot: list[bool] = []
     started = time.monotonic()
-    with faulty_os() as faulty:
-        faulty.pwrite = write_and_let_the_last_arrive
-        meet(store, 0)
+    meet_by_count(store, 0)
     assert time.monotonic() - started < HANG_S / 2, "no ring ended the sleep, but its deadline"
     assert len(unlocked) <= 3, "the rank, the bell, and the arrival"
-    assert len(in_slot) == (meet is not meet_by_count)
+
+
+class LastArrival:
+    """Lets a child arrive before a system call of the other rank: the call `number` after the write of its slot.
+
+    If that rank sleeps earlier, the child arrives before its sleep.
+    """
+
+    def __init__(self, path: Path, meet: Meet, number: int) -> None:
+        self._path, self._meet, self._number = path, meet, number
+        self._calls: Iterator[int] | None = None  # since the write of the slot
+        self._has_come = self.slept = False
+
+    def _come(self) -> None:
+        self._has_come = True
+        meet_in_child(self._path, self._meet)
+
+    def before_call(self, name: str, _: object, arguments: tuple[Any, ...]) -> None:
+        if self._calls is None:
+            if name == "pwrite" and arguments[2] >= START:
+                self._calls = count()
+        elif not self._has_come and next(self._calls) == self._number:
+            self._come()
+
+    def before_sleep(self, waiter: Any, seconds: float) -> None:
+        if not self._has_come:
+            self.slept = True
+            self._come()
+        BLOCK(waiter.watcher, waiter, seconds)
+
+
+@pytest.mark.parametrize("meet", [meet_by_rank, meet_on_a_view])
+def test_last_arrival_before_each_call_of_another_wakes_it(
+    meet: Meet, store: FileStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that arrives in a slot arms before it looks at the log, and reads the slots after that."""
+    monkeypatch.setattr(watcher, "SLOW_FIRST_S", 100.0)
+    wait_in_vain(store)
+    store.announce_rank(0)
+    for number in count():
+        last = LastArrival(path, partial(meet, key=f"{number}"), number)
+        started = time.monotonic()
+        with faulty_os() as faulty, faulty.instead(last.before_call), monkeypatch.context() as patch:
+            patch.setattr(ChangeWatcher, "block", last.before_sleep)
+            meet(store, 0, f"{number}")
+        assert time.monotonic() - started < HANG_S / 2, f"no ring ended the sleep, but its deadline: call {number}"
+        if last.slept:
+            break
+    assert number == 4, "it reads and writes its cell, and reads the log and the slots"
 
 
 @every_way
 def test_arrival_that_is_not_the_last_reads_once_before_its_sleep(
     meet: Meet, store: FileStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before a rank first writes to its slot, it reads the log once more, and it writes nothing to the log."""
     wait_in_vain(store)
     store.announce_rank(0)
     with faulty_os() as faulty:
@@ -133,15 +166,16 @@ def test_arrival_that_is_not_the_last_reads_once_before_its_sleep(
         before: list[str] = []
         faulty.calls.clear()
         meet(store, 0)
-    assert (before.count("read"), before.count("write")) == ((1, 1) if meet is meet_by_count else (2, 0))
+    is_in_slot = meet is not meet_by_count
+    assert before.count("read") == 1 + is_in_slot, "before a slot is first used, the log is read on"
+    assert before.count("write") == (not is_in_slot)
 
 
 @pytest.mark.parametrize("meet", [meet_by_count, meet_by_rank])
 def test_key_of_the_end_that_is_there_already_ends_the_wait_at_once(
     meet: Meet, store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (watcher, waits):
-        monkeypatch.setattr(module, "SLOW_FIRST_S", 100.0)
+    monkeypatch.setattr(watcher, "SLOW_FIRST_S", 100.0)
     store.multi_set(["b/last_member", "b/complete"], ["1", "1"])
     started = time.monotonic()
     meet(store, 0)
@@ -170,6 +204,21 @@ def test_arrival_beyond_the_world_size_counts_and_raises(store: FileStore) -> No
     with pytest.raises(BarrierError, match="got arrival 2 of 1"):
         store.barrier("b", 1)
     assert store.get("b/num_members") == b"2"
+
+
+def test_delete_clears_slots_unless_its_expectation_is_refused(path: Path, store: FileStore) -> None:
+    def slots() -> bytes:
+        return Path(f"{path}.bell").read_bytes()[START:]
+
+    wait_in_vain(store)
+    with pytest.raises(StoreTimeoutError):
+        barrier(store, 2, "b", 0.1, rank=0)
+    written = slots()
+    assert any(written)
+    assert store.delete_key("b/arrivals", expected="other") is False
+    assert slots() == written
+    assert store.delete_key("b/arrivals", expected=store.get("b/arrivals")) is True
+    assert not any(slots())
 
 
 USES = {

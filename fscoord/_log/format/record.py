@@ -115,6 +115,7 @@ _MASK: Final = 0xFFFFFFFF
 
 _pack_head, _pack_tail = _HEAD.pack, _TAIL.pack
 unpack_prefix, unpack_head, _unpack_tail = _PREFIX.unpack_from, _HEAD.unpack_from, _TAIL.unpack_from
+_unpack_pair, _PAIR_SIZE = _PAIR.unpack_from, _PAIR.size
 
 
 def encode(kind: int, key: bytes, value: bytes, writer: int, time_ns: int, chain: int) -> tuple[bytes, int]:
@@ -308,15 +309,16 @@ def decode_pairs(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     Raises:
         MalformedRecord: `data` is not the value of a MULTI_SET record, or a key or value in it exceeds its limit.
     """
-    position = 0
-    while position + _PAIR.size <= len(data):
-        key_size, value_size = _PAIR.unpack_from(data, position)
+    position, size = 0, len(data)
+    while (start := position + _PAIR_SIZE) <= size:
+        key_size, value_size = _unpack_pair(data, position)
         if key_size > KEY_MAX or value_size > VALUE_MAX:
             raise MalformedRecord(f"it sets a key of {key_size} bytes to {value_size} bytes, which is too long")
-        middle = position + _PAIR.size + key_size
-        if middle + value_size > len(data):
+        middle = start + key_size
+        end = middle + value_size
+        if end > size:
             break
-        yield data[position + _PAIR.size : middle], data[middle : middle + value_size]
-        position = middle + value_size
-    if position != len(data):
+        yield data[start:middle], data[middle:end]
+        position = end
+    if position != size:
         raise MalformedRecord("a list of keys and values is cut short")

@@ -31,6 +31,8 @@ used, because it kills the process if the disk is full. Under pyfakefs there is 
 A waiter that depends on a session also arms a cell for the end of the session, and a process rings that cell when it
 closes the session.
 
+The same file has the arrival slots, after the cells; see `fscoord.stores.file.arrival_slots`.
+
 The bell is only a hint. If a writer is killed or stopped between the two calls of a ring, the ring costs one slow poll.
 
 The kernel limits the inotify instances of a user (128 by default). A process that gets no instance opens a FIFO beside
@@ -98,9 +100,8 @@ class Doorbell:
     Attributes:
         is_new: whether this object created the file.
         fd: the descriptor of the bell; -1 after `close`, and in a forked child.
-        known_slots: the last content of each slot that was read or written by this object, by the offset of the slot.
-            The slots are in the bell, after the cells; see `fscoord.stores.file.arrival_slots`.
-        slot_users: the call that uses a slot, by the offset of the slot.
+        known_slots: the last content of each arrival slot that this object has read or written, by the slot's offset.
+        slot_users: the call that uses an arrival slot, by the slot's offset.
 
     Raises:
         OSError: the bell can't be opened or created.

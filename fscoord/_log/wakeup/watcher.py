@@ -155,13 +155,13 @@ class Waiter:
         self._wakes_at = None  # last: if a signal handler raises before this line, `close` ends the sleep again
         return 0.0
 
-    def sleep_once(self, seconds: float) -> bool:
-        """Sleep in this thread until a ring, for at most `seconds`, and return whether there was a ring.
+    def sleep_once(self, left: float) -> bool:
+        """Sleep in this thread until a ring or the first poll, and return whether there was a ring.
 
-        The waiter is armed. Its watcher has a bell.
+        The waiter is armed, its watcher has a bell, and the wait ends in `left` seconds.
         """
-        watcher, ends, is_rung = self.watcher, system.time.monotonic() + seconds, False
-        self._wakes_at = ends  # if a signal handler raises from here on, `close` ends the sleep
+        watcher, seconds, is_rung = self.watcher, min(left, SLOW_FIRST_S), False
+        self._wakes_at = ends = system.time.monotonic() + seconds  # if a signal handler raises, `close` ends the sleep
         watcher.begin_sleep(self)
         while seconds > 0 and watcher.has_events:
             watcher.block(self, seconds)

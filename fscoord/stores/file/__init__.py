@@ -419,9 +419,10 @@ class FileStore(Sessions):
         return result
 
     def _decide_delete(self, key: bytes, operation: Operation) -> tuple[Any, int, Any]:
-        if self._slots is not None:
+        decided = self._decide(key, operation)
+        if self._slots is not None and (decided[1] or operation.rule != EQUALS):  # also if the log has no such key
             self._slots.clear(key)
-        return self._decide(key, operation)
+        return decided
 
     def _look(self, limit: float, answer: Callable[[], T]) -> T:
         """Read the new records, and return the result of `answer` on the state of the store at one moment."""

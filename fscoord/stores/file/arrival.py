@@ -19,7 +19,7 @@ from fscoord._waiting.wait import NOT_YET, ArrivalRequest, NotYet, new_tuple
 from fscoord.errors import StoreError
 from fscoord.stores.file.arrival_slots import COLUMNS, LATE_S, ROW, ROWS, SLOT, START, ArrivalSlots, ranks_of
 from fscoord.stores.file.operations import COUNTS, LAST, PASSED, RANKS, WAITS, Arrived, Operation
-from fscoord.stores.file.replay import KeyValueState
+from fscoord.stores.file.replay import KeyValueState, materialize
 from fscoord.stores.file.waits import Condition, Write
 
 
@@ -167,16 +167,17 @@ class Arrival(Condition["bytes | None"]):
             found = b""
         if found != self._content * self._size and (self._is_in_log or timeout > self._request.timeout - LATE_S > 0):
             text = self._state.values.get(self._key)
-            if not isinstance(text, (bytes, bytearray)):
+            if text is None:
                 return NOT_YET
-            added = add_arrivals(bytes(text), ranks_of(found, self._content), None, self._size)
-            if added is None:
-                return NOT_YET
-            # Ranks that look only at the log must find this rank there, and a time-out names the missing ranks.
-            token = self._request.token
-            self._is_in_log = self._is_in_log or text.startswith(token) or b" " + token in text
-            if not (added[1] or not self._is_in_log or (added[0] and timeout <= 0)):
-                return NOT_YET
+            if isinstance(text, (bytes, bytearray)):  # otherwise it is spilled, and is read under the lock
+                added = add_arrivals(bytes(text), ranks_of(found, self._content), None, self._size)
+                if added is None:
+                    return NOT_YET
+                # Ranks that look only at the log must find this rank there, and a time-out names the missing ranks.
+                token = self._request.token
+                self._is_in_log = self._is_in_log or text.startswith(token) or b" " + token in text
+                if not (added[1] or not self._is_in_log or (added[0] and timeout <= 0)):
+                    return NOT_YET
         answer: bytes | NotYet | None
         try:
             answer, _ = self._write(self._operation(), timeout, None, None, self._decide)
@@ -194,7 +195,10 @@ class Arrival(Condition["bytes | None"]):
         if self._was_deleted():
             return WAITS, 0, b""
         own = None if self._is_in_log else self._rank
-        return self._merge(own) or self._decide_alone(key, operation)
+        merged = self._merge(own)
+        if merged is None:
+            return (WAITS, 0, b"") if self._is_in_log else self._decide_alone(key, operation)
+        return merged
 
     def _decide_first(self, key: bytes, operation: Operation) -> tuple[Arrived, int, Any]:
         """Decide an arrival in the log. The arrivals in slots count if the log does not have all arrivals."""
@@ -213,18 +217,17 @@ class Arrival(Condition["bytes | None"]):
             own: the rank of the caller if its arrival is to be appended.
             is_first: whether to append it even if the log has an arrival of this rank.
         """
-        slots, text = self._slots, self._state.values.get(self._key, b"")
+        slots = self._slots
         assert slots is not None, "only callers with ranks get here"
-        if not isinstance(text, (bytes, bytearray)):
-            return None
-        added = add_arrivals(bytes(text), slots.arrived(self._content), own, self._size, is_first=is_first)
+        text = materialize(self._state.values.get(self._key, b""), self._log.read_locked)
+        added = add_arrivals(text, slots.arrived(self._content), own, self._size, is_first=is_first)
         if added is None:
             return None
         tokens, is_full = added
         if not is_full:
             self._is_in_log = self._is_in_log or own is not None
             return WAITS, record.APPEND if tokens else 0, tokens
-        pairs = record.encode_pairs([(self._key, bytes(text) + tokens), (self._done, b"1")])
+        pairs = record.encode_pairs([(self._key, text + tokens), (self._done, b"1")])
         return LAST, SEVERAL, [(record.MULTI_SET, b"", pairs)]
 
     def close(self) -> None:

@@ -91,7 +91,9 @@ class ChangeNotifier:
 
     def notify(self, names: Iterable[bytes]) -> None:
         """Wake the waiters for one of the keys `names`, which have just been written."""
-        bell = self.open_bell()
+        bell = self._bell
+        if bell is None or bell.fd < 0 or self._announcements != self._log.handle.bell:  # else without a call
+            bell = self.open_bell()
         if bell is not None:
             try:
                 if self.passes_on_changes:

@@ -134,11 +134,13 @@ class WriteNotes:
     def apply(self, records: Sequence[SpilledRecord]) -> None:
         """Apply the next records."""
         self._state_machine.apply(records)
-        for kind, key, _, writer, time_ns in records:
+        for kind, key, value, writer, time_ns in records:
             self.last_ns[writer] = time_ns
             self.writes[writer, record.NAMES.get(kind, "?")] += 1
-            if kind == record.SET and key.endswith(COMPLETED):
-                self.barriers += 1
+            if kind == record.SET:
+                self.barriers += key.endswith(COMPLETED)
+            elif kind == record.MULTI_SET and isinstance(value, bytes):  # the end of a barrier by slots
+                self.barriers += sum(name.endswith(COMPLETED) for name, _ in record.decode_pairs(value))
 
     def reset(self) -> None:
         """Discard the state. All records are applied again, from the first."""

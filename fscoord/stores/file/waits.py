@@ -14,7 +14,7 @@ from fscoord._log.format import record
 from fscoord._log.handle import NeedsLock
 from fscoord._log.log import Log
 from fscoord._log.wakeup.doorbell import LAST_BUCKET
-from fscoord._log.wakeup.watcher import SLOW_FIRST_S, Waiter
+from fscoord._log.wakeup.watcher import Waiter
 from fscoord._runtime import system, tracing
 from fscoord._waiting import timing
 from fscoord._waiting.awaited import KEY, QUEUE
@@ -215,7 +215,7 @@ class FileWait(Generic[T]):
             found = arrive(self._arm, self._waiter)
         if not isinstance(found, NotYet) or self._armed_for != condition.missing[0]:
             return found
-        is_rung = self._waiter.sleep_once(min(left, SLOW_FIRST_S))
+        is_rung = self._waiter.sleep_once(left)
         self._armed_for = None
         return condition.look(left, reads=True) if is_rung else NOT_YET
 
