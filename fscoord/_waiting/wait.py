@@ -105,6 +105,7 @@ class ArrivalRequest(NamedTuple):
         waits: whether the request includes the wait. Otherwise it ends with the arrival.
         all_wait: whether every rank waits until all have arrived. Then a store may record their arrivals only at the
             end of the barrier.
+        begun: the arrival that `Store._meet` has begun; None: none.
 
     The answer is the new value of `key` if the caller must decide whether the arrival is the last. Otherwise the answer
     is None, when `done` is set.
@@ -119,6 +120,7 @@ class ArrivalRequest(NamedTuple):
     started: float | None = None
     waits: bool = True
     all_wait: bool = True
+    begun: object = None
 
 
 new_tuple: Final = tuple.__new__

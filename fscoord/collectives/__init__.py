@@ -31,9 +31,10 @@ from __future__ import annotations
 
 from typing import overload
 
-from fscoord._arguments import Key, Timeout, Value, key_given, timeout_given
+from fscoord._arguments import Key, Timeout, Value, key_bytes, key_given, timeout_given, to_seconds
+from fscoord._runtime import system, tracing
 from fscoord.collectives import c10d, steps
-from fscoord.collectives.arrivals import Decoder
+from fscoord.collectives.arrivals import Decoder, check_rank
 from fscoord.collectives.c10d import BarrierStore, ExchangeStore
 from fscoord.collectives.timeout import TimeoutStore, store_timeout
 from fscoord.store import Store, needed_store, run_blocking
@@ -138,8 +139,16 @@ def barrier(
         steps.check_needs_rank(rank, rank_tracing_decoder, fail_fast=fail_fast)
         c10d.barrier(store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
         return
+    start, begun = system.time.monotonic(), None
+    if rank is not None and not fail_fast and tracing.recorder is None and trace_timeout.__class__ is float:
+        prefix, (rank, world_size) = key_bytes(key_prefix), check_rank(rank, world_size)
+        limit = to_seconds(store.timeout if barrier_timeout is None else barrier_timeout)
+        store.announce_rank(rank)
+        begun = store._meet(prefix, rank, world_size, limit)
+        if begun is True:
+            return
     arguments = (world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
-    run_blocking(store, steps.barrier(store, *arguments, fail_fast=fail_fast))
+    run_blocking(store, steps.barrier(store, *arguments, fail_fast=fail_fast, start=start, begun=begun))
 
 
 @overload

@@ -220,16 +220,16 @@ class Arrivals:
         if len(self._arrivals) > KEY_MAX:
             key_bytes(self._arrivals)  # raises the error
 
-    def request(self, *, waits: bool, all_wait: bool = True) -> ArrivalRequest:
+    def request(self, *, waits: bool, all_wait: bool = True, begun: object = None) -> ArrivalRequest:
         """Return the request to append this rank's arrival, and, if `waits`, to wait until all ranks have arrived.
 
-        If its answer is a text, pass the text to `settle`. For `all_wait` see `ArrivalRequest`.
+        If its answer is a text, pass the text to `settle`. For the other arguments see `ArrivalRequest`.
         """
         call = self._call
         self._store.announce_rank(call.rank)
         own, size = b"%d/%d " % (call.rank, call.world_size), call.world_size
         make, start = self._new_slow_logger, call.start
-        values = (self._arrivals, own, self._complete, size, call.timeout, make, start, waits, all_wait)
+        values = (self._arrivals, own, self._complete, size, call.timeout, make, start, waits, all_wait, begun)
         return new_tuple(ArrivalRequest, values)
 
     def settle(self, text: bytes, *, waits: bool) -> WaitSteps[None]:

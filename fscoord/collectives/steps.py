@@ -41,13 +41,20 @@ def barrier(
     *,
     fail_fast: bool,
     span: tracing.Span | None = None,
+    start: float | None = None,
+    begun: object = None,
 ) -> WaitSteps[None]:
-    """Execute `fscoord.barrier`. `span` is that of the call, in a process that records a trace."""
+    """Execute `fscoord.barrier`, which began at `start`, by the monotonic clock, or begins now.
+
+    `span` is the span of the call, in a process that records a trace. `begun` is an arrival by `Store._meet`.
+    """
     if tracing.recorder is not None and span is None:
         given = (store, world_size, key_prefix, barrier_timeout, rank, rank_tracing_decoder, trace_timeout)
         span = begin_span("barrier", store, key_bytes(key_prefix), rank, "world_size", world_size)
         return (yield from tracing.record_steps(span, barrier(*given, fail_fast=fail_fast, span=span)))
-    limit, start = to_seconds(store.timeout if barrier_timeout is None else barrier_timeout), system.time.monotonic()
+    limit = to_seconds(store.timeout if barrier_timeout is None else barrier_timeout)
+    if start is None:
+        start = system.time.monotonic()
     is_usual = trace_timeout.__class__ is float and trace_timeout >= 0  # without a call
     trace_s = trace_timeout if is_usual else to_seconds(trace_timeout)
     prefix = key_bytes(key_prefix)
@@ -58,7 +65,7 @@ def barrier(
     call = new_tuple(Attempt, (prefix, rank, world_size, limit, start, trace_s, rank_tracing_decoder))
     arrivals = Arrivals(store, prefix, call)
     try:
-        text = yield arrivals.request(waits=not fail_fast)
+        text = yield arrivals.request(waits=not fail_fast, begun=begun)
         if text is not None:
             yield from arrivals.settle(text, waits=not fail_fast)
         if fail_fast:

@@ -104,6 +104,9 @@ class PrefixStore(StoreView):
     def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
         self._open()._write_within(limit, self._full(key), value, appends=appends)
 
+    def _meet(self, prefix: bytes, rank: int, world_size: int, timeout: float) -> object:
+        return self._open()._meet(self._prefix + prefix, rank, world_size, timeout)
+
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
         return self._open()._arrive(self._full_request(request))
 
@@ -164,4 +167,12 @@ class PrefixStore(StoreView):
         return [self._prefix + name for name in keys_bytes(keys)]
 
 
-_COMPOSED: Final = ("_wait", "_exchanges_keys", "_write_within", "_arrive", "_arrival_steps", "_new_arrival_wait")
+_COMPOSED: Final = (
+    "_wait",
+    "_exchanges_keys",
+    "_write_within",
+    "_meet",
+    "_arrive",
+    "_arrival_steps",
+    "_new_arrival_wait",
+)

@@ -170,7 +170,7 @@ class FileStore(Sessions):
         self._notifiers: weakref.WeakSet[ChangeNotifier] = weakref.WeakSet()
         self._combiner = lifecycle.new_combiner(self._log, self._state, self._notifier.notify)
         self._notifier.slots = WaitSlots(self._log, mode)
-        self._slots = ArrivalSlots(self._log, self._notifier) if self._log.shared is None else None
+        self._slots = ArrivalSlots(self._log, self._state, self._notifier) if self._log.shared is None else None
         self._typical_call_s = TYPICAL_CALL_S if self._log.mount.is_local else math.inf
         lifecycle.register(self, is_participant=self._wanted.world_size > 0)
         if tracing.recorder is not None:

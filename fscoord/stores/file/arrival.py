@@ -17,7 +17,7 @@ from fscoord._waiting.rounds import add_arrivals
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import NOT_YET, ArrivalRequest, NotYet, new_tuple
 from fscoord.errors import StoreError
-from fscoord.stores.file.arrival_slots import COLUMNS, LATE_S, ROW, ROWS, SLOT, START, ArrivalSlots, ranks_of
+from fscoord.stores.file.arrival_slots import COLUMNS, LATE_S, ROW, ROWS, SLOT, START, ArrivalSlots, Begun, ranks_of
 from fscoord.stores.file.operations import COUNTS, LAST, PASSED, RANKS, WAITS, Arrived, Operation
 from fscoord.stores.file.replay import KeyValueState, materialize
 from fscoord.stores.file.waits import Condition, Write
@@ -36,6 +36,8 @@ class Arrival(Condition["bytes | None"]):
         write: carries out an operation.
         decide_alone: decides an arrival in the log without slots.
         slots: the slots of the store; None: it has none.
+
+    If the request has a `Begun`, the caller has arrived in its slot already.
     """
 
     _bell: Doorbell | None = None  # the bell that has the slots of the barrier
@@ -61,6 +63,11 @@ class Arrival(Condition["bytes | None"]):
         self._key, self._done, self._size = request.key, request.done, request.world_size
         self._slots = slots if request.token and request.all_wait and 1 < self._size <= COLUMNS else None
         self.missing = [self._done]
+        begun = request.begun
+        if isinstance(begun, Begun):
+            self._bell, self._place, self._content, self._deletes, self._values, self._run, _ = begun
+            self._row, self._rank = START + self._content[0] % ROWS * ROW, int(request.token.partition(b"/")[0])
+            self._bell.slot_users.setdefault(self._place, self)
 
     def new_slow_logger(self, started: float) -> SlowWaitLogger:
         request = self._request
@@ -72,6 +79,9 @@ class Arrival(Condition["bytes | None"]):
     def arrive(self, arm: Callable[[], None], waiter: Waiter | None) -> bytes | NotYet | None:
         """Arrive, and return what `look` returns. `arm` arms `waiter`, so that the end of the barrier wakes it."""
         slots, waits = self._slots, self._request.waits
+        if self._bell is not None:  # it has begun
+            arm()
+            return self.look(self._request.timeout, reads=True)
         if slots is None:
             found = self._arrive_in_log(arm if waits else None)
         else:
@@ -79,7 +89,7 @@ class Arrival(Condition["bytes | None"]):
             self._rank = int(token[: token.index(b"/")])
             self._bell = slots.bell()
             self._find_slots(slots)
-            if waits and waiter is not None and waiter.watcher.bell is not None and self._write_slot():
+            if waits and waiter is not None and waiter.watcher.bell is not None and self._write_slot(slots):
                 arm()
                 return self.look(self._request.timeout, reads=True)
             # Not armed under the lock: other ranks may write their slots until the next look, which arms first.
@@ -104,7 +114,7 @@ class Arrival(Condition["bytes | None"]):
         self._row, self._run = START + content[0] % ROWS * ROW, self._log.handle.header.run
         self._deletes, self._values = state.deletes, state.values
 
-    def _write_slot(self) -> bool:
+    def _write_slot(self, slots: ArrivalSlots) -> bool:
         """Arrive in the slot of the caller's rank. Return False if the caller must arrive in the log."""
         bell, content = self._bell, self._content
         if bell is None:
@@ -115,14 +125,10 @@ class Arrival(Condition["bytes | None"]):
             return False
         self._place = place
         try:
-            known = bell.known_slots.get(place)
-            if known is None:
-                bell.known_slots[place] = known = system.os.pread(bell.fd, SLOT, place)
-                self._log.refresh(self._request.timeout)  # after the slot was read
-                if self._log.handle.header.run != self._run:
-                    return False
-            values = self._state.values
-            if known == content or self._key in values or self._done in values:
+            known, values = slots.known(bell, place, self._request.timeout), self._state.values
+            if known is None or known == content or self._log.handle.header.run != self._run:
+                return False
+            if self._key in values or self._done in values:
                 return False
             self._deletes, self._values = self._state.deletes, values
             bell.known_slots[place] = content  # before the write: if that is interrupted, the next call needs the log
@@ -178,6 +184,10 @@ class Arrival(Condition["bytes | None"]):
                 self._is_in_log = self._is_in_log or text.startswith(token) or b" " + token in text
                 if not (added[1] or not self._is_in_log or (added[0] and timeout <= 0)):
                     return NOT_YET
+        return self.decide(timeout)
+
+    def decide(self, timeout: float) -> bytes | NotYet | None:
+        """Decide under the log's lock, after another look at the slots, and return what `look` returns."""
         answer: bytes | NotYet | None
         try:
             answer, _ = self._write(self._operation(), timeout, None, None, self._decide)

@@ -24,14 +24,19 @@ that another barrier has overwritten only delays a barrier: its ranks arrive in 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from zlib import crc32
 
+from fscoord._arguments import KEY_MAX
 from fscoord._log.files import safe_files
 from fscoord._log.log import Log
+from fscoord._log.wakeup.doorbell import LAST_BUCKET, Doorbell
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
-from fscoord._waiting.rounds import KEYS_OF_BARRIER
+from fscoord._waiting.rounds import ARRIVALS, COMPLETE, KEYS_OF_BARRIER
+from fscoord.errors import StoreTimeoutError
 from fscoord.stores.file.notifier import ChangeNotifier
+from fscoord.stores.file.replay import KeyValueState
 
 ROWS: Final = 64
 COLUMNS: Final = 1024
@@ -47,11 +52,33 @@ LATE_S: Final = 0.05
 EMPTY: Final = bytes(SLOT)
 
 
+class Begun(NamedTuple):
+    """An arrival in a slot, whose barrier goes on as an `Arrival`.
+
+    Attributes:
+        bell: the bell that has the slot.
+        place: the offset of the slot in the bell.
+        content: the content of the slot.
+        deletes, values: those of the `KeyValueState` before the arrival.
+        run: the run in which the rank has arrived.
+        is_full: whether all ranks have slots, so that the rank must end the barrier.
+    """
+
+    bell: Doorbell
+    place: int
+    content: bytes
+    deletes: int
+    values: object
+    run: int
+    is_full: bool
+
+
 class ArrivalSlots:
     """The slots of one handle on a log that only this host mounts."""
 
-    def __init__(self, log: Log, notifier: ChangeNotifier) -> None:
+    def __init__(self, log: Log, state: KeyValueState, notifier: ChangeNotifier) -> None:
         self._log = log
+        self._state = state
         self._notifier = notifier
         self._run = -1
         self._hash: Any = None
@@ -69,6 +96,78 @@ class ArrivalSlots:
         found.update(key[: key.rindex(b"/")])
         content: bytes = found.digest() + world_size.to_bytes(4, "little")
         return content
+
+    def meet(self, prefix: bytes, rank: int, world_size: int, timeout: float) -> Begun | bool:
+        """Carry out the usual barrier, which the ring after the first sleep of this thread ends.
+
+        These are the steps of an `Arrival` and its wait, without their objects and their other cases.
+
+        Returns:
+            True if the rank has passed the barrier, and False if it has not arrived.
+        """
+        log, state, notifier = self._log, self._state, self._notifier
+        bell, run, key, done = self.bell(), log.handle.header.run, prefix + ARRIVALS, prefix + COMPLETE
+        if bell is None or not 1 < world_size <= COLUMNS or timeout <= 0 or len(key) > KEY_MAX:
+            return False
+        content = self.content(key, world_size)
+        row = START + content[0] % ROWS * ROW
+        place = row + SLOT * rank
+        known = self.known(bell, place, timeout)
+        if known is None or known == content:
+            return False
+        values, deletes, is_full = state.values, state.deletes, False
+        if key in values or done in values or log.handle.header.run != run:
+            return False
+        waiter = notifier.take_spare()
+        if waiter is None or waiter.watcher.bell is None:
+            return False
+        try:
+            notifier.add_waiter(waiter)
+            if bell.slot_users.setdefault(place, waiter) is not waiter:
+                return False
+            bell.known_slots[place] = content  # before the write: if that is interrupted, the next call needs the log
+            system.os.pwrite(bell.fd, content, place)
+            waiter.arm(crc32(done) & LAST_BUCKET)
+            log.refresh(timeout)
+            if done in values and values is state.values:
+                return True
+            if key not in values and state.deletes == deletes and log.handle.header.run == run:
+                is_full = system.os.pread(bell.fd, SLOT * world_size, row) == content * world_size
+                if not is_full and waiter.sleep_once(timeout):
+                    log.refresh(timeout)
+                    if done in values and values is state.values:
+                        return True
+        except StoreTimeoutError:
+            pass  # the wait that follows looks once more, and raises the error of the barrier
+        except OSError as error:
+            raise_if_foreign(error)
+        finally:
+            if bell.slot_users.get(place) is waiter:
+                del bell.slot_users[place]
+            try:
+                waiter.close()
+            finally:
+                notifier.discard_waiter(waiter)
+            notifier.keep_spare(waiter)
+            waiter = None  # the traceback of an error keeps this frame
+        return Begun(bell, place, content, deletes, values, run, is_full)
+
+    def known(self, bell: Doorbell, place: int, timeout: float) -> bytes | None:
+        """Return the content of the caller's slot at `place`; None if it can't be read.
+
+        A handle that has not used the slot reads the slot, and then the log on. An earlier process of the same rank may
+        have written the slot.
+        """
+        known = bell.known_slots.get(place)
+        if known is None:
+            try:
+                known = system.os.pread(bell.fd, SLOT, place)
+                self._log.refresh(timeout)
+            except (OSError, StoreTimeoutError) as error:
+                raise_if_foreign(error)
+                return None
+            bell.known_slots[place] = known
+        return known
 
     def arrived(self, content: bytes) -> list[int]:
         """Return the ranks whose slots have `content`. The caller holds the log's lock.
