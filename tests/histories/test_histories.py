@@ -116,7 +116,7 @@ def take_holds(member: Member) -> list[Call]:
 
 
 @pytest.mark.parametrize("coherence", [None, "locked"], ids=["slots", "log"])
-def test_no_rank_passes_a_barrier_before_all_have_come_though_ranks_are_killed_and_stopped(
+def test_barrier_ends_for_no_rank_before_all_have_come_under_any_fault(
     coherence: str | None, tmp_path: Path, rng: random.Random, scale: Callable[[int], int]
 ) -> None:
     """A rank that is killed is started again at the barrier where it was."""
