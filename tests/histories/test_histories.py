@@ -115,6 +115,44 @@ def take_holds(member: Member) -> list[Call]:
     return calls
 
 
+@pytest.mark.parametrize("coherence", [None, "locked"], ids=["slots", "log"])
+def test_barrier_ends_for_no_rank_before_all_have_come_under_any_fault(
+    coherence: str | None, tmp_path: Path, rng: random.Random, scale: Callable[[int], int]
+) -> None:
+    """A rank that is killed is started again at the barrier where it was."""
+    for number in range(scale(1)):
+        options = {"compact_bytes": rng.choice([None, 1000, 4000]), "coherence": coherence}
+        path = str(tmp_path / f"log {number}")
+        with Crew(rng) as crew:
+            for rank in range(WIDTH):
+                crew.start(rank, "meet", path, rank, WIDTH, 0, options)
+            for turn, what in enumerate(["kill", "stop"] * 3, 1):
+                crew.listen_until(lambda enough=turn * TOLD: crew.told() >= enough)  # type: ignore[misc]
+                if what == "stop":
+                    crew.stop_one()
+                elif (victim := crew.kill_one()) is not None:
+                    crew.listen_until(lambda: victim.is_over)
+                    rank = victim.name
+                    reached = max(
+                        (each[1] for member in crew.members for each in told(member) if each[0] == rank), default=0
+                    )
+                    crew.start(rank, "meet", path, rank, WIDTH, reached, options)
+            crew.listen_until(lambda: crew.told() >= 8 * TOLD)
+            assert all(member.was_killed or not member.is_over for member in crew.members), "one has failed"
+            crew.kill_all()
+        begins: dict[int, dict[int, int]] = {}
+        ends: list[tuple[int, int]] = []
+        for rank, barrier, what, time_ns in [each for member in crew.members for each in told(member)]:
+            if what == "begin":
+                come = begins.setdefault(barrier, {})
+                come[rank] = min(time_ns, come.get(rank, time_ns))
+            else:
+                ends.append((barrier, time_ns))
+        early = [each for each in ends if len(begins[each[0]]) < WIDTH or max(begins[each[0]].values()) > each[1]]
+        assert not early, (early, [begins[barrier] for barrier, _ in early])
+        assert len(ends) > 2 * TOLD
+
+
 def have_witnessed(tmp_path: Path, rng: random.Random, count: int, kills: int, keys: int, width: int) -> int:
     """Let processes make `count` calls each, and compare what they were told with the log; return how many calls."""
     path, kept = tmp_path / "log", tmp_path / "kept"

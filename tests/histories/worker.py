@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -23,7 +24,7 @@ from linear import operations
 from linear.models import EMPTY
 from support.internals import system
 
-from fscoord import FileStore, QueueEmptyError, StoreError, StoreTimeoutError
+from fscoord import FileStore, QueueEmptyError, StoreError, StoreTimeoutError, UsedBeforeError, barrier
 from fscoord.recipes.lock import Lock
 
 LIMIT_S = 60.0
@@ -100,6 +101,22 @@ def hold(path: str, name: int) -> None:
         tell(name, 2 * number + 1, "release", time.monotonic_ns())
         lock.release()
         tell(name, 2 * number + 1, "done", 0, time.monotonic_ns())
+
+
+def meet(path: str, rank: int, size: int, first: int, options: dict[str, Any]) -> None:
+    """Meet the other ranks at one barrier after the other until killed, from barrier `first` on, and tell of each call.
+
+    Rank 0 deletes the keys of the last barrier but one, which no rank needs any more.
+    """
+    store = FileStore(path, timeout=LIMIT_S, **options)
+    for number in itertools.count(first):
+        if rank == 0 and number > 1:
+            for key in ("arrivals", "complete"):
+                store.delete_key(f"{number - 2}/{key}")
+        tell(rank, number, "begin", time.monotonic_ns())
+        with contextlib.suppress(UsedBeforeError):  # a process before this one has arrived
+            barrier(store, size, str(number), rank=rank)
+        tell(rank, number, "end", time.monotonic_ns())
 
 
 class KeepingOs(ModuleType):
@@ -179,4 +196,4 @@ def write_all(path: Path, keys: int) -> None:
 
 
 if __name__ == "__main__":
-    {"history": history, "hold": hold, "testify": testify}[sys.argv[1]](*json.loads(sys.argv[2]))
+    {"history": history, "hold": hold, "meet": meet, "testify": testify}[sys.argv[1]](*json.loads(sys.argv[2]))
