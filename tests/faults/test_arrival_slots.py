@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from faults.test_compaction import in_child
-from support.faulty import faulty_system
+from support.faulty import faulty_os, faulty_system
 from support.internals import ranks_in_slots, watcher_of
 from support.places import Thread, start_thread, wait_in_vain
 from support.plain_reader import read_newest
@@ -436,20 +436,16 @@ def test_rank_that_comes_in_its_slot_when_others_are_in_the_log_arrives_there_to
     """It has not read on. A rank with `fail_fast` looks only at the log before it breaks a barrier for a dead rank."""
 
     def come() -> None:
-        write = Arrival._write_slot
-
-        def write_after_another_has_arrived(self: Arrival) -> bool:
-            assert self._bell is not None
-            self._bell.known_slots[self._row + SLOT] = bytes(SLOT)
-            path.with_name("ready").touch()
-            until(lambda: b"0/3 " in path.read_bytes())
-            return write(self)
+        def write_after_another_has_arrived(name: str, _: object, arguments: tuple[Any, ...]) -> None:
+            if name == "pwrite" and len(arguments[1]) == SLOT:
+                path.with_name("ready").touch()
+                until(lambda: b"0/3 " in path.read_bytes())
 
         signal.alarm(HANG_S)
-        Arrival._write_slot = write_after_another_has_arrived  # type: ignore[method-assign]
         with FileStore(path, timeout=HANG_S) as other:
             wait_in_vain(other)
-            meet(other, 1, 3)
+            with faulty_os() as faulty, faulty.instead(write_after_another_has_arrived):
+                meet(other, 1, 3)
 
     pid = os.fork()
     if pid == 0:

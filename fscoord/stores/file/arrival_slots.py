@@ -126,7 +126,11 @@ class ArrivalSlots:
             if bell.slot_users.setdefault(place, waiter) is not waiter:
                 return False
             bell.known_slots[place] = content  # before the write: if that is interrupted, the next call needs the log
-            system.os.pwrite(bell.fd, content, place)
+            try:
+                system.os.pwrite(bell.fd, content, place)
+            except OSError as error:
+                raise_if_foreign(error)
+                return False
             waiter.arm(crc32(done) & LAST_BUCKET)
             log.refresh(timeout)
             if done in values and values is state.values:
