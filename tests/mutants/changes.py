@@ -15,6 +15,7 @@ POLLER = "tests/unit/test_node_poller.py"
 WAITER = "tests/unit/test_waiter.py"
 NETWORK = "tests/unit/test_network_access.py"
 ARRIVAL_FAULTS = "tests/faults/test_arrival_faults.py"
+ARRIVAL_SCHEDULES = "tests/unit/test_arrival_schedules.py"
 ARRIVAL_SLOTS = "tests/faults/test_arrival_slots.py"
 SPARE = "tests/unit/test_spare_waiter.py"
 NODES = f"{SCHEDULES}::test_combined_calls_of_two_hosts_are_linearizable_on_any_schedule"
@@ -191,7 +192,7 @@ MUTANTS = (
     Mutant(
         "a view that overrides operations takes part in an exchange",
         "prefix._COMPOSED",
-        '"_exchanges_keys", ',
+        '    "_exchanges_keys",\n',
         "",
         (EXCHANGE,),
     ),
@@ -1347,6 +1348,31 @@ MUTANTS = (
                 return found
 """,
         (f"{ARRIVALS}::test_last_arrival_before_each_call_of_another_wakes_it",),
+    ),
+    Mutant(
+        "a rank looks for the end of its barrier before it arms",
+        "ArrivalSlots.meet",
+        """\
+            waiter.arm(crc32(done) & LAST_BUCKET)
+            log.refresh(timeout)
+""",
+        """\
+            log.refresh(timeout)
+            waiter.arm(crc32(done) & LAST_BUCKET)
+""",
+        (f"{ARRIVAL_SCHEDULES}::test_barriers_need_no_poll",),
+    ),
+    Mutant(
+        "a rank reads the slots and not the log",
+        "ArrivalSlots.meet",
+        """\
+            waiter.arm(crc32(done) & LAST_BUCKET)
+            log.refresh(timeout)
+""",
+        """\
+            waiter.arm(crc32(done) & LAST_BUCKET)
+""",
+        (f"{ARRIVAL_SCHEDULES}::test_barriers_need_no_poll",),
     ),
     Mutant(
         "slots are not cleared before a delete",

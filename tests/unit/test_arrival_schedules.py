@@ -23,7 +23,7 @@ from fscoord._waiting.rounds import ARRIVALS, COMPLETE
 from fscoord._waiting.wait import NOT_YET, ArrivalRequest
 from fscoord.stores.file import arrival
 from fscoord.stores.file.arrival import Arrival
-from fscoord.stores.file.arrival_slots import HASH, SLOT, ArrivalSlots
+from fscoord.stores.file.arrival_slots import HASH, SLOT, ArrivalSlots, Begun
 from fscoord.stores.file.operations import Draft
 from fscoord.stores.file.replay import KeyValueState
 
@@ -33,9 +33,12 @@ LATE_S = 1.0
 
 # The slots of the barriers a and 40 are in one row, and those of the others elsewhere.
 MEET, DELETE, DELETE_BOTH = "meet", "delete", "delete both"
-READY, ASLEEP, DEAD = "ready", "asleep", "dead"
+READY, NAPPING, ASLEEP, DEAD = "ready", "napping", "asleep", "dead"
+"""The phases of an actor. NAPPING: in the one sleep of `ArrivalSlots.meet`; ASLEEP: in a sleep of an `Arrival`."""
 
 Step = tuple[str, bytes]
+
+LONG = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 
 class Progress(NamedTuple):
@@ -85,6 +88,7 @@ class World:
         restarts: whether such an actor begins its step again, in a new process.
         polls: whether a sleep may end without a ring.
         in_log: the actors that arrive in the log, because they poll, and so watch no bell.
+        shortly: whether the others call `ArrivalSlots.meet` before they make an `Arrival`.
     """
 
     fd = 3
@@ -99,7 +103,9 @@ class World:
         restarts: bool = False,
         polls: bool = False,
         in_log: Iterable[int] = (),
+        shortly: bool = True,
     ) -> None:
+        self.meets_shortly = shortly
         self.programs, self.size, self.in_log = programs, size, set(in_log)
         self.crashing, self.restarts, self.polls = set(crashing), restarts, polls
 
@@ -129,7 +135,8 @@ class World:
                     used=state.used - {number},
                 )
                 found.append((f"{number} crashes", self._with(crashed, number, dead)))
-            for is_poll in (False, True) if progress.phase == ASLEEP and self.polls else (False,):
+            sleeps = progress.phase in (NAPPING, ASLEEP)
+            for is_poll in (False, True) if sleeps and self.polls else (False,):
                 after = self.advance(state, number, is_poll=is_poll)
                 if after is not None:
                     found.append((f"{number} polls" if is_poll else f"{number}: {self._done}", after))
@@ -147,13 +154,15 @@ class World:
             return None
         self._now, self._number, self._past, self._step = state, number, progress.results, progress.step
         self._position, self._new, self._has_moved, self._is_poll = 0, list[Any](), False, is_poll
+        self._naps = False
         after: Progress
         try:
             after = self._run(progress)
         except Pause:
             if not self._has_moved:
                 return None
-            after = progress._replace(results=(*progress.results, *self._new))
+            phase = READY if progress.phase == NAPPING else progress.phase
+            after = progress._replace(phase=NAPPING if self._naps else phase, results=(*progress.results, *self._new))
         if after.step > progress.step:
             self._now = self._now._replace(used=self._now.used - {number})
         return self._with(self._now, number, after)
@@ -175,8 +184,15 @@ class World:
             read_locked=None,  # no value of the schedules is spilled
             path="log",
         )
-        notifier: Any = SimpleNamespace(open_bell=lambda: self._bell, bell_exists=lambda: True)
-        slots = ArrivalSlots(log, notifier)
+        notifier: Any = SimpleNamespace(
+            open_bell=lambda: self._bell,
+            bell_exists=lambda: True,
+            take_spare=lambda: None if self._number in self.in_log else self._waiter(name),
+            add_waiter=ignore,
+            discard_waiter=ignore,
+            keep_spare=ignore,
+        )
+        slots = ArrivalSlots(log, self._state, notifier)
         if kind == DELETE_BOTH:
             self._transact(b"", None, lambda *_: self._delete_both(slots, name))
         elif kind == DELETE:
@@ -205,12 +221,17 @@ class World:
         """Begin or go on with a barrier. Return False if the actor sleeps there."""
         token, done, self._armed_for = b"%d/%d " % (self._number, self.size), name + COMPLETE, b""
         found: Any
-        request = ArrivalRequest(name + ARRIVALS, token, done, self.size, LIMIT_S)
+        is_new = progress.phase != ASLEEP
+        begun = self.meets_shortly and is_new and slots.meet(name, self._number, self.size, LIMIT_S)
+        if begun is True:
+            return True
+        request = ArrivalRequest(name + ARRIVALS, token, done, self.size, LIMIT_S, begun=begun or None)
         decide = Draft(self._state, lambda _: b"", "log").decide
         call = Arrival(log, self._state, request, self._write, decide, slots)
-        waiter: Any = SimpleNamespace(watcher=SimpleNamespace(bell=None if self._number in self.in_log else self._bell))
-        if progress.phase == READY:
-            found = call.arrive(lambda: self._arm(done), waiter)
+        if isinstance(begun, Begun) and begun.is_full and call.decide(LIMIT_S) is None:
+            return True
+        if is_new:
+            found = call.arrive(lambda: self._arm(done), self._waiter(name))
         else:
             for attribute, value in progress.arrival:
                 setattr(call, attribute, value)
@@ -232,6 +253,19 @@ class World:
             return False
         assert found is None or self._state.has(done), f"rank {self._number} is left to settle {found!r}"
         return True
+
+    def _waiter(self, name: bytes) -> Any:
+        def nap(_: float) -> bool:
+            self._naps = self._position >= len(self._past)
+            return self._wake()
+
+        bell = None if self._number in self.in_log else self._bell
+        return SimpleNamespace(
+            watcher=SimpleNamespace(bell=bell),
+            arm=lambda _: self._arm(name + COMPLETE),
+            sleep_once=nap,
+            close=ignore,
+        )
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -359,7 +393,7 @@ class World:
         progress = self._now.actors[rank]
         steps = self.programs[rank]
         is_there = progress.step < len(steps) and steps[progress.step] == (MEET, name)
-        return is_there and (progress.phase == ASLEEP or (progress.phase == READY and bool(progress.results)))
+        return is_there and (progress.phase == ASLEEP or (progress.phase != DEAD and bool(progress.results)))
 
 
 def explore(world: World, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -396,10 +430,10 @@ def check_rest(world: World, state: State) -> None:
     """Fail if a rank sleeps at a barrier where all have arrived, although no actor can go on without a poll."""
     for _ in range(4 if world.polls else 0):
         for number in range(len(state.actors)):
-            if state.actors[number].phase == ASLEEP:
+            if state.actors[number].phase in (NAPPING, ASLEEP):
                 state = run_on(world, world.advance(state, number, is_poll=True) or state)
     for number, progress in enumerate(state.actors):
-        if progress.phase == ASLEEP:
+        if progress.phase in (NAPPING, ASLEEP):
             _, name = world.programs[number][progress.step]
             values = KeyValueState()
             for records in state.records:
@@ -424,32 +458,45 @@ def run_on(world: World, state: State) -> State:
             return state
 
 
+def ignore(*_: object, **__: object) -> None:
+    pass
+
+
 def meets(*names: bytes) -> list[Step]:
     return [(MEET, name) for name in names]
 
 
+@pytest.mark.parametrize("shortly", [True, False])
 @pytest.mark.parametrize(
     ("ranks", "names"), [(2, (b"a", b"40")), (2, (b"a", b"40", b"b")), (3, (b"a",))], ids=["2x2", "2x3", "3x1"]
 )
-def test_barriers_need_no_poll(monkeypatch: pytest.MonkeyPatch, ranks: int, names: tuple[bytes, ...]) -> None:
-    print(explore(World([meets(*names)] * ranks, ranks), monkeypatch), "states")
+def test_barriers_need_no_poll(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, names: tuple[bytes, ...], shortly: bool
+) -> None:
+    print(explore(World([meets(*names)] * ranks, ranks, shortly=shortly), monkeypatch), "states")
 
 
-@pytest.mark.parametrize(("ranks", "names"), [(2, (b"a", b"b")), (3, (b"a",))], ids=["2x2", "3x1"])
+@pytest.mark.parametrize(
+    ("ranks", "names"), [(2, (b"a", b"b")), pytest.param(3, (b"a",), marks=LONG)], ids=["2x2", "3x1"]
+)
 def test_polls_change_nothing(monkeypatch: pytest.MonkeyPatch, ranks: int, names: tuple[bytes, ...]) -> None:
     print(explore(World([meets(*names)] * ranks, ranks, polls=True), monkeypatch), "states")
 
 
-@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("restarts", [False, pytest.param(True, marks=LONG)])
 def test_ranks_may_crash_at_every_call(monkeypatch: pytest.MonkeyPatch, restarts: bool) -> None:
     world = World([meets(b"a", b"b")] * 2, 2, crashing=[0, 1], restarts=restarts, polls=True)
     print(explore(world, monkeypatch), "states")
 
 
+@pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_rank_of_three_may_crash_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     print(explore(World([meets(b"a")] * 3, 3, crashing=[0], polls=True), monkeypatch), "states")
 
 
+@pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("crashing", [(), (0,)], ids=["", "crash"])
 def test_keys_may_be_deleted_and_used_again(monkeypatch: pytest.MonkeyPatch, crashing: tuple[int, ...]) -> None:
     """Rank 0 deletes the keys of the barrier once it has passed, and both ranks use them again."""
@@ -479,10 +526,6 @@ def deleting() -> World:
     return world
 
 
-def ignore(*_: object, **__: object) -> None:
-    pass
-
-
 def look_at_slots_alone(self: Arrival, timeout: float, **_: object) -> Any:
     return self._look_at_slots(self._bell, timeout)
 
@@ -505,7 +548,7 @@ MUTANTS: dict[str, tuple[Any, str, Any, Callable[[], World]]] = {
         Arrival,
         "look",
         look_at_slots_alone,
-        lambda: World([meets(b"a", b"40")] * 2, 2),
+        lambda: World([meets(b"a", b"40")] * 2, 2, shortly=False),
     ),
     "arrivals in the log do not count with those in slots": (
         arrival,
