@@ -7,6 +7,7 @@ import errno
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -564,23 +565,37 @@ def outcome(thread: Thread) -> str:
     return ""
 
 
+@pytest.mark.parametrize("sleep", ["max_sleep", "sleep_once"])
 def test_event_that_another_thread_reads_before_the_sleep_ends_it(
-    store: FileStore, other: FileStore, monkeypatch: pytest.MonkeyPatch
+    sleep: str, store: FileStore, other: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes between the unlock and the sleep, and the other thread finds nobody asleep."""
-    max_sleep = Waiter.max_sleep
+    """It comes between the arming and the sleep. The other thread finds nobody asleep, and goes on reading events."""
+    real, is_over = getattr(Waiter, sleep), threading.Event()
 
-    def let_the_last_arrive(self: Waiter, deadline: float) -> float:
-        monkeypatch.setattr(Waiter, "max_sleep", max_sleep)
+    def go_on_reading(watch: Any, reads: threading.Event) -> None:
+        with watch._reader_mutex:
+            assert watch._events.wait(HANG_S)
+            watch._dispatch(watch._events)
+            reads.set()
+            is_over.wait(HANG_S)
+
+    def let_the_last_arrive(self: Waiter, limit: float) -> Any:
+        monkeypatch.setattr(Waiter, sleep, real)
         with start_thread(barrier, other, 2, "b", HANG_S, 1):
             pass
-        assert self.watcher._events.wait(HANG_S)
-        self.watcher._dispatch(self.watcher._events)
-        return max_sleep(self, deadline)
+        reads = threading.Event()
+        readers.append(start_thread(go_on_reading, self.watcher, reads))
+        assert reads.wait(HANG_S)
+        return real(self, limit)
 
-    monkeypatch.setattr(Waiter, "max_sleep", let_the_last_arrive)
+    if sleep == "sleep_once":
+        wait_in_vain(store)  # the first wait of a handle has no spare waiter
+    monkeypatch.setattr(Waiter, sleep, let_the_last_arrive)
+    readers: list[Thread] = []
     started = time.monotonic()
     barrier(store, 2, "b", HANG_S, rank=0)
+    is_over.set()
+    readers[0].join()
     assert time.monotonic() - started < SOON_S, "the event was lost"
 
 

@@ -160,16 +160,16 @@ class Waiter:
 
         The waiter is armed, its watcher has a bell, and the wait ends in `left` seconds.
         """
-        watcher, seconds, is_rung = self.watcher, min(left, SLOW_FIRST_S), False
+        watcher, seconds = self.watcher, min(left, SLOW_FIRST_S)
         self._wakes_at = ends = system.time.monotonic() + seconds  # if a signal handler raises, `close` ends the sleep
         watcher.begin_sleep(self)
-        while seconds > 0 and watcher.has_events:
-            watcher.block(self, seconds)
+        while True:  # the first test is for an event that another thread has read before the sleep
             count = watcher.event_count
-            if (self.event_count != count or self.is_over) and self.is_rung():
-                is_rung = True
+            is_rung = (self.event_count != count or self.is_over) and self.is_rung()
+            if is_rung or seconds <= 0 or not watcher.has_events:
                 break
             self.event_count = count  # the cell was read after these events, and none was for this waiter
+            watcher.block(self, seconds)
             seconds = ends - system.time.monotonic()
         watcher.end_sleep(self)
         self._wakes_at = None

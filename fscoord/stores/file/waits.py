@@ -178,8 +178,10 @@ class FileWait(Generic[T]):
         `look` and `sleep`, without the cases that the usual wait does not have. All other waits go on there.
         """
         try:
-            left = self._deadline - system.time.monotonic()
-            found = self._look_and_sleep_once(left) if left > 0 and tracing.recorder is None else NOT_YET
+            now = system.time.monotonic()
+            left = self._deadline - now
+            is_usual = left > 0 and now < self._due and tracing.recorder is None
+            found = self._look_and_sleep_once(left) if is_usual else NOT_YET
             if not isinstance(found, NotYet):
                 return found
             while True:
