@@ -25,6 +25,7 @@ SELECTED = "not torch and not etcd and not packages"
 PARTS = (
     "contract/test_locks.py",
     "contract/test_queues.py",
+    "faults/test_arrival_slots.py",
     "faults/test_compaction.py",
     "faults/test_crash_states.py",
     "faults/test_every_call.py",
@@ -45,6 +46,7 @@ PARTS = (
     "rendezvous/test_processes.py",
     "rendezvous/test_state.py",
     "simulation/test_schedules.py",
+    "unit/test_arrival_schedules.py",
     "unit/test_generations.py",
 )
 """Every file with tests of a large size, but for those that need another machine or an etcd."""
