@@ -1340,10 +1340,10 @@ MUTANTS = (
         "Arrival.arrive",
         """\
                 arm()
-                return self.look(self._request.timeout, reads=True)
+                return self.look(timeout, reads=True)
 """,
         """\
-                found = self.look(self._request.timeout, reads=True)
+                found = self.look(timeout, reads=True)
                 arm()
                 return found
 """,
@@ -1397,7 +1397,7 @@ MUTANTS = (
     ),
     Mutant(
         "a rank that has arrived in its slot arrives there again",
-        "Arrival._write_slot",
+        "ArrivalSlots.begin",
         "known == content or ",
         "",
         (ARRIVAL_SLOTS,),

@@ -222,22 +222,23 @@ class World:
         token, done, self._armed_for = b"%d/%d " % (self._number, self.size), name + COMPLETE, b""
         found: Any
         is_new = progress.phase != ASLEEP
-        begun = self.meets_shortly and is_new and slots.meet(name, self._number, self.size, LIMIT_S)
-        if begun is True:
+        met = self.meets_shortly and is_new and slots.meet(name, self._number, self.size, LIMIT_S)
+        if met is True:
             return True
-        request = ArrivalRequest(name + ARRIVALS, token, done, self.size, LIMIT_S, begun=begun or None)
+        begun, is_full = met or (None, False)
+        request = ArrivalRequest(name + ARRIVALS, token, done, self.size, LIMIT_S, begun=begun)
         decide = Draft(self._state, lambda _: b"", "log").decide
         call = Arrival(log, self._state, request, self._write, decide, slots)
-        if isinstance(begun, Begun) and begun.is_full and call.decide(LIMIT_S) is None:
+        if is_full and call.decide(LIMIT_S) is None:
             return True
         if is_new:
             found = call.arrive(lambda: self._arm(done), self._waiter(name))
         else:
             for attribute, value in progress.arrival:
                 setattr(call, attribute, value)
-            call._bell = self._bell
-            self._bell.slot_users[call._place] = call
-            call._values = self._state.values
+            if call._begun is not None:
+                place, content, deletes, run = call._begun  # type: ignore[misc]
+                call._begun = Begun(self._bell, place, content, deletes, self._state.values, run)
             self._armed_for = b""
             is_rung = self._wake()
             found = call.look(LIMIT_S, reads=True) if is_rung else NOT_YET
@@ -247,7 +248,9 @@ class World:
         if found is NOT_YET and self._armed_for != done:
             self._arm(done)
             found = call.look(LIMIT_S, reads=True) if not self.arms_under_lock else found
-        kept = {key: value for key, value in vars(call).items() if isinstance(value, (int, bytes))}
+        kept: dict[str, Any] = {key: value for key, value in vars(call).items() if isinstance(value, (int, bytes))}
+        if call._begun is not None:
+            kept["_begun"] = (call._begun.place, call._begun.content, call._begun.deletes, call._begun.run)
         self._saved = sorted(kept.items())
         if found is NOT_YET:
             return False
@@ -527,7 +530,7 @@ def deleting() -> World:
 
 
 def look_at_slots_alone(self: Arrival, timeout: float, **_: object) -> Any:
-    return self._look_at_slots(self._bell, timeout)
+    return self._look_at_slots(self._begun, timeout)
 
 
 def all_arrived(_: ArrivalSlots, content: bytes) -> Iterable[int]:
@@ -543,7 +546,7 @@ def passing_twice() -> World:
 
 MUTANTS: dict[str, tuple[Any, str, Any, Callable[[], World]]] = {
     "slots are not cleared": (ArrivalSlots, "clear", ignore, deleting),
-    "a deleted arrival counts again": (Arrival, "_was_deleted", lambda _: False, passing_twice),
+    "a deleted arrival counts again": (Arrival, "_was_deleted", lambda *_: False, passing_twice),
     "the log is not read after the slot was written": (
         Arrival,
         "look",

@@ -8,7 +8,6 @@ from typing import Any
 from fscoord._arguments import key_text
 from fscoord._log.format import record
 from fscoord._log.log import SEVERAL, Decide, Log
-from fscoord._log.wakeup.doorbell import Doorbell
 from fscoord._log.wakeup.watcher import Waiter
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
@@ -17,7 +16,7 @@ from fscoord._waiting.rounds import add_arrivals
 from fscoord._waiting.timing import SlowWaitLogger
 from fscoord._waiting.wait import NOT_YET, ArrivalRequest, NotYet, new_tuple
 from fscoord.errors import StoreError
-from fscoord.stores.file.arrival_slots import COLUMNS, LATE_S, ROW, ROWS, SLOT, START, ArrivalSlots, Begun, ranks_of
+from fscoord.stores.file.arrival_slots import COLUMNS, LATE_S, SLOT, ArrivalSlots, Begun, ranks_of, release, row_of
 from fscoord.stores.file.operations import COUNTS, LAST, PASSED, RANKS, WAITS, Arrived, Operation
 from fscoord.stores.file.replay import KeyValueState, materialize
 from fscoord.stores.file.waits import Condition, Write
@@ -40,12 +39,9 @@ class Arrival(Condition["bytes | None"]):
     If the request has a `Begun`, the caller has arrived in its slot already.
     """
 
-    _bell: Doorbell | None = None  # the bell that has the slots of the barrier
-    _place = -1  # the offset in the bell of the slot that this call uses; -1: none
+    _begun: Begun | None = None  # the arrival in a slot, or the slots that count with arrivals in the log
     _is_in_log = False  # whether the log has the arrival of this call
     _is_deleted = False  # whether a key of the barrier was deleted since the arrival, which then does not count again
-    _deletes = 0  # the `KeyValueState.deletes` at the arrival
-    _values: object = None  # the `KeyValueState.values` at the arrival
 
     def __init__(
         self,
@@ -63,11 +59,9 @@ class Arrival(Condition["bytes | None"]):
         self._key, self._done, self._size = request.key, request.done, request.world_size
         self._slots = slots if request.token and request.all_wait and 1 < self._size <= COLUMNS else None
         self.missing = [self._done]
-        begun = request.begun
-        if isinstance(begun, Begun):
-            self._bell, self._place, self._content, self._deletes, self._values, self._run, _ = begun
-            self._row, self._rank = START + self._content[0] % ROWS * ROW, int(request.token.partition(b"/")[0])
-            self._bell.slot_users.setdefault(self._place, self)
+        self._rank = -1 if self._slots is None else int(request.token[: request.token.index(b"/")])
+        if isinstance(request.begun, Begun):
+            self._begun = request.begun
 
     def new_slow_logger(self, started: float) -> SlowWaitLogger:
         request = self._request
@@ -78,20 +72,15 @@ class Arrival(Condition["bytes | None"]):
 
     def arrive(self, arm: Callable[[], None], waiter: Waiter | None) -> bytes | NotYet | None:
         """Arrive, and return what `look` returns. `arm` arms `waiter`, so that the end of the barrier wakes it."""
-        slots, waits = self._slots, self._request.waits
-        if self._bell is not None:  # it has begun
-            arm()
-            return self.look(self._request.timeout, reads=True)
+        slots, waits, timeout = self._slots, self._request.waits, self._request.timeout
         if slots is None:
             found = self._arrive_in_log(arm if waits else None)
         else:
-            token = self._request.token
-            self._rank = int(token[: token.index(b"/")])
-            self._bell = slots.bell()
-            self._find_slots(slots)
-            if waits and waiter is not None and waiter.watcher.bell is not None and self._write_slot(slots):
+            if self._begun is None and waits and waiter is not None and waiter.watcher.bell is not None:
+                self._begun = slots.begin(self._key, self._done, self._size, self._rank, timeout, self)
+            if self._begun is not None:
                 arm()
-                return self.look(self._request.timeout, reads=True)
+                return self.look(timeout, reads=True)
             # Not armed under the lock: other ranks may write their slots until the next look, which arms first.
             found = self._arrive_in_log(None, self._decide_first)
         return found if waits or not isinstance(found, NotYet) else None
@@ -107,48 +96,17 @@ class Arrival(Condition["bytes | None"]):
         kind, rule = (record.APPEND, RANKS) if token else (record.ADD, COUNTS)
         return new_tuple(Operation, (kind, self._key, token, b"", rule, self._done, self._size))
 
-    def _find_slots(self, slots: ArrivalSlots) -> None:
-        """Find the slots of the barrier, in the run that the handle has read. Deletes count from now on."""
-        state = self._state
-        self._content = content = slots.content(self._key, self._size)
-        self._row, self._run = START + content[0] % ROWS * ROW, self._log.handle.header.run
-        self._deletes, self._values = state.deletes, state.values
-
-    def _write_slot(self, slots: ArrivalSlots) -> bool:
-        """Arrive in the slot of the caller's rank. Return False if the caller must arrive in the log."""
-        bell, content = self._bell, self._content
-        if bell is None:
-            return False
-        place = self._row + SLOT * self._rank
-        # One C function, so of several threads only one gets the slot. `close` gives it back.
-        if bell.slot_users.setdefault(place, self) is not self:
-            return False
-        self._place = place
-        try:
-            known, values = slots.known(bell, place, self._request.timeout), self._state.values
-            if known is None or known == content or self._log.handle.header.run != self._run:
-                return False
-            if self._key in values or self._done in values:
-                return False
-            self._deletes, self._values = self._state.deletes, values
-            bell.known_slots[place] = content  # before the write: if that is interrupted, the next call needs the log
-            system.os.pwrite(bell.fd, content, place)
-        except OSError as error:
-            raise_if_foreign(error)
-            return False
-        return True
-
-    def _was_deleted(self) -> bool:
+    def _was_deleted(self, begun: Begun) -> bool:
         """Return whether a key of the barrier was deleted since the arrival, as far as the handle has read.
 
         If all records were applied again since, deletes before the arrival can't be told from later ones, and none
         counts. Then the slots, which a delete clears, are the only evidence.
         """
-        state, first = self._state, self._deletes
-        if state.values is self._values and state.deletes != first:
+        state, first = self._state, begun.deletes
+        if state.values is begun.values and state.deletes != first:
             deleted = state.deleted
             self._is_deleted |= deleted.get(self._key, 0) > first or deleted.get(self._done, 0) > first
-        return self._is_deleted or self._log.handle.header.run != self._run
+        return self._is_deleted or self._log.handle.header.run != begun.run
 
     def look(self, timeout: float, *, reads: bool) -> bytes | NotYet | None:
         state, done = self._state, self._done
@@ -160,23 +118,24 @@ class Arrival(Condition["bytes | None"]):
             is_there = self._log.inspect(lambda: state.has(done))
         if is_there:
             return None
-        return NOT_YET if self._bell is None else self._look_at_slots(self._bell, timeout)
+        return NOT_YET if self._begun is None else self._look_at_slots(self._begun, timeout)
 
-    def _look_at_slots(self, bell: Doorbell, timeout: float) -> bytes | NotYet | None:
+    def _look_at_slots(self, begun: Begun, timeout: float) -> bytes | NotYet | None:
         """Read the slots, after a look at the log that has not found the end of the barrier."""
-        if self._was_deleted():
+        bell, content = begun.bell, begun.content
+        if bell is None or self._was_deleted(begun):
             return NOT_YET
         try:
-            found = system.os.pread(bell.fd, SLOT * self._size, self._row)
+            found = system.os.pread(bell.fd, SLOT * self._size, row_of(content))
         except OSError as error:
             raise_if_foreign(error)
             found = b""
-        if found != self._content * self._size and (self._is_in_log or timeout > self._request.timeout - LATE_S > 0):
+        if found != content * self._size and (self._is_in_log or timeout > self._request.timeout - LATE_S > 0):
             text = self._state.values.get(self._key)
             if text is None:
                 return NOT_YET
             if isinstance(text, (bytes, bytearray)):  # otherwise it is spilled, and is read under the lock
-                added = add_arrivals(bytes(text), ranks_of(found, self._content), None, self._size)
+                added = add_arrivals(bytes(text), ranks_of(found, content), None, self._size)
                 if added is None:
                     return NOT_YET
                 # Ranks that look only at the log must find this rank there, and a time-out names the missing ranks.
@@ -202,10 +161,12 @@ class Arrival(Condition["bytes | None"]):
         """Decide, after a look at the slots, what this call appends."""
         if self._state.has(self._done):
             return PASSED, 0, b""
-        if self._was_deleted():
+        begun = self._begun
+        assert begun is not None, "it has looked at the slots"
+        if self._was_deleted(begun):
             return WAITS, 0, b""
         own = None if self._is_in_log else self._rank
-        merged = self._merge(own)
+        merged = self._merge(begun, own)
         if merged is None:
             return (WAITS, 0, b"") if self._is_in_log else self._decide_alone(key, operation)
         return merged
@@ -214,23 +175,23 @@ class Arrival(Condition["bytes | None"]):
         """Decide an arrival in the log. The arrivals in slots count if the log does not have all arrivals."""
         slots = self._slots
         assert slots is not None, "only callers with ranks get here"
-        self._bell = slots.bell()  # it may have been announced since
-        self._find_slots(slots)
+        self._begun = begun = slots.find(self._key, self._size, self._rank)
         if self._state.has(self._done):
             return self._decide_alone(key, operation)
-        return self._merge(self._rank, is_first=True) or self._decide_alone(key, operation)
+        return self._merge(begun, self._rank, is_first=True) or self._decide_alone(key, operation)
 
-    def _merge(self, own: int | None, *, is_first: bool = False) -> tuple[Arrived, int, Any] | None:
+    def _merge(self, begun: Begun, own: int | None, *, is_first: bool = False) -> tuple[Arrived, int, Any] | None:
         """Decide with the arrivals in slots. Return None if the arrivals in the log must be decided without slots.
 
         Args:
+            begun: the slots of the barrier.
             own: the rank of the caller if its arrival is to be appended.
             is_first: whether to append it even if the log has an arrival of this rank.
         """
         slots = self._slots
         assert slots is not None, "only callers with ranks get here"
         text = materialize(self._state.values.get(self._key, b""), self._log.read_locked)
-        added = add_arrivals(text, slots.arrived(self._content), own, self._size, is_first=is_first)
+        added = add_arrivals(text, slots.arrived(begun.content), own, self._size, is_first=is_first)
         if added is None:
             return None
         tokens, is_full = added
@@ -242,6 +203,5 @@ class Arrival(Condition["bytes | None"]):
 
     def close(self) -> None:
         """Give back the slot. It may be called twice."""
-        bell, self._bell = self._bell, None
-        if bell is not None and bell.slot_users.get(self._place) is self:
-            del bell.slot_users[self._place]
+        if self._begun is not None:
+            release(self._begun, self)

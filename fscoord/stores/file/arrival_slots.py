@@ -34,6 +34,7 @@ from fscoord._log.wakeup.doorbell import LAST_BUCKET, Doorbell
 from fscoord._runtime import system
 from fscoord._runtime.interrupts import raise_if_foreign
 from fscoord._waiting.rounds import ARRIVALS, COMPLETE, KEYS_OF_BARRIER
+from fscoord._waiting.wait import new_tuple
 from fscoord.errors import StoreTimeoutError
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.replay import KeyValueState
@@ -53,24 +54,22 @@ EMPTY: Final = bytes(SLOT)
 
 
 class Begun(NamedTuple):
-    """An arrival in a slot, whose barrier goes on as an `Arrival`.
+    """An arrival, or the place where it may be.
 
     Attributes:
-        bell: the bell that has the slot.
-        place: the offset of the slot in the bell.
-        content: the content of the slot.
+        bell: the bell that has the slots; None: there is none.
+        place: the offset in the bell of the slot of the rank.
+        content: the content of a slot of the barrier.
         deletes, values: those of the `KeyValueState` before the arrival.
-        run: the run in which the rank has arrived.
-        is_full: whether all ranks have slots, so that the rank must end the barrier.
+        run: the run in which the rank arrives.
     """
 
-    bell: Doorbell
+    bell: Doorbell | None
     place: int
     content: bytes
     deletes: int
     values: object
     run: int
-    is_full: bool
 
 
 class ArrivalSlots:
@@ -97,81 +96,98 @@ class ArrivalSlots:
         content: bytes = found.digest() + world_size.to_bytes(4, "little")
         return content
 
-    def meet(self, prefix: bytes, rank: int, world_size: int, timeout: float) -> Begun | bool:
+    def find(self, key: bytes, world_size: int, rank: int) -> Begun:
+        """Return where `rank` may arrive at the barrier that has the key `key`. Deletes count from now on."""
+        state, content = self._state, self.content(key, world_size)
+        place = START + content[0] % ROWS * ROW + SLOT * rank
+        return new_tuple(Begun, (self.bell(), place, content, state.deletes, state.values, self._run))
+
+    def begin(self, key: bytes, done: bytes, world_size: int, rank: int, timeout: float, user: object) -> Begun | None:
+        """Arrive in the slot of `rank`. Return None if the caller must arrive in the log.
+
+        `user` uses the slot until `release`, so that no other thread does. For the others see `ArrivalRequest`.
+        """
+        found = self.find(key, world_size, rank)
+        bell, place, content, _, _, run = found
+        if bell is None:
+            return None
+        known = bell.known_slots.get(place)
+        if known is None:  # read once, and the log after it: an earlier process of the rank may have written the slot
+            try:
+                known = system.os.pread(bell.fd, SLOT, place)
+                self._log.refresh(timeout)
+                bell.known_slots[place] = known
+            except (OSError, StoreTimeoutError) as error:
+                raise_if_foreign(error)
+                return None
+            found = self.find(key, world_size, rank)
+        values: Any = found.values
+        if known == content or key in values or done in values or found.run != run:
+            return None
+        # One C function, so of several threads only one gets the slot.
+        if bell.slot_users.setdefault(place, user) is not user:
+            return None
+        try:
+            bell.known_slots[place] = content  # before the write: if that is interrupted, the next call needs the log
+            system.os.pwrite(bell.fd, content, place)
+        except BaseException as error:
+            release(found, user)
+            if not isinstance(error, OSError):
+                raise
+            raise_if_foreign(error)
+            return None
+        return found
+
+    def meet(self, prefix: bytes, rank: int, world_size: int, timeout: float) -> tuple[Begun, bool] | bool:
         """Carry out the usual barrier, which the ring after the first sleep of this thread ends.
 
         These are the steps of an `Arrival` and its wait, without their objects and their other cases.
 
         Returns:
-            True if the rank has passed the barrier, and False if it has not arrived.
+            True if the rank has passed the barrier, and False if it has not arrived. Otherwise its arrival, and whether
+            all ranks have slots, so that the rank must end the barrier.
         """
         log, state, notifier = self._log, self._state, self._notifier
-        bell, run, key, done = self.bell(), log.handle.header.run, prefix + ARRIVALS, prefix + COMPLETE
-        if bell is None or not 1 < world_size <= COLUMNS or timeout <= 0 or len(key) > KEY_MAX:
-            return False
-        content = self.content(key, world_size)
-        row = START + content[0] % ROWS * ROW
-        place = row + SLOT * rank
-        known = self.known(bell, place, timeout)
-        if known is None or known == content:
-            return False
-        values, deletes, is_full = state.values, state.deletes, False
-        if key in values or done in values or log.handle.header.run != run:
+        key, done, is_full = prefix + ARRIVALS, prefix + COMPLETE, False
+        if not 1 < world_size <= COLUMNS or timeout <= 0 or len(key) > KEY_MAX:
             return False
         waiter = notifier.take_spare()
         if waiter is None or waiter.watcher.bell is None:
             return False
+        begun = None
         try:
             notifier.add_waiter(waiter)
-            if bell.slot_users.setdefault(place, waiter) is not waiter:
+            begun = self.begin(key, done, world_size, rank, timeout, waiter)
+            if begun is None:
                 return False
-            bell.known_slots[place] = content  # before the write: if that is interrupted, the next call needs the log
-            try:
-                system.os.pwrite(bell.fd, content, place)
-            except OSError as error:
-                raise_if_foreign(error)
-                return False
+            bell, place, content, deletes, values, run = begun
+            assert bell is not None, "it has the slot"
             waiter.arm(crc32(done) & LAST_BUCKET)
             log.refresh(timeout)
-            if done in values and values is state.values:
+            if done in state.values and values is state.values:
                 return True
-            if key not in values and state.deletes == deletes and log.handle.header.run == run:
-                is_full = system.os.pread(bell.fd, SLOT * world_size, row) == content * world_size
+            if key not in state.values and state.deletes == deletes and log.handle.header.run == run:
+                row = system.os.pread(bell.fd, SLOT * world_size, place - SLOT * rank)
+                is_full = row == content * world_size
                 if not is_full and waiter.sleep_once(timeout):
                     log.refresh(timeout)
-                    if done in values and values is state.values:
+                    if done in state.values and values is state.values:
                         return True
         except StoreTimeoutError:
             pass  # the wait that follows looks once more, and raises the error of the barrier
         except OSError as error:
             raise_if_foreign(error)
         finally:
-            if bell.slot_users.get(place) is waiter:
-                del bell.slot_users[place]
+            if begun is not None:
+                release(begun, waiter)
             try:
                 waiter.close()
             finally:
                 notifier.discard_waiter(waiter)
             notifier.keep_spare(waiter)
             waiter = None  # the traceback of an error keeps this frame
-        return Begun(bell, place, content, deletes, values, run, is_full)
-
-    def known(self, bell: Doorbell, place: int, timeout: float) -> bytes | None:
-        """Return the content of the caller's slot at `place`; None if it can't be read.
-
-        A handle that has not used the slot reads the slot, and then the log on. An earlier process of the same rank may
-        have written the slot.
-        """
-        known = bell.known_slots.get(place)
-        if known is None:
-            try:
-                known = system.os.pread(bell.fd, SLOT, place)
-                self._log.refresh(timeout)
-            except (OSError, StoreTimeoutError) as error:
-                raise_if_foreign(error)
-                return None
-            bell.known_slots[place] = known
-        return known
+        assert begun is not None, "the rank has arrived"
+        return begun, is_full
 
     def arrived(self, content: bytes) -> list[int]:
         """Return the ranks whose slots have `content`. The caller holds the log's lock.
@@ -215,6 +231,13 @@ class ArrivalSlots:
         except OSError as error:
             raise_if_foreign(error)
             raise safe_files.unavailable(error, self._log.path, "clearing the slots of a barrier") from error
+
+
+def release(begun: Begun, user: object) -> None:
+    """End the use of a slot by `user`. It may be called twice."""
+    bell = begun.bell
+    if bell is not None and bell.slot_users.get(begun.place) is user:
+        del bell.slot_users[begun.place]
 
 
 def row_of(content: bytes) -> int:

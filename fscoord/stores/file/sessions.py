@@ -26,7 +26,7 @@ from fscoord._waiting.wait import (
 from fscoord.errors import StoreTimeoutError
 from fscoord.store import Member, Store
 from fscoord.stores.file.arrival import Arrival
-from fscoord.stores.file.arrival_slots import ArrivalSlots, Begun
+from fscoord.stores.file.arrival_slots import ArrivalSlots
 from fscoord.stores.file.notifier import ChangeNotifier
 from fscoord.stores.file.operations import Operation
 from fscoord.stores.file.replay import KeyValueState
@@ -178,20 +178,19 @@ class Sessions(Store):
         """Carry out `operation`, and return its result."""
 
     def _meet(self, prefix: bytes, rank: int, world_size: int, timeout: float) -> object:
-        begun = None if self._slots is None else self._slots.meet(prefix, rank, world_size, timeout)
-        if not isinstance(begun, Begun):
-            return begun or None
-        if begun.is_full:
+        if self._slots is None:
+            return None
+        met = self._slots.meet(prefix, rank, world_size, timeout)
+        if isinstance(met, bool):
+            return met or None
+        begun, is_full = met
+        if is_full:
             names = prefix + ARRIVALS, b"%d/%d " % (rank, world_size), prefix + COMPLETE
             request = new_tuple(ArrivalRequest, (*names, world_size, timeout, None, None, True, True, begun))
             arrival = Arrival(self._log, self._state, request, self._write, self._decide, self._slots)
-            try:
+            with suppress(StoreTimeoutError):  # the wait that follows looks once more, and raises the barrier's error
                 if arrival.decide(timeout) is None:
                     return True
-            except StoreTimeoutError:
-                pass  # the wait that follows looks once more, and raises the error of the barrier
-            finally:
-                arrival.close()
         return begun
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
