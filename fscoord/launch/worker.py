@@ -268,7 +268,7 @@ LINE_MAX = 65536
 def parse_streams(text: str) -> Mapping[int | None, int]:
     """Return the streams that `text` names for each local rank, in the syntax of torchrun.
 
-    For all local ranks, ``0`` is no stream, ``1`` standard output, ``2`` standard error and ``3`` both. ``0:3,1:1``
+    For all local ranks, ``0`` means no stream, ``1`` standard output, ``2`` standard error and ``3`` both. ``0:3,1:1``
     names the streams of single local ranks; the key None is every local rank that `text` does not name.
 
     Raises:

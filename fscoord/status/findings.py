@@ -350,9 +350,9 @@ def place_in_line(lines: Sequence[LineState], waiting: ShownWait) -> str:
 
 
 def turns_of(lines: Sequence[LineState], session: int) -> list[str]:
-    """Return the lines in which `session` waits, with its place, such as ``lock 'dataset', 2nd in line``.
+    """Return a text for each line in which `session` waits, such as ``lock 'dataset', 2nd in line``.
 
-    A line shows a wait from its first moment, but not when it began.
+    A line has each waiter from the beginning of its wait, but not the time of the beginning.
     """
     return [
         f"{line.kind} {line.name!r}{_place(line, index)}"

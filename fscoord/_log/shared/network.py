@@ -283,7 +283,7 @@ class NetworkAccess:
         if final:
             raise StoreUnavailableError(
                 f"{handle.path}: the file system reports {found.st_size} bytes, and a read returns {handle.offset};"
-                " its caches are not valid even with the lock, so this directory can't be used",
+                " its caches are not valid even with the lock, so use a directory on another mount",
                 path=handle.path,
             )
         return False

@@ -181,7 +181,7 @@ class Waiter:
 
 
 class Election(Protocol):
-    """The part of the election of the node's poller that the watcher uses."""
+    """The election of the node's poller, with the one method that a watcher calls."""
 
     def close(self) -> None:
         """Leave the election."""

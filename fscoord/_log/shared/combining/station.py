@@ -33,7 +33,7 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import ignoring, raise_if_foreign, raise_unless_absent
 
 VERSION: Final = ".3"
-"""The end of the name of the directory. Processes that understand each other's files have the same."""
+"""The end of the name of the directory. Versions of fscoord that can read each other's files have the same end."""
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the subdirectory that is made in it is checked
 """A file system in memory, for hosts on which XDG_RUNTIME_DIR is not set."""
