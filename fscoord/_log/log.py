@@ -677,7 +677,7 @@ class Log:
         return StoreUnavailableError(f"{self.path} {what}", path=self.path, errno=system.errno.ENOENT)
 
     def _dead_participant(self) -> int:
-        """Return a participant of the present run that has died without leaving; 0 if none is known to have."""
+        """Return a participant of the present run that has died without leaving; 0 if no such participant is known."""
         home = ProcessIdentity.find()
         for number in self.table.participants():
             alive = self.liveness.is_alive(number, home)

@@ -220,7 +220,7 @@ def _not_empty(ctx: click.Context, what: str, url: str) -> str:
 
 
 def named_url(ctx: click.Context, argument: str) -> str:
-    """Return `argument`, the address of a store. Another --store beside it is refused: one would be ignored."""
+    """Return `argument`, the address of a store. Refuse a --store that differs from it."""
     other = ctx.meta.get(_URL)
     if other not in (None, argument):
         raise click.UsageError(f"which store? The argument names {argument}, and --store names {other}; give one", ctx)

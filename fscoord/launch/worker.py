@@ -626,7 +626,10 @@ def _is_regular(file: IO[bytes]) -> bool:
 
 
 def _binary(text: IO[str] | None) -> IO[bytes] | None:
-    """Return the binary file of `text` without its buffer, whose lock a thread that waits for a reader would hold."""
+    """Return the binary file of `text`, unbuffered if possible.
+
+    A thread that waits for a reader would hold the lock of a buffer.
+    """
     file = getattr(text, "buffer", None)
     return getattr(file, "raw", file)
 

@@ -130,7 +130,7 @@ class NodeWaiter(Waiter):
                 self.fail(error)
 
     def is_rung(self) -> bool:
-        """A change of the role of this waiter is a ring, too."""
+        """Return whether the bell has rung for this waiter. A change of the waiter's role counts as a ring."""
         bell = self.watcher.bell
         if not self._is_beside_election or bell is None or self.role_changed:
             return self.role_changed or super().is_rung()

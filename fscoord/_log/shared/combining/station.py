@@ -390,8 +390,8 @@ class Station:
     def _sweep(self, slot: Slot, now: float) -> None:
         """Remove the names of closed sockets. A socket is opened before its name exists.
 
-        `slot` is the open socket that tries the others. The caller uses it, so no other thread closes it meanwhile:
-        to a closed socket, all others would seem closed.
+        `slot` has the open socket that tries the other sockets. If it were closed, all others would seem closed. No
+        other thread closes it meanwhile, because the caller uses it.
         """
         self._swept_at = now
         for name in system.os.listdir(self._addresses):
