@@ -127,7 +127,7 @@ class Mailbox:
             pass
 
     def _open(self, group: int | None) -> None:
-        """Open the mailbox, and check the directory that was opened. The messages are later removed from this one."""
+        """Open the mailbox, and check the directory that was opened. Messages are removed from this directory later."""
         system.close_all(system.os.close, self._fds)
         wanted, others = (0, 0o022) if group is None else (0o070, 0o072)
         try:

@@ -31,7 +31,7 @@ KILL_S = 30.0
 
 
 class Failure(NamedTuple):
-    """How a worker ended, and in a round's record the first worker that failed.
+    """How a worker ended. The record of a round holds that of the first worker that failed.
 
     Attributes:
         rank: the worker's rank.

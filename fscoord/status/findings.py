@@ -12,7 +12,7 @@ from fscoord.recipes.holdings import LineState
 from fscoord.status.picture import Picture, SessionStatus
 
 SLOW_S: Final = 10.0
-"""How long others must have waited for a participant that lives before that is a finding, in seconds."""
+"""The time after which a wait for a living participant is a finding, in seconds."""
 
 RANKS_SHOWN: Final = 8
 """How many missing ranks a finding describes one by one. The others are counted."""

@@ -114,7 +114,7 @@ class NetworkAccess:
             system.time.sleep(min(PAUSE_S * (attempt - 1), OPEN_PAUSE_S))
 
     def reopened(self) -> None:
-        """Note that the name may belong to another file of the server by now."""
+        """Record that the name may belong to another file of the server by now."""
         self._handle.path_checked_at = 0.0
 
     def _refuses_direct(self, error: OSError) -> bool:

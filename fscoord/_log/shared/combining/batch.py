@@ -116,7 +116,7 @@ class Write:
         self.refusal: BaseException | None = None
 
     def begin_by(self, now: float) -> None:
-        """Note that the write has begun at `now` or just before, the first time that this method is called.
+        """Record that the write has begun at `now` or just before, the first time that this method is called.
 
         Most writes of a barrier end without a look at the clock. So if the write is part of a longer call, its limit
         counts from its first look at the clock.
