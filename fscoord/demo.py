@@ -1,4 +1,4 @@
-"""An example: processes share the work of counting words. `fscoord demo` fills the store and starts one for each rank.
+"""An example: processes share the work of counting words. `fscoord demo` fills the store and starts all processes.
 
 ``python -m fscoord.demo STORE DIRECTORY RANK WORLD_SIZE TIMEOUT [kill]``
 """

@@ -657,7 +657,7 @@ class Store(ABC):
 
     @property
     def timeout(self) -> timedelta:
-        """The time that operations wait by default; ``timedelta.max`` is no limit."""
+        """The time that operations wait by default; ``timedelta.max`` means no limit."""
         return to_timedelta(self._timeout)
 
     def set_timeout(self, timeout: Timeout) -> None:
@@ -841,12 +841,12 @@ class StoreView(Store):
 
 
 def needed_store(store: T, *methods: str) -> T:
-    """Return `store`, which must be a `Store`, or another object that has one of `methods`, as a store of torch.
+    """Return `store`, a `Store` or another object with one of `methods`, such as a store of torch.
 
-    Everything that takes a store calls this function.
+    Every function and class that takes a store calls this function.
 
     Raises:
-        TypeError: it is something else. The message says what to pass instead.
+        TypeError: `store` is not such an object. The message says what to pass instead.
     """
     is_for_tasks = isinstance(getattr(store, "store", None), Store)  # its methods are coroutines
     if isinstance(store, Store) or (not is_for_tasks and any(hasattr(store, name) for name in methods)):

@@ -90,7 +90,7 @@ class Access(Protocol):
         call()
 
     def reopened(self) -> None:
-        """Note that the handle has opened new descriptors of the same generation."""
+        """Record that the handle has opened new descriptors of the same generation."""
         return
 
     def read(self, locked: bool = False) -> bool:

@@ -194,9 +194,9 @@ class HandleState:
         raise self.gone("was closed by other code of this process, which has closed descriptors that it did not open")
 
     def check_landing(self) -> None:
-        """End the handle if an append has not landed where the records that were read end.
+        """End the handle, because an append did not begin at the end of the records that were read.
 
-        The fake files of pyfakefs keep no position after an append.
+        Under pyfakefs this method does nothing, because fake files keep no position after an append.
 
         Raises:
             StoreGoneError: the log was truncated, another program writes to it, or its descriptor is of another file.

@@ -73,7 +73,7 @@ LOCK_GRACE_S: Final = 0.03
 
 SHARED_CHECK_S: Final = 1.0
 """How old the last check of the path may be while a thread waits for the lock of a log that hosts share, in seconds.
-There each check is a request to the server."""
+On such a log each check is a request to the server."""
 
 STALE_PAUSE_S: Final = 0.01
 STALE_PAUSE_MAX_S: Final = 0.1
@@ -537,7 +537,10 @@ class Log:
         handle = self.handle
         if system.is_ended_by_exit():
             system.time.sleep(system.EXIT_MAX_S)
-            raise StoreClosedError(f"{self.path} is closed, because the process is exiting", path=self.path)
+            raise StoreClosedError(
+                f"{self.path} is closed, because the process is exiting; join this thread before the program ends",
+                path=self.path,
+            )
         waited = system.time.monotonic() - started
         if waited >= limit:
             raise self.lock_timeout(waited)
@@ -674,7 +677,7 @@ class Log:
         return StoreUnavailableError(f"{self.path} {what}", path=self.path, errno=system.errno.ENOENT)
 
     def _dead_participant(self) -> int:
-        """Return a participant of the present run that has died without leaving; 0 if none is known to have."""
+        """Return a participant of the present run that has died without leaving; 0 if no such participant is known."""
         home = ProcessIdentity.find()
         for number in self.table.participants():
             alive = self.liveness.is_alive(number, home)
@@ -715,7 +718,7 @@ class Log:
         """Record that this participant has left for good. The last participant to leave in good order ends the run.
 
         The FINISHED record ends the run. Then ``clear(path)`` removes the files beside the log, and the files of the
-        log are removed as far as possible. Errors as in `update`.
+        log are removed as far as possible. The errors are those of `update`.
 
         Args:
             reason: the name of the exception by which the participant leaves; empty if it leaves in good order.
@@ -795,7 +798,10 @@ class Log:
         return False
 
     def register(self, limit: float, rank: int | None = None) -> int:
-        """Register this handle as a session, with `rank` if given. Return its number. Errors as in `update`."""
+        """Register this handle as a session, with `rank` if given. Return the session's number.
+
+        The errors are those of `update`.
+        """
         table = self.table
         if rank is not None:
             self.registration.rank = rank
@@ -817,10 +823,11 @@ class Log:
         return self.inspect(lambda: self.liveness.is_alive(number, home))
 
     def record_death(self, number: int, limit: float, is_needed: Callable[[], bool] | None = None) -> bool:
-        """Record that session `number` is dead. Return whether its death is recorded. Errors as in `update`.
+        """Record that session `number` is dead. Return whether its death is recorded.
 
         The session is probed again under the log lock. If the session may be alive, nothing is recorded. The death
         record, not the probe, decides for all processes: a session that comes back later finds its own death record.
+        The errors are those of `update`.
 
         Args:
             number: the session.

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from fscoord._runtime import system
 
 RESEND_AFTER_S = 0.01
-"""The delay in seconds before a lost signal is sent again. This is repeated until the signal arrives."""
+"""The delay in seconds before a lost signal is sent again. The signal is sent again and again until it arrives."""
 
 
 class Terminated(SystemExit):

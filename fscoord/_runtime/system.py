@@ -98,7 +98,7 @@ fake_fs_mutex = threading.RLock()
 """Held around all file operations under a fake `os`, which is not thread-safe.
 
 Since Python 3.13, while one thread is inside a call of pyfakefs' ``os``, the calls of all other threads reach the real
-``os``. There the descriptors of fake files stand for real files.
+``os``. In these calls the descriptors of fake files stand for real files.
 """
 
 
@@ -235,7 +235,7 @@ loose = Descriptors()
 
 opens_under_way: dict[int, str] = {}
 """The paths of the files that threads are opening. open(2) runs without Python's lock. If another thread forks then,
-the child has a descriptor whose number only the opening thread would have got."""
+the child inherits a descriptor whose number the parent has not recorded yet."""
 
 
 def _close_inherited() -> None:

@@ -262,6 +262,6 @@ def _copied(value: Any) -> Any:
 
 
 def all_steps(call: Callable[[], Any]) -> WaitSteps[Any]:
-    """Make `call`, and carry out its steps if it returns any. So the driver makes it where it makes the steps."""
+    """Make `call`, and carry out its steps if it returns any. The driver makes the call in the thread of the steps."""
     found = call()
     return (yield from found) if type(found) is GeneratorType else found

@@ -26,7 +26,7 @@ CALL_WAS_MADE: Final = (Exception, asyncio.CancelledError)
 that of a Ctrl-C or of the end of the loop, the call may not have been made."""
 
 IDLE_S: Final = 1.0
-"""How many seconds a thread without work stays."""
+"""How long a thread waits for the next call before it ends, in seconds."""
 
 T = TypeVar("T")
 

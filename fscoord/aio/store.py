@@ -25,7 +25,7 @@ class AsyncStore:
 
     Any number of tasks may use one handle. On a `~fscoord.FileStore`, a `~fscoord.HashStore` and a
     `~fscoord.PrefixStore` of one of them, a waiting task occupies no thread, because the loop receives the wake-ups of
-    all tasks. Other stores can only wait in a call. There the waits of all tasks take turns in up to 16 threads.
+    all tasks. Any other store can only wait in a call, and the waits of all its tasks take turns in up to 16 threads.
 
     Calls that do not wait for other processes are made in up to 4 threads, because any of them may have to wait for the
     log's lock or for a server. The calls of a `~fscoord.HashStore` are made in the loop, because they only use memory.
@@ -59,7 +59,7 @@ class AsyncStore:
 
     @property
     def timeout(self) -> timedelta:
-        """The time that operations wait by default; ``timedelta.max`` is no limit."""
+        """The time that operations wait by default; ``timedelta.max`` means no limit."""
         return self._store.timeout
 
     def set_timeout(self, timeout: Timeout) -> None:

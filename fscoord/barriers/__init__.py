@@ -4,7 +4,7 @@
 ``torch.distributed.checkpoint._experimental.barriers``, which is meant for code that coordinates checkpoints. The
 main differences are: rank and world size are read from the environment when they are not given,
 `Barrier.execute_barrier` takes a timeout, the error of a timeout names the missing ranks, a restarted rank continues
-with the barrier that it was in, and `register_barrier` refuses what can't be found by a name of its own.
+with the barrier that it was in, and `register_barrier` refuses a class without a name of its own.
 """
 
 from fscoord.barriers.base import (

@@ -95,7 +95,7 @@ def show_log() -> None:
     """Print the warnings of the library on standard error, and with -v and -vv all that it logs.
 
     Without -v two kinds of messages are not printed, because the verbs have their own: the warnings about long waits,
-    which are no fault (`telling_if_slow`), and the events of a rendezvous.
+    for which `telling_if_slow` prints notes, and the events of a rendezvous.
     """
     root = logging.getLogger("fscoord")
     if any(isinstance(handler, _ErrorLines) for handler in root.handlers):
@@ -220,7 +220,7 @@ def _not_empty(ctx: click.Context, what: str, url: str) -> str:
 
 
 def named_url(ctx: click.Context, argument: str) -> str:
-    """Return `argument`, the address of a store. Another --store beside it is refused: one would be ignored."""
+    """Return `argument`, the address of a store. Refuse a --store that differs from it."""
     other = ctx.meta.get(_URL)
     if other not in (None, argument):
         raise click.UsageError(f"which store? The argument names {argument}, and --store names {other}; give one", ctx)

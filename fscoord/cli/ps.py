@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 HEADS: Final = ("RANK", "LABEL", "PROCESS", "STATE", "SINCE", "HOLDS", "WAITS FOR")
 HOLDS_SHOWN: Final = 3
-"""How many holds of a participant a row names. The others are counted; --json has all."""
+"""How many holds of a participant a row names. The others are counted; the output of --json has all holds."""
 DAY_S: Final = 86400
 CLEAR: Final = b"\x1b[H\x1b[2J"
 """Moves the cursor of a terminal to its corner, and clears the screen."""

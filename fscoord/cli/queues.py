@@ -187,7 +187,7 @@ def take_item(
       fscoord take-item -n shards -c 'gzip "$FSCOORD_ITEM"' || echo "nothing to do, or failed"
     """
     if max_deliveries is not None and failed is None:
-        raise click.UsageError("--max-deliveries needs --failed OTHER, the queue of the items handed out so often")
+        raise click.UsageError("--max-deliveries needs --failed OTHER, the queue for items handed out that many times")
     if failed == queue:
         raise click.UsageError("--failed must name another queue: from this one the item would be taken again at once")
     refuse = PriorityQueue(store, failed) if failed is not None else None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fscoord.trace.reading import Trace
 
 ROWS: Final = 20
-"""The most rows of a table. The JSON has all."""
+"""The most rows of a table. The output of --json has all rows."""
 
 _directory = click.argument("directory", metavar="DIR", type=DirectoryPath(file_okay=False))
 

@@ -188,7 +188,7 @@ class Attempt(NamedTuple):
 
 
 def check_rank(rank: int, world_size: int) -> tuple[int, int]:
-    """Return both as `int`. Raise `BarrierError` unless `rank` is between 0 and `world_size` - 1."""
+    """Return `rank` and `world_size` as `int`. Raise `BarrierError` unless `rank` is between 0 and `world_size` - 1."""
     if rank.__class__ is int and world_size.__class__ is int and 0 <= rank < world_size <= INT64_MAX:
         return rank, world_size  # the usual case, without a call
     world_size = check_positive("world_size", world_size)

@@ -261,7 +261,7 @@ def _read_all(store: Store, call: Attempt, prefix: bytes, what: str) -> WaitStep
 
 
 def _await_keys(call: Attempt, keys: list[bytes]) -> WaitSteps[None]:
-    """Wait for `keys`, which other ranks of the exchange `call` set."""
+    """Wait for `keys`, which the other ranks of the exchange set. `call` is the attempt of this rank."""
     awaited = Awaited(EXCHANGE, key_text(call.prefix), call.world_size)
     words = f"{awaited} on rank {call.rank}"
     slow_logger = SlowWaitLogger(__name__, lambda: f"{words} ({key_names(keys)} missing)", awaited=awaited)

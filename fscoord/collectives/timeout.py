@@ -48,7 +48,7 @@ def store_timeout(store: TimeoutStore, timeout: Timeout) -> Iterator[None]:
         StoreClosedError: the handle is closed.
     """
     limit = to_timedelta(to_seconds(timeout))
-    if not isinstance(store, Store):  # in torch 0 is no limit, and `timedelta.max` overflows
+    if not isinstance(store, Store):  # in torch 0 means no limit, and `timedelta.max` overflows
         limit = min(max(limit, FOREIGN_MIN), FOREIGN_MAX)
     base: Any = _base(needed_store(store, "set_timeout", "set"))  # torch's stubs leave out its `timeout`
     token = _Token(limit)

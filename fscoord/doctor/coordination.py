@@ -143,7 +143,7 @@ class Coordinator:
                     self._ask("publish", name=name.replace("ask.", "told."), message=answer)
 
     def _ask(self, act: str, **arguments: Any) -> Any:
-        """Make a request of an instance that takes part. The coordinator may have removed the mailbox just before."""
+        """Execute `act` in the mailbox. Raise `BrokenOffError` if the coordinator has removed the mailbox."""
         try:
             return self._mailbox_agent.ask(act, ACT_S, **arguments)
         except FailedError as error:

@@ -127,7 +127,7 @@ class Mailbox:
             pass
 
     def _open(self, group: int | None) -> None:
-        """Open the mailbox, and check the directory that was opened. The messages are later removed from this one."""
+        """Open the mailbox, and check the directory that was opened. Messages are removed from this directory later."""
         system.close_all(system.os.close, self._fds)
         wanted, others = (0, 0o022) if group is None else (0o070, 0o072)
         try:
@@ -262,7 +262,7 @@ def _remove(directory: str, fd: int) -> None:
     """Remove the mailbox `directory`, open on `fd`. Retry, because NFS keeps a file while a process has it open.
 
     A mailbox holds files and empty directories. Other members of the group may rename directories to its path, and into
-    it. So it is emptied by its descriptor, and no further directory is.
+    it. So the mailbox is emptied through its descriptor, and no other directory is emptied.
     """
     deadline = system.time.monotonic() + REMOVE_S
     while True:

@@ -59,7 +59,7 @@ def run(pair: Pair, lock: str, options: dict[str, Any] | None, before: Callable[
     Args:
         pair: the agents.
         lock: the kind of lock that the store is to have.
-        options: further options for the store; None: a store refuses the mount, so no store is tested.
+        options: further options for the store, or None if a store refuses the mount. Then no store is tested.
         before: called with the name and number of each probe before it begins.
 
     Raises:

@@ -37,7 +37,7 @@ DETECTION_METHOD: Final = "fscoord"
 TIMEOUT_S: Final = 300.0
 """How long to wait for the other processes, in seconds: JAX's own default."""
 LONGEST_S: Final = 1e6
-"""The longest timeout that is passed to JAX, in seconds. A timeout without limit is no whole number."""
+"""The longest timeout that is passed to JAX, in seconds. A timeout without limit can't be a whole number."""
 
 LOOK_S: Final = 1.0
 """How often a process looks whether JAX has returned without the store's having recorded it, in seconds."""
@@ -126,7 +126,7 @@ def _kept_open(store_or_url: Store | str | system.os.PathLike[str] | None) -> It
 
 
 def _address(info: RendezvousInfo) -> str:
-    """Return the address of rank 0 as JAX writes it. The address of IPv6 has brackets."""
+    """Return the address of rank 0 as JAX writes it. An IPv6 address is in brackets."""
     host, port = info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -84,7 +84,7 @@ class FscoordEnvironment(ClusterEnvironment):
 
     @property
     def creates_processes_externally(self) -> bool:
-        """Whether a launcher has started all processes: it has."""
+        """True, because a launcher has started all processes."""
         return True
 
     @property

@@ -290,7 +290,7 @@ def _join_group(url: str, timeout: Timeout | None) -> tuple[Store, int, int]:
 
 
 RANKS: Final = "fscoord/rank/"
-"""The prefix of the keys that hold which process is which rank of a process group: ``{session} {host}:{pid}``."""
+"""The prefix of the keys of a process group's ranks. The key of a rank has its process: ``{session} {host}:{pid}``."""
 
 OUTCOME: Final = "fscoord/outcome"
 """The key of a group that all ranks have joined, or that a rank has given up. The first value that is written stays."""
@@ -357,8 +357,8 @@ class _Participant:
 def _is_complete(group: Store, attempt: Attempt) -> bool:
     """Wait until all ranks have joined `group`, or a rank has given up. Return whether all have joined.
 
-    No rank writes an address before. One key has the outcome, so it is the same for the last rank that joins, and for a
-    rank whose time ends at that moment.
+    No rank writes an address before this function returns. One key has the outcome, so it is the same for the last
+    rank that joins, and for a rank whose time ends at that moment.
     """
     keys = [f"{RANKS}{rank}" for rank in range(attempt.world_size)]
     try:

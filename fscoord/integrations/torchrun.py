@@ -58,7 +58,7 @@ class TorchrunHandler(elastic.RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether workers connect to a TCP store of the agent: no, the worker of rank 0 creates one."""
+        """False, because the worker of rank 0 creates a TCP store, and workers use no store of the agent."""
         return False
 
     @_raise_elastic_errors

@@ -152,11 +152,11 @@ class _HeldCommand:
                 facts = self._facts(watch)
         if watch.lost is None and "lost" in facts:
             raise errors.LockLostError(
-                f"the hold could not be renewed for most of its lease of {patience:g} s, after which other processes"
-                " may acquire it; the command was stopped"
+                f"the command was stopped: the hold could not be renewed for most of its lease of {patience:g} s. Check"
+                " that the store answers and that this process was not stopped, or use a longer lease"
             )
         if watch.lost is not None:
-            raise errors.LockLostError(f"{watch.lost}; the command was stopped") from watch.lost
+            raise errors.LockLostError(f"the command was stopped: {watch.lost}") from watch.lost
         if self.output_max is not None and len(output) > self.output_max:
             raise errors.LimitExceededError(f"the command wrote over {self.output_max} bytes to standard output")
         return Ending(self._status(facts), frozenset(self._passed), output)

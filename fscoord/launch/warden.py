@@ -70,7 +70,7 @@ def program(mode: str, orders: int, report: int, lease_s: float = 0) -> list[str
     """Return the arguments that start a warden. The arguments of the command follow them.
 
     Raises:
-        ImportError: this Python has no ``_ctypes``, without which a warden could not kill what it must kill.
+        ImportError: this Python has no ``_ctypes``, which a warden needs to kill all processes of the command.
     """
     import ctypes  # noqa: F401 - not at the top: without it, all that needs no warden works
 

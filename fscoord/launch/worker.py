@@ -31,7 +31,7 @@ KILL_S = 30.0
 
 
 class Failure(NamedTuple):
-    """How a worker ended, and in a round's record the first worker that failed.
+    """How a worker ended. The record of a round holds that of the first worker that failed.
 
     Attributes:
         rank: the worker's rank.
@@ -268,7 +268,7 @@ LINE_MAX = 65536
 def parse_streams(text: str) -> Mapping[int | None, int]:
     """Return the streams that `text` names for each local rank, in the syntax of torchrun.
 
-    For all local ranks, ``0`` is no stream, ``1`` standard output, ``2`` standard error and ``3`` both. ``0:3,1:1``
+    For all local ranks, ``0`` means no stream, ``1`` standard output, ``2`` standard error and ``3`` both. ``0:3,1:1``
     names the streams of single local ranks; the key None is every local rank that `text` does not name.
 
     Raises:
@@ -626,7 +626,10 @@ def _is_regular(file: IO[bytes]) -> bool:
 
 
 def _binary(text: IO[str] | None) -> IO[bytes] | None:
-    """Return the binary file of `text` without its buffer, whose lock a thread that waits for a reader would hold."""
+    """Return the binary file of `text`, unbuffered if possible.
+
+    A thread that waits for a reader would hold the lock of a buffer.
+    """
     file = getattr(text, "buffer", None)
     return getattr(file, "raw", file)
 

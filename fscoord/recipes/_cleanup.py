@@ -86,12 +86,13 @@ class Decorator(Protocol):
 
 
 def undone_by(undo: Undo, *passes: type[BaseException]) -> Decorator:
-    """Decorate a method so that ``undo(self, record, here)`` is called if it raises, with an exception not in `passes`.
+    """Decorate a method: if it raises an exception that is not in `passes`, ``undo(self, record, here)`` is called.
 
-    The method gets two more arguments, which are not in the signature of the result: `record`, a new list, in which it
-    notes what it is about to do, and `here`, an object that identifies the thread or the task. If the method returns a
-    generator of `WaitSteps`, these are carried out, and their result is returned. `undo` gets the same two arguments,
-    perhaps in another thread. It may be begun twice, so it must do no harm if there is nothing left to undo.
+    The method gets two more arguments, which are not in the signature of the result. `record` is a new list, to which
+    the method adds each step that it is about to take. `here` is an object that identifies the thread or the task. If
+    the method returns a generator of `WaitSteps`, these are carried out, and their result is returned. `undo` gets the
+    same two arguments, perhaps in another thread. It may be begun twice, so it must do no harm if there is nothing left
+    to undo.
     """
 
     def decorate(do: Any) -> Any:
@@ -120,7 +121,7 @@ def undone_by(undo: Undo, *passes: type[BaseException]) -> Decorator:
 
 
 def in_steps(do: Callable[Concatenate[U, P], WaitSteps[T]]) -> Callable[Concatenate[U, P], T]:
-    """Decorate a method that returns a generator of `WaitSteps`. The result carries the steps out in this thread."""
+    """Decorate a method that returns a generator of `WaitSteps`. The result carries them out in its caller's thread."""
 
     def method(self: Any, /, *arguments: P.args, **named: P.kwargs) -> T:
         return run_blocking(self._store, do(self, *arguments, **named))

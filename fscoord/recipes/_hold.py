@@ -173,7 +173,7 @@ class Exclusive(Undoable, ContextDecorator):
                 self._end_span(name, "failed")
 
     def _note_turn(self, served: Entry | None, name: str) -> None:
-        """Note in the span of the request `name` that the request was served. If it was not served, end the span."""
+        """Record in the span of the request `name` that the request was served. If it was not served, end the span."""
         if served is None:
             self._end_span(name, "not acquired")
             return

@@ -18,10 +18,10 @@ No wake key outlives its use, at whatever moment a process dies. The write that 
 that the process is about to set the key. The record stays until the key was seen and deleted, until the process that
 sets the key is dead, or until that process has recorded that it has finished. Each change of the line deletes the wake
 keys of entries that have left. A store that can `fscoord.store.exchange` changes the line and the wake keys in one
-step. There the record says that the key was set in the same step, so the record and the key are removed in the step
-that removes the entry. Then a release is one transaction, and the next holder is woken once. On another store a release
-is three operations: it deletes the wake key of its own entry, changes the line, and sets the next wake key. Processes
-of both kinds may share a line, because a view that overrides operations of a store has no `_exchange`.
+step. On such a store the record says that the key was set in the same step, so the record and the key are removed in
+the step that removes the entry. Then a release is one transaction, and the next holder is woken once. On another store
+a release is three operations: it deletes the wake key of its own entry, changes the line, and sets the next wake key.
+Processes of both kinds may share a line, because a view that overrides operations of a store has no `_exchange`.
 
 The value is text. Its first row has the last token, the pending wake-ups, and a stamp. The stamp differs in every
 write, so that a writer recognises its own write. Each further row has one `~fscoord.recipes._entry.Entry`.
@@ -271,7 +271,8 @@ class Line:
     def lost(self, entry: Entry) -> LockLostError:
         """Return the error for an entry that another process removed."""
         return LockLostError(
-            f"{entry.owner} is no longer in line for {self.name!r}: another process took it for dead, or removed it"
+            f"{entry.owner} is no longer in line for {self.name!r}: another process took it for dead, or removed it;"
+            " stop the work, and wait in line again"
         )
 
     def timed_out(self, what: str, timeout: float) -> StoreTimeoutError:

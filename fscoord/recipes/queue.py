@@ -65,8 +65,8 @@ class Queue(Undoable):
     have put its item. Two items that are put at the same time may be taken in either order.
 
     An item that kills each of its consumers, as by using up the memory, would come back first for ever. With
-    `max_deliveries`, an item that was handed out so often is moved by the next `take` of such a queue into the queue
-    `dead_letter`, which is a `Queue`, or a `PriorityQueue` in which the item keeps its priority.
+    `max_deliveries`, the next `take` moves an item that was handed out that many times into the queue `dead_letter`.
+    This is a `Queue`, or a `PriorityQueue` in which the item keeps its priority.
 
     Threads may share an object. Each `put` wakes all consumers that wait. kazoo's ``LockingQueue`` is a similar recipe.
 
@@ -75,7 +75,7 @@ class Queue(Undoable):
         name: the queue's name in the store. Keys that begin with the name and a slash belong to the queue.
         timeout: how long `take` waits, in seconds or as a `timedelta`; None means the store's timeout.
         max_deliveries: how often `take` hands out one item, at least 1; None means without a limit.
-        dead_letter: the name of the queue in the same store for items that were handed out so often.
+        dead_letter: the name of the queue in the same store for items that were handed out `max_deliveries` times.
 
     Raises:
         ValueError: only one of `max_deliveries` and `dead_letter` is given, or `dead_letter` is this queue.
@@ -93,7 +93,7 @@ class Queue(Undoable):
         dead_letter: Key | None = None,
     ) -> None:
         if (max_deliveries is None) != (dead_letter is None):
-            raise ValueError("give both max_deliveries and dead_letter, the queue of items handed out so often")
+            raise ValueError("give both max_deliveries and dead_letter, the queue for items handed out that many times")
         self._store = needed_store(store)
         self._items = Items(store, key_bytes(name))
         self._max_deliveries = 0 if max_deliveries is None else check_positive("max_deliveries", max_deliveries)

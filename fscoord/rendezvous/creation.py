@@ -53,11 +53,12 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     - ``host[:port]`` is a TCP store on that host, never a file of that name.
 
     The option ``read_timeout`` is the number of seconds that operations of the store wait (60, or the ``timeout`` in
-    the address). The option ``is_host``, for ``tcp``, is whether this process hosts the store. By default the process
-    does if the endpoint names this host, also as ``tcp://host:port``, and ``is_master`` in that address comes before
-    both. The caller closes the store. The id of the rendezvous is a part of its key, and never the store's own run id.
+    the address). The option ``is_host``, for ``tcp``, is whether this process hosts the store. An ``is_master`` in the
+    address ``tcp://host:port?...`` overrides ``is_host``. Without both, this process hosts the store if the endpoint
+    names this host. The caller closes the store. The id of the rendezvous is a part of its key, and never the store's
+    own run id.
 
-    Events are recorded: the process that hosts the store, the path of a temporary file, and every failure.
+    Events record the process that hosts the store, the path of a temporary file, and every failure.
 
     Raises:
         ValueError: an option, the endpoint or the run id is invalid.
@@ -206,7 +207,9 @@ class RendezvousHandlerRegistry:
         if not backend:
             raise ValueError("the rendezvous backend needs a name")
         if self._creators.setdefault(backend, creator) != creator:  # each access to a method makes an object of its own
-            raise ValueError(f"the rendezvous backend {backend!r} is registered already, with another creator")
+            raise ValueError(
+                f"the rendezvous backend {backend!r} is registered already, with another creator; use another name"
+            )
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
         """Return the handler that the creator registered for ``params.backend`` makes from `params`.
@@ -255,7 +258,7 @@ def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 DEFAULT_PORT = 29400
-"""The port of a TCP rendezvous whose endpoint names none; torch's."""
+"""The port of a TCP rendezvous whose endpoint names no port. torch has the same default."""
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 

@@ -16,7 +16,7 @@ from fscoord._runtime import system
 from fscoord._runtime.logging import logger
 
 FOR_PEOPLE: Final = "fscoord_for_people"
-"""The attribute of a log record of an event that has the event's message, for programs that show the log to people."""
+"""The attribute of a log record in which an event has its message. Programs show the message to people."""
 
 NUMBERS: Final = frozenset({"pid", "rank", "local_id"})
 """The fields of an event that are numbers. The others are text."""

@@ -42,7 +42,7 @@ from fscoord.store import Store
 from fscoord.stores.prefix import PrefixStore
 
 ADDRESS_POLL_S = POLL_INTERVAL_S
-"""The seconds between two checks, by a node that waits for the address of rank 0, that the round is not broken."""
+"""While a node waits for the address of rank 0, it checks at this interval, in seconds, whether the round is broken."""
 
 POLLS_PER_S = 8
 """How many polls the participants of a round that forms make together in a second, except the first participant."""

@@ -12,7 +12,7 @@ from fscoord.recipes.holdings import LineState
 from fscoord.status.picture import Picture, SessionStatus
 
 SLOW_S: Final = 10.0
-"""How long others must have waited for a participant that lives before that is a finding, in seconds."""
+"""The time after which a wait for a living participant is a finding, in seconds."""
 
 RANKS_SHOWN: Final = 8
 """How many missing ranks a finding describes one by one. The others are counted."""
@@ -350,9 +350,9 @@ def place_in_line(lines: Sequence[LineState], waiting: ShownWait) -> str:
 
 
 def turns_of(lines: Sequence[LineState], session: int) -> list[str]:
-    """Return the lines in which `session` waits, with its place, such as ``lock 'dataset', 2nd in line``.
+    """Return a text for each line in which `session` waits, such as ``lock 'dataset', 2nd in line``.
 
-    A line shows a wait from its first moment, but not when it began.
+    A line has each waiter from the beginning of its wait, but not the time of the beginning.
     """
     return [
         f"{line.kind} {line.name!r}{_place(line, index)}"

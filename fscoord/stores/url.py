@@ -106,7 +106,7 @@ def register_scheme(scheme: str, opener: Opener, options: Mapping[str, Converter
     if not _SCHEME.fullmatch(name + ":"):
         raise ValueError(f"{scheme!r} is not a scheme: two letters or more, then letters, digits, '+', '-' and '.'")
     if name in _schemes:
-        raise ValueError(f"the scheme {name}: is registered already")
+        raise ValueError(f"the scheme {name}: is registered already; use another name")
     _schemes[name] = _Scheme(opener, dict(options))
 
 

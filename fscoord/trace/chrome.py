@@ -16,7 +16,7 @@ from fscoord.trace.reading import HOLDS, Span, Trace, assign_lanes
 from fscoord.trace.report import WAITS, Holds, ended_by, waited
 
 LANES: Final = 1000
-"""More than the lanes of any process: the number of a row is that of the process times this, plus that of the lane."""
+"""More than the lanes of any process. The number of a row is the process's number times `LANES`, plus the lane's."""
 
 MARK_NS: Final = 1000
 

@@ -125,7 +125,7 @@ class Alignment:
         return max(fix.bound for fix in self._fixes[clock])
 
     def to_reference(self, clock: Clock, time: int) -> Instant:
-        """Return `time`, a time of `clock` in ns, on the reference of its group."""
+        """Convert `time`, which `clock` showed, in ns, to the clock of its group's reference."""
         found, local = self._fixes[clock], self._local[clock]
         if len(found) == 1 and found[0].bound == 0:
             return Instant(time - found[0].offset, 0)  # the reference

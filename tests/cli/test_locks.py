@@ -201,7 +201,8 @@ def test_lock_that_is_broken_stops_the_command(fscoord, store, tmp_path, said, m
     breaks = f"{os.sys.executable} -m fscoord break-lock --yes a > {tmp_path}/broken 2>&1"
     done = fscoord("lock", "a", *sh(text.replace("fscoord_break", breaks)))
     assert done.code == 69
-    assert "or removed it; the command was stopped" in done.err
+    assert "the command was stopped: " in done.err
+    assert "or removed it; stop the work, and wait in line again" in done.err
     assert done.err.count("\n") == 1
     assert said() == "told\n"
     assert (tmp_path / "broken").read_text().startswith("TURN   TOKEN  STATE  PROCESS\nholds      1  alive  ")
@@ -240,10 +241,10 @@ def test_lock_whose_key_holds_something_else_is_an_error(fscoord, store):
 
 def test_lock_that_is_lost_is_an_error_with_an_exit_code_of_its_own(fscoord, monkeypatch, store):
     def lose(*_, **__):
-        raise LockLostError("it was taken; the command was stopped")
+        raise LockLostError("the command was stopped: it was taken")
 
     monkeypatch.setattr(run_command, "run_held", lose)
-    assert fscoord("lock", "a", "true") == (69, b"", "fscoord: it was taken; the command was stopped\n")
+    assert fscoord("lock", "a", "true") == (69, b"", "fscoord: the command was stopped: it was taken\n")
     assert Lock(store, "a").holders() == []
 
 

@@ -110,7 +110,7 @@ def test_exit_function_may_join_a_daemon_thread(tmp_path: Path) -> None:
     work += "print(f'{error}\\n', end='')  # in one write, because three threads print"
     last = "system.EXIT_MAX_S = 0.1\n    for thread in threads: thread.join()"
     done = run(tmp_path / "store", last=last, open=OPEN, work=work)
-    text = f"{tmp_path / 'store'} is closed, because the process is exiting\n"
+    text = f"{tmp_path / 'store'} is closed, because the process is exiting; join this thread before the program ends\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, text * 3, "")
 
 

@@ -357,7 +357,7 @@ def test_command_and_all_its_processes_get_sigterm_when_the_hold_is_lost(soon, t
     loop = f"trap 'echo told >> said; exit' TERM; echo x >> ready; {AWAIT_SIGNAL}"
     text = f'cd {tmp_path}; trap "echo told >> said; exit 0" TERM; sh -c "{loop}" & '
     text += f"until [ -e ready ]; do sleep 0.01; done; touch lost; {AWAIT_SIGNAL}"
-    with pytest.raises(LockLostError, match="it was taken; the command was stopped"):
+    with pytest.raises(LockLostError, match="the command was stopped: it was taken"):
         run(text, when(tmp_path / "lost", error))
     assert (tmp_path / "said").read_text() == "told\ntold\n"
 

@@ -231,7 +231,8 @@ def _initialise(path: str, options: LogOptions, fd: int) -> None:
             raise_if_foreign(error)
             if system.time.monotonic() >= deadline:
                 raise StoreTimeoutError(
-                    f"{path} is empty, and the lock to write its header was not released within {options.limit:.3g} s",
+                    f"{path} is empty, and the lock to write its header was not released within {options.limit:.3g} s;"
+                    " end the process that opens it, or try again",
                     waited=options.limit,
                 ) from None
         except OSError as error:

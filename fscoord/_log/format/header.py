@@ -22,7 +22,7 @@ RunId = tuple[bytes, int]
 
 OPAQUE: Final = -1
 UNNAMED: Final[RunId] = (b"", OPAQUE)
-"""The id of a run that has none, and that superseded runs with an id."""
+"""Stands for the id of a run without an id, if earlier runs of the log had one."""
 
 JOB_MAX: Final = 255
 KEPT: Final = 100

@@ -50,8 +50,8 @@ class Compactor:
     def compact_if_due(self, more: int) -> bool:
         """Compact, before `more` bytes are written, if that is worth its cost. Return whether a compaction was tried.
 
-        A compaction that fails, for example on a full disk, is logged and does not fail the write. A copy of a log is
-        the exception: the copy must continue in a file of its own before the first write to it.
+        A compaction that fails, for example on a full disk, is logged and does not fail the write. The first write to
+        a copy of a log needs a file of its own, so there the error of the compaction is raised.
         """
         handle = self._handle
         if handle.is_copy:

@@ -148,7 +148,7 @@ def repair(
         salvage: copy the sound records after damage as well, and continue if a header is damaged or a generation is
             missing. The copy may then hold a state that the store never had.
         write: write the copy. By default the records that would be left out are only reported.
-        timeout: how long to wait for the log's lock, in seconds or as a `timedelta`; ``math.inf`` is no limit.
+        timeout: how long to wait for the log's lock, in seconds or as a `timedelta`; ``math.inf`` means no limit.
         on_progress: called with the path of a file, the number of bytes read of it, and its size.
         on_skipped: called with each `Skipped`, in the order of the file.
 
@@ -175,7 +175,7 @@ def copy(
     Args:
         path: the path of a file store.
         output: the path at which the copy appears, complete. No file may be there.
-        timeout: how long to wait for the store's lock, in seconds or as a `timedelta`; ``math.inf`` is no limit.
+        timeout: how long to wait for the store's lock, in seconds or as a `timedelta`; ``math.inf`` means no limit.
         on_progress: called with the path of a file, the number of bytes read of it, and its size.
 
     Raises:

@@ -113,7 +113,7 @@ def verify(path: FilePath, *, timeout: Timeout = 10.0, on_progress: ProgressCall
 
     Args:
         path: the path of a file store.
-        timeout: how long to wait for that lock, in seconds or as a `timedelta`; ``math.inf`` is no limit.
+        timeout: how long to wait for that lock, in seconds or as a `timedelta`; ``math.inf`` means no limit.
         on_progress: called with the path of a file, the number of bytes read of it, and its size.
 
     Raises:

@@ -235,12 +235,12 @@ class _LockThread:
         self._wake.set()
 
     def remove(self, *others: _Waiter) -> None:
-        """Remove `others`, and all waiters that have given up."""
+        """Remove `others`, and all waiters that wait no longer."""
         with _guard[0]:
             self.waiters[:] = [waiter for waiter in self.waiters if not waiter.gone and waiter not in others]
 
     def _first(self) -> _Waiter | None:
-        """Return the first waiter that has not given up, or None."""
+        """Return the first waiter that still waits, or None."""
         with _guard[0]:
             self.remove()
             return self.waiters[0] if self.waiters else None

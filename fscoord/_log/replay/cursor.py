@@ -256,7 +256,7 @@ class Cursor:
             handle.close_fd(fd)
 
     def move(self, offset: int, chain: int) -> None:
-        """Continue at `offset` on a new descriptor. `reopen` checks that it is of the same file."""
+        """Continue at `offset` on a new descriptor. `reopen` checks that the descriptor is of the same file."""
         handle = self._handle
         fd = reopen(handle, handle.read_flags)
         system.os.lseek(fd, offset, 0)

@@ -114,7 +114,7 @@ class NetworkAccess:
             system.time.sleep(min(PAUSE_S * (attempt - 1), OPEN_PAUSE_S))
 
     def reopened(self) -> None:
-        """Note that the name may belong to another file of the server by now."""
+        """Record that the name may belong to another file of the server by now."""
         self._handle.path_checked_at = 0.0
 
     def _refuses_direct(self, error: OSError) -> bool:
@@ -283,7 +283,7 @@ class NetworkAccess:
         if final:
             raise StoreUnavailableError(
                 f"{handle.path}: the file system reports {found.st_size} bytes, and a read returns {handle.offset};"
-                " its caches are not valid even with the lock, so this directory can't be used",
+                " its caches are not valid even with the lock, so use a directory on another mount",
                 path=handle.path,
             )
         return False

@@ -41,14 +41,14 @@ HEARTBEAT_BYTE, INTERVAL_BYTE, HURRY_BYTE = CELLS_END, CELLS_END + 1, CELLS_END 
 """Bytes after the cells: the number of polls, the time between two polls in milliseconds, and the number of requests
 for faster polls."""
 TERM_BYTE: Final = CELLS_END + 4
-"""A byte that changes when a process becomes the poller, and when it leaves. It is odd in between."""
+"""A byte that changes when a process becomes the poller, and when it leaves. The byte is odd in between."""
 QUEUE_AFTER_S: Final = 0.1
 """How long a process waits before it queues for the poller's lock, in seconds."""
 FALLBACK = "/tmp"  # noqa: S108
 """The directory that is used if XDG_RUNTIME_DIR is not set (basedir specification). The subdirectory that is made in it
 is checked."""
 SLOW_INTERVAL_MS: Final = 40
-"""A new waiter asks for faster polls if the time between two polls is longer."""
+"""The longest time between two polls, in milliseconds, at which a new waiter does not ask for faster polls."""
 POLLER_BYTE: Final = 1 << 20
 """The byte of the bell that the poller locks."""
 _PARITY: Final = bytes(byte & 1 for byte in range(256))

@@ -19,7 +19,7 @@ from fscoord._runtime.interrupts import raise_if_foreign
 NEWS_POLL_S = 0.04
 NEWS_POLLS = 25
 """The longest pause between two polls of the poller while news is coming, in seconds, and the number of such polls
-after the last news. At the beginning of a wait its own process has usually just written, so that is news as well."""
+after the last news. The beginning of a wait counts as news, because its own process has usually just written."""
 OWN_POLL_S = 10.0
 """How long a waiter relies on the poller of its node before it polls once by itself, in seconds."""
 
@@ -130,7 +130,7 @@ class NodeWaiter(Waiter):
                 self.fail(error)
 
     def is_rung(self) -> bool:
-        """A change of the role of this waiter is a ring, too."""
+        """Return whether the bell has rung for this waiter. A change of the waiter's role counts as a ring."""
         bell = self.watcher.bell
         if not self._is_beside_election or bell is None or self.role_changed:
             return self.role_changed or super().is_rung()

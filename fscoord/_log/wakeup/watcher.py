@@ -181,7 +181,7 @@ class Waiter:
 
 
 class Election(Protocol):
-    """The part of the election of the node's poller that the watcher uses."""
+    """The election of the node's poller, with the one method that a watcher calls."""
 
     def close(self) -> None:
         """Leave the election."""
@@ -318,7 +318,7 @@ class ChangeWatcher:
         return self.is_closed or self.is_outdated or (bell is not None and bell.is_lost)
 
     def note_file(self, file: str) -> None:
-        """Note that the log is in `file` by now. Without a bell, a watcher of another file is outdated."""
+        """Record that the log is in `file` by now. Without a bell, a watcher of another file is outdated."""
         if self.bell is None and self._events is not None and file != self._log_path:
             self.is_outdated = True
 

@@ -379,7 +379,9 @@ class Client:
         if not isinstance(reply, dict):
             if response.status >= 500:
                 raise _Unanswered(message)
-            raise StoreUnavailableError(f"{message}; this is not how etcd 3.4 or newer answers")
+            raise StoreUnavailableError(
+                f"{message}; this is not how etcd 3.4 or newer answers: check the address and the server's version"
+            )
         raise self._error(int(reply.get("code", 0)), str(reply.get("message") or reply.get("error") or message))
 
     def _error(self, code: int, message: str) -> Exception:

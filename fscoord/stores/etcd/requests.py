@@ -17,7 +17,7 @@ GROUP: Final = 64
 the path to an operation."""
 
 OPERATIONS_MAX: Final = GROUP * GROUP
-"""The most operations in one transaction of groups, at the server's default limit."""
+"""The most operations in one transaction, which has up to `GROUP` inner transactions, at the server's default limit."""
 
 
 class KeySpace:

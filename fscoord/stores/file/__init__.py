@@ -51,7 +51,7 @@ D = TypeVar("D")
 T = TypeVar("T")
 
 TYPICAL_CALL_S: Final = 0.001
-"""The usual longest call that only uses the page cache, in seconds."""
+"""The usual upper bound for a call that only uses the page cache, in seconds."""
 
 
 class FileStore(Sessions):
@@ -337,7 +337,7 @@ class FileStore(Sessions):
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the path and the options: a clone arrives, which has no rank and is not a participant."""
+        """Pickle the path and the options. The unpickled handle is a clone without a rank, and is not a participant."""
         if self._remove_temporary is not None:
             raise not_copied(self, f"this one has a temporary file: pass its path {self.path!r}, or use clone()")
         options = self._options | {"rank": None, "label": None}

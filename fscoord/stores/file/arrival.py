@@ -34,7 +34,7 @@ class Arrival(Condition["bytes | None"]):
         request: the arrival.
         write: carries out an operation.
         decide_alone: decides an arrival in the log without slots.
-        slots: the slots of the store; None: it has none.
+        slots: the slots of the store, or None if the store has no slots.
 
     If the request has a `Begun`, the caller has arrived in its slot already.
     """
@@ -99,8 +99,8 @@ class Arrival(Condition["bytes | None"]):
     def _was_deleted(self, begun: Begun) -> bool:
         """Return whether a key of the barrier was deleted since the arrival, as far as the handle has read.
 
-        If all records were applied again since, deletes before the arrival can't be told from later ones, and none
-        counts. Then the slots, which a delete clears, are the only evidence.
+        If the handle has applied all records again since the arrival, a delete before the arrival can't be told from a
+        later delete, so no delete counts. Then the slots, which a delete clears, are the only evidence.
         """
         state, first = self._state, begun.deletes
         if state.values is begun.values and state.deletes != first:

@@ -42,7 +42,7 @@ HELD_S: Final = 0.25
 HELD_POLL_S: Final = 0.01
 
 HOLDER_S: Final = 2.0
-"""How long to search this host for a holder of the log's lock that is no session, in seconds."""
+"""How long to search this host for a process that holds the log's lock without a session, in seconds."""
 
 COMPLETED: Final = (b"/complete", b"/last_member")
 """The ends of the keys that the last rank to come to a barrier sets."""

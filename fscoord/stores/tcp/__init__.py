@@ -77,7 +77,7 @@ class TCPStore(Store):
     - `delete_key` of a key that has both a value and a queue is not atomic.
     - If another process sets the key to a value that is not an integer during an `add`, the `add` raises an error that
       says so, and its connection is closed.
-    - If two callers too many come to a `barrier` at the same moment, one of them may pass.
+    - If two callers come to a `barrier` at the same moment and only one is missing, both may pass.
     - If the answer to a `queue_pop` is lost, the value that the server took from the queue is lost.
     - When the master closes its store, the data of the store is lost.
     - torch's server asks the resolver for the name of each client that connects, and serves no client meanwhile. Where
@@ -323,8 +323,8 @@ class TCPStore(Store):
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
         """Arrive by the server's own request, so that callers with torch's client meet at the same barrier.
 
-        A server of an older torch closes the connection at such a request. There no caller can use the request, and
-        the keys of `Store.barrier` are used.
+        A server of an older torch closes the connection at this request. No caller of that server can use the request,
+        so all of them use the keys of `Store.barrier`.
         """
         if request.token or self._has_barriers is False:
             return super()._arrive(request)

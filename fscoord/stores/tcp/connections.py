@@ -260,7 +260,7 @@ class BlockingCalls:
         )
 
         def operate(channel: Channel) -> int | bool:
-            count = channel.arrivals(name) + 1  # the server does not report a caller too many
+            count = channel.arrivals(name) + 1  # the server does not refuse callers above `world_size`
             return count if count > world_size else channel.barrier(name, world_size, started + limit)
 
         passed = self._connections.call(operate, deadline)

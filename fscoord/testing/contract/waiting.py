@@ -240,8 +240,9 @@ class CtrlC:
     def ends(self, call: Callable[[], object]) -> bool:
         """Make `call`, during which Ctrl-C is pressed; return whether the Ctrl-C ended the call.
 
-        It may come too late. Up to Python 3.12, it may also be lost without a report: in the finalizer of an object of
-        `io`, such as the response of a server (``iobase_finalize`` in CPython). So the second loss is the store's.
+        The Ctrl-C may come too late. Up to Python 3.12, it may also be lost without a report: in the finalizer of an
+        object of `io`, such as the response of a server (``iobase_finalize`` in CPython). So one loss is allowed, and a
+        second loss is a fault of the store.
         """
         self._has_come, self._raised = False, 0
         try:

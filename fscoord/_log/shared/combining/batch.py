@@ -1,8 +1,8 @@
 """`Batch`: the plan of one hold of the log's lock: the holder's own operation, and the requests that it claims.
 
-A request is claimed only by the holder of the log's lock that has read to the end, and the claim ends with that hold:
-nothing releases the lock between a claim and the write. So if an author acquires the lock later and finds no record of
-its request, none will come.
+A holder of the log's lock claims a request only after it has read the log to the end. The claim ends with that hold,
+and nothing releases the lock between a claim and the write. So if an author acquires the lock later and finds no record
+of its request, no process will append that record.
 
 The store provides a `Draft` and a `Decider`, which interpret keys and values. This package does not interpret them.
 """
@@ -116,7 +116,7 @@ class Write:
         self.refusal: BaseException | None = None
 
     def begin_by(self, now: float) -> None:
-        """Note that the write has begun at `now` or just before, the first time that this method is called.
+        """Record that the write has begun at `now` or just before, the first time that this method is called.
 
         Most writes of a barrier end without a look at the clock. So if the write is part of a longer call, its limit
         counts from its first look at the clock.

@@ -371,7 +371,7 @@ class Combiner:
         return self._write_alone(write)
 
     def _bypass(self, state: bytes, seconds: float) -> None:
-        """Note that the leader that wrote `state` seems to be stopped. No thread waits for it until it writes again."""
+        """Record that the leader that wrote `state` seems stopped. No thread waits for it until it writes again."""
         self._stalled = state
         logger(__name__).debug(
             "%s: the process that writes for this host has shown no life for %.1f s; writing alone",

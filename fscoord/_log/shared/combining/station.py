@@ -33,7 +33,7 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import ignoring, raise_if_foreign, raise_unless_absent
 
 VERSION: Final = ".3"
-"""The end of the name of the directory. Processes that understand each other's files have the same."""
+"""The end of the name of the directory. Versions of fscoord that can read each other's files have the same end."""
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the subdirectory that is made in it is checked
 """A file system in memory, for hosts on which XDG_RUNTIME_DIR is not set."""
@@ -390,8 +390,8 @@ class Station:
     def _sweep(self, slot: Slot, now: float) -> None:
         """Remove the names of closed sockets. A socket is opened before its name exists.
 
-        `slot` is the open socket that tries the others. The caller uses it, so no other thread closes it meanwhile:
-        to a closed socket, all others would seem closed.
+        `slot` has the open socket that tries the other sockets. If it were closed, all others would seem closed. No
+        other thread closes it meanwhile, because the caller uses it.
         """
         self._swept_at = now
         for name in system.os.listdir(self._addresses):
