@@ -706,13 +706,13 @@ class Log:
                 continue
             if alive and not home.is_stopped(session):
                 raise UsedBeforeError(
-                    f"{self.path}: rank {rank} is {session} already, which is alive. Give each process a rank of its"
-                    " own; if the job was started twice, give each start a path or a run_id of its own, or end one"
+                    f"{self.path}: rank {rank} is already taken by {session}, which is alive. Give each process a rank"
+                    " of its own. If the job was started twice, end one of the two, or give each a path or run_id of"
+                    " its own"
                 )
             state = "is stopped" if alive else "may be alive"
-            logger(__name__).warning(
-                "%s: rank %d is %s already, which %s. This process takes the rank, too", self.path, rank, session, state
-            )
+            message = "%s: rank %d is already taken by %s, which %s. This process takes the same rank"
+            logger(__name__).warning(message, self.path, rank, session, state)
 
     def leave(self, reason: str, limit: float, clear: Callable[[str], object]) -> None:
         """Record that this participant has left for good. The last participant to leave in good order ends the run.

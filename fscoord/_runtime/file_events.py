@@ -116,8 +116,8 @@ class PollableSource(ABC):
         epoll. If the process has ended already, `wait` returns at once, or pidfd_open(2) fails.
 
         Returns:
-            False if the process can't be watched: the system has no pidfd_open(2), the process has no epoll(7), as
-            under gevent, no descriptor is free, `PROCESSES_MAX` processes are watched already, or the source is closed.
+            False if the process can't be watched. Possible reasons: the source is closed, it watches `PROCESSES_MAX`
+            processes already, no descriptor is free, or there is no pidfd_open(2) or epoll(7) (under gevent).
         """
         if pid in self.processes:
             return not self.is_closed

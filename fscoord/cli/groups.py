@@ -141,11 +141,11 @@ def barrier(store: Store, key: bytes, world_size: int, rank: int | None, fail_fa
 
     --world-size is the number of processes. A key can be used once. On a terminal the verb first prints its wait.
 
-    A process that gives --rank can arrive again after a time-out, and counts once. If all processes give their rank,
-    the error of a time-out (exit code 75) names the missing ranks.
+    With --rank, a process can arrive again after a time-out, and counts once. If all processes give their rank, the
+    error of a time-out (exit code 75) names the missing ranks.
 
-    Use --fail-fast only if each rank keeps the store open from its start. A rank counts as dead when the last process
-    with its number has ended. If a rank is a series of commands, that process may be the previous command.
+    A rank counts as dead when its last process has ended. So use --fail-fast only if each rank is one process that
+    keeps the store open, and not if a rank runs several commands, one after the other.
 
     \b
     Examples:

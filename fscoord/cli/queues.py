@@ -275,8 +275,9 @@ def _work_on(item: Item, command: Command, refuse: PriorityQueue | None, *, by_s
 
 def _as_variable(data: bytes) -> str:
     if len(data) > VARIABLE_MAX or b"\0" in data:
+        has = "a NUL byte" if b"\0" in data else f"{len(data)} bytes"
         raise click.UsageError(
-            f"the item has {len(data)} bytes, and {VARIABLE} holds at most {VARIABLE_MAX} bytes without a NUL; the item"
-            " went back into the queue: take it with --stdin"
+            f"the item has {has}, but {VARIABLE} can hold at most {VARIABLE_MAX} bytes, none of them NUL. The item is"
+            " back in the queue; take it with --stdin"
         )
     return system.os.fsdecode(data)

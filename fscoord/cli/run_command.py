@@ -111,7 +111,7 @@ def wait_options(function: Callable[..., int]) -> Callable[..., int]:
         *args: Any, nonblock: bool, wait: float | None, conflict: int | None, ttl: float | None, **options: Any
     ) -> int:
         if ttl is not None and not 0 < ttl < math.inf:
-            raise click.UsageError("--ttl must be above 0; without it a hold lasts as long as its holder")
+            raise click.UsageError("--ttl must be a finite time above 0; omit it for a hold that does not expire")
         limit = 0.0 if nonblock else wait
         usual = TIMEOUT if limit is None else FALSE
         return function(*args, waits=HoldOptions(limit, usual if conflict is None else conflict, ttl), **options)

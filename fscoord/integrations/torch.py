@@ -347,8 +347,8 @@ class _Participant:
             if state != "no" or self._has_run_id:
                 words = {"yes": "is alive", "no": "has ended", "unknown": "may be alive"}[state]
                 raise UsedBeforeError(
-                    f"{url}: rank {rank} is process {printable(place)} already, which {words}. The other ranks may have"
-                    " its address, so no other process can take its place before one of them has called"
+                    f"{url}: rank {rank} is already taken by process {printable(place)}, which {words}. The other ranks"
+                    " may have its address, so no other process can take its place before one of them has called"
                     " init_process_group again. Give each launch a path or a run_id of its own (?run_id=ID, the same"
                     f" for all its ranks), and let workers that a launcher restarts use env://{group._closer_look()}"
                 )

@@ -70,7 +70,9 @@ class Exclusive(Undoable, ContextDecorator):
         self._store = needed_store(store)
         self._ttl = 0.0 if ttl is None else to_seconds(ttl)
         if ttl is not None and not 0 < self._ttl < math.inf:
-            raise ValueError(f"ttl must be a time above zero, not {ttl!r}; without it a hold has no end")
+            raise ValueError(
+                f"ttl must be a finite time above zero, not {ttl!r}; omit it for a hold that does not expire"
+            )
         self._line = Line(store, name, self._policy, self._ttl)
         self._timeout = None if timeout is None else to_seconds(timeout)
         self._held: list[HeldEntry] = []

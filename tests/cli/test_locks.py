@@ -81,7 +81,7 @@ def test_command_may_be_given_in_several_ways(fscoord, words):
         (["a", ""], "missing COMMAND"),
         (["a", "-n", "true"], "'-n' found where COMMAND is expected"),
         (["-c", "true", "a", "true"], "either -c TEXT or COMMAND"),
-        (["--ttl", "0", "a", "true"], "--ttl must be above 0"),
+        (["--ttl", "0", "a", "true"], "--ttl must be a finite time above 0"),
         (["-E", "256", "a", "true"], "256"),
         (["--unknown", "a", "true"], "--unknown"),
         (["-w", "soon", "a", "true"], "not a number of seconds"),

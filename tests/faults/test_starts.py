@@ -266,11 +266,11 @@ def test_workers_that_the_launcher_restarts_begin_a_new_run(tmp_path: Path) -> N
 
 def test_rank_of_a_living_participant_is_refused_with_its_holder(job: Job, path: str) -> None:
     holder, _ = job.open(1, 0, "wait")
-    with pytest.raises(UsedBeforeError, match=rf"rank 0 is \S+:{holder.pid} already, which is alive"):
+    with pytest.raises(UsedBeforeError, match=rf"rank 0 is already taken by \S+:{holder.pid}, which is alive"):
         FileStore(path, 2, rank=0)
     with (
         FileStore(path, 2) as other,
-        pytest.raises(UsedBeforeError, match=f"{holder.pid} already"),
+        pytest.raises(UsedBeforeError, match=rf"already taken by \S+:{holder.pid}"),
     ):
         other.announce_rank(0)
     with FileStore(path, rank=0) as tool:
@@ -285,7 +285,7 @@ def test_rank_of_a_stopped_participant_is_given_with_a_warning(
     wait_until_stopped(holder.pid)
     with FileStore(path, 2, rank=0, timeout=HANG_S) as store:
         assert store.get("rank 0") == b"1"
-    assert f"{holder.pid} already, which is stopped" in caplog.text
+    assert f"{holder.pid}, which is stopped" in caplog.text
 
 
 def wait_until_stopped(pid: int) -> None:

@@ -182,7 +182,7 @@ def test_soft_lock_on_nfs_refuses_to_write_if_the_end_has_moved(
             return os.lseek(fd, offset, whence) + (shift if whence == os.SEEK_END else 0)
 
         monkeypatch.setattr(kernel, "lseek", lseek, raising=False)
-        with pytest.raises(StoreError, match=r"was truncated" if shift < 0 else r"end all processes.*\.lock") as caught:
+        with pytest.raises(StoreError, match=r"was truncated" if shift < 0 else r"End all processes.*\.lock") as caught:
             store.set("k", "2")
         assert not caught.value.maybe_applied
         assert Path(path).read_bytes() == before

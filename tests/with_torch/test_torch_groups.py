@@ -112,7 +112,7 @@ def test_rank_that_restarts_alone_in_a_run_with_an_id_is_refused(by: str, start:
     error = refused(again, meet, 1, 2, SHORT_S, query)
     assert (error.name, error.cause) == ("DistStoreError", "UsedBeforeError")
     host = socket.gethostname()
-    assert f"rank 1 is process {host}:{second.pid} already, which has ended. The other ranks may have" in error.message
+    assert f"rank 1 is already taken by process {host}:{second.pid}, which has ended. The other ranks" in error.message
 
 
 def test_rank_that_restarts_with_an_id_meets_the_others_in_their_next_group(start: Callable[..., Rank]) -> None:
@@ -222,7 +222,7 @@ def test_rank_of_a_process_that_lives_is_refused_to_another_one(query: str, star
     all_meet([first, second], HANG_S, query)
     error = refused(third, meet, 1, 2, HANG_S, query)
     assert (error.name, error.cause) == ("DistStoreError", "UsedBeforeError")
-    assert f"rank 1 is {socket.gethostname()}:{second.pid} already, which is alive" in error.message
+    assert f"rank 1 is already taken by {socket.gethostname()}:{second.pid}, which is alive" in error.message
     all_meet([first, second], HANG_S, query)
 
 

@@ -424,8 +424,9 @@ class SymlinkLockAccess(NetworkAccess):
         if end < handle.offset:
             raise handle.gone(f"was truncated to {end} bytes, after {handle.offset} bytes had been read")
         raise StoreUnavailableError(
-            f"{handle.path}: it grew to {end} bytes while this process held the lock: another process writes although"
-            f" its marker was removed; end all processes that use the log, then remove {handle.path}.lock",
+            f"{handle.path}: the log grew to {end} bytes while this process held its lock. Another process is still"
+            " writing, although the marker file of its lock was removed. End all processes that use the log, then"
+            f" remove {handle.path}.lock",
             path=handle.path,
         )
 

@@ -190,10 +190,10 @@ class FileStore(Sessions):
 
     @property
     def shared_options(self) -> dict[str, Any]:
-        """The options for another store with the same users. Options with their default value are left out.
+        """The options for another store with the same users, without those that have their default value.
 
-        They are the options in `place_options`, and the options for writes and waits. Options of this handle, such as
-        its rank, are left out, and so is ``mode``, because the file itself has the permissions.
+        These are `place_options`, and the options for writes and waits. An option of this handle alone, such as its
+        rank, is not among them. ``mode`` is not either, because the file itself has the permissions.
         """
         usual = {"watch": "auto", "durable": False, "compact_bytes": COMPACT_BYTES, "spill_bytes": SPILL_BYTES}
         given = {name: value for name in usual if (value := self._options[name]) not in (usual[name], None)}

@@ -68,10 +68,11 @@ class Operation(NamedTuple):
         kind: the kind of its record, as in `fscoord._log.format.record`.
         key: the key, checked. Empty for a `MULTI_SET`.
         value: the value; for an `ADD` the addend as decimal digits; for a `MULTI_SET` the encoded pairs.
-        expected: for a plain `COMPARE_SET` and for `EQUALS`: the value that the key must have.
-        rule: `COUNTS` and `RANKS`: the operation is an arrival, by a counter or by the token of a rank. `ABSENT`,
-            `EQUALS` and `PRESENT`: the record is appended only if the key has no value, the value `expected`, or any
-            value. The result of `PRESENT` is this value, and the result of the others says whether the condition held.
+        expected: for a `COMPARE_SET` without a rule, and for `EQUALS`: the value that the key must have.
+        rule: decides whether the record is appended, and the result. `COUNTS`: an arrival, which adds 1 to a counter.
+            `RANKS`: an arrival, which appends the token of a rank. `ABSENT`: only if the key has no value; the result
+            says whether it had none. `EQUALS`: only if the value is `expected`; the result says whether it was.
+            `PRESENT`: only if the key has a value, which is the result.
         done: for an arrival: the key that the last arrival sets.
         world_size: for an arrival: how many must arrive.
     """
