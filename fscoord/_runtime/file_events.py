@@ -117,7 +117,7 @@ class PollableSource(ABC):
 
         Returns:
             False if the process can't be watched. Possible reasons: the source is closed, it watches `PROCESSES_MAX`
-            processes already, no descriptor is free, or there is no pidfd_open(2) or epoll(7) (under gevent).
+            processes already, all descriptors are in use, or pidfd_open(2) or epoll(7) is missing (as under gevent).
         """
         if pid in self.processes:
             return not self.is_closed

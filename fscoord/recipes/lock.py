@@ -140,8 +140,9 @@ class RLock(Lock):
 
 
 class _NotHeldError(RuntimeError, ValueError):
-    """The error for one release too many: a `ValueError` as in `threading.BoundedSemaphore`, and the error of every
-    other lock.
+    """The error for one release too many.
+
+    It is a `ValueError`, as in `threading.BoundedSemaphore`, and also the error of every other lock.
     """
 
 

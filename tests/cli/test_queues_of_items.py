@@ -112,10 +112,11 @@ def test_store_that_cannot_be_reached_is_a_timeout_even_with_each(fscoord, monke
 
 def test_item_too_large_for_a_variable_is_given_back_or_read_from_stdin(fscoord, store, tmp_path):
     big = b"x" * (queues.VARIABLE_MAX + 1)
-    for data in (big, b"a\0b"):
+    for data, has in ((big, f"{len(big)} bytes"), (b"a\0b", "a NUL byte")):
         fscoord("put-item", "q", "-", stdin=data)
         done = fscoord("take-item", "q", "true")
         assert done.code == 64
+        assert f"the item has {has}" in done.err
         assert "take it with --stdin" in done.err
         look = sh(f'cat > {tmp_path}/input; test "${{FSCOORD_ITEM-none}}" = none')
         assert fscoord("take-item", "--stdin", "q", *look) == (0, b"", "")

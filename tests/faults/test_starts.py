@@ -285,7 +285,7 @@ def test_rank_of_a_stopped_participant_is_given_with_a_warning(
     wait_until_stopped(holder.pid)
     with FileStore(path, 2, rank=0, timeout=HANG_S) as store:
         assert store.get("rank 0") == b"1"
-    assert f"{holder.pid}, which is stopped" in caplog.text
+    assert f"{holder.pid}, which is stopped. This process takes the same rank" in caplog.text
 
 
 def wait_until_stopped(pid: int) -> None:

@@ -76,14 +76,14 @@ class _Owner(NamedTuple):
 
 
 def _owner_of(path: str) -> Session | None:
-    """Return the owner of the link at `path`; None without a link, or if the link does not name one."""
+    """Return the owner of the link at `path`; None if it is missing, or does not name an owner."""
     with ignoring(OSError, MalformedRecord):
         return _Owner.decode(_read(path)).session
     return None
 
 
 def holder(path: str) -> str | None:
-    """Return ``host:pid`` of the owner of the link at `path`; None without a link, or if the link does not name one."""
+    """Return ``host:pid`` of the owner of the link at `path`; None if it is missing, or does not name an owner."""
     owner = _owner_of(path)
     return None if owner is None else str(owner)
 

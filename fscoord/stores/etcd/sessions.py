@@ -145,10 +145,10 @@ class LeaseSession:
         return roster
 
     def write_wait(self, longest: Shown | None, more: int) -> None:
-        """Write which wait this session is in, under a key with the session's lease. Delete the key after the wait.
+        """Write the wait of this session under a key with the session's lease, or delete the key after the wait.
 
-        The wait is over if `longest` is None.
-        A handle without a session shows no wait. If the write fails, the wait is not shown, and no error is raised.
+        `longest` is None after the wait. A handle without a session shows no wait. If the write fails, the wait is not
+        shown, and no error is raised.
         """
         number, lease = self._transactions.session_number, self._lease
         if not number or lease is None:

@@ -323,8 +323,9 @@ class FileStore(Sessions):
     # -- the handle ------------------------------------------------------------------------------------------------
 
     def clone(self) -> FileStore:
-        """Return a new handle on the same log. It is not a participant: closing it does not count towards
-        `world_size`.
+        """Return a new handle on the same log, which is not a participant.
+
+        To close it does not count towards `world_size`.
         """
         self._log.refresh(self._timeout)  # raises if this handle has ended
         twin = FileStore(self.path, timeout=self._timeout, **self._options | {"rank": None, "label": None})

@@ -332,9 +332,9 @@ class BlockingCalls:
 def _read_values(channel: Channel, names: list[bytes]) -> list[bytes] | None:
     """Return the values of `names`, or None if a name has no value.
 
-    For the server, a queue exists, and so does a key on which a `compare_set` wrote nothing. It returns an empty value
-    for them. So this function asks again after an empty value, with a request whose answer tells an empty value from
-    no value.
+    For the server, a queue exists, and so does a key on which a `compare_set` wrote nothing. The server returns an
+    empty value for them. So this function repeats the read after an empty value, by a request that distinguishes an
+    empty value from a missing one.
     """
     found = []
     for name, read in zip(names, channel.values(names), strict=True):
