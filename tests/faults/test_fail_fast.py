@@ -6,7 +6,6 @@ import math
 import multiprocessing
 import os
 import re
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ import pytest
 from faults.test_fork import until
 from support.internals import log_of, watcher_of
 from support.places import start_thread
+from support.processes import stop
 
 from fscoord import (
     BrokenBarrierError,
@@ -240,7 +240,7 @@ def test_process_that_is_stopped_is_waited_for(path: str) -> None:
     with FileStore(path, rank=0, timeout=HANG_S) as store, ranks(path, 2) as others:
         pid = others[1].process.pid
         assert pid
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         with pytest.raises(StoreTimeoutError, match="'k'"):
             store.wait_alive(["k"], [1], 0.05)
         assert store.dead_ranks([1]) == []

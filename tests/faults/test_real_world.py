@@ -24,6 +24,7 @@ from support.faulty import faulty_os, faulty_system
 from support.internals import log_of
 from support.places import Thread, wait_in_vain
 from support.plain_reader import read_log
+from support.processes import stop
 
 import fscoord
 from fscoord import FileStore, FscoordError, StoreTimeoutError, StoreUnavailableError, UnsupportedFilesystemError
@@ -230,8 +231,7 @@ def test_reader_whose_event_queue_overflowed_while_stopped_finds_its_key(path: P
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
             try:
                 until(lambda: watches(child.pid))
-                os.kill(child.pid, signal.SIGSTOP)
-                until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+                stop(child.pid)
                 like_it, another = (file_events.Inotify(str(path), file_events.LOG_CHANGED) for _ in range(2))
                 for number in range(full // 2 + 1):
                     store.set("k", str(number))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.internals import log_of
-from support.processes import Processes, let_go
+from support.processes import Processes, let_go, stop
 
 from fscoord import FileStore, StaleRunError, StoreGoneError, StoreTimeoutError, UsedBeforeError
 from fscoord.inspect import dump
@@ -281,17 +281,10 @@ def test_rank_of_a_stopped_participant_is_given_with_a_warning(
     job: Job, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     holder, _ = job.open(1, 0, "wait")
-    holder.send_signal(signal.SIGSTOP)
-    wait_until_stopped(holder.pid)
+    stop(holder.pid)
     with FileStore(path, 2, rank=0, timeout=HANG_S) as store:
         assert store.get("rank 0") == b"1"
     assert f"{holder.pid}, which is stopped. This process takes the same rank" in caplog.text
-
-
-def wait_until_stopped(pid: int) -> None:
-    while True:
-        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-            return
 
 
 def test_process_may_open_its_rank_twice(path: str) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from support.ports import held_port
+from support.processes import stop
 
 from fscoord.stores.etcd import EtcdStore
 
@@ -74,7 +75,7 @@ class Server:
 
     def pause(self) -> None:
         """Have it say nothing, with all its connections open, until `resume`."""
-        self._process.send_signal(signal.SIGSTOP)
+        stop(self._process.pid)
 
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)

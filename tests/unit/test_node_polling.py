@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support.internals import log_of, notifier_of, watcher_of
 from support.places import start_thread
-from support.processes import Processes, wait_until_ready
+from support.processes import Processes, stop, wait_until_ready
 
 from fscoord import FileStore
 from fscoord._log import mount, opened
@@ -131,7 +131,7 @@ def test_waiter_beside_a_stopped_poller_polls_itself(place: Path, workers: Calla
         first = workers("one", slow=0.05)
         wait_until_ready(first)
         until(lambda: os.path.exists(bell_of(afar)) and _beats(bell_of(afar)))
-        os.kill(first.pid, signal.SIGSTOP)
+        stop(first.pid)
         second = workers("one", slow=0.05)
         wait_until_ready(second)
         write_from_afar(afar, "one")
