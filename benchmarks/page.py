@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import barriers, contended
-from benchmarks.locks import OURS as OUR_LOCK, WRITES
+from benchmarks import barriers, contended, uncontended
+from benchmarks.locks import FILELOCK, OURS as OUR_LOCK, WRITES
 from benchmarks.picture import draw
 from benchmarks.reading import BATCH
 from benchmarks.stores import OURS, TORCH_FILE, TORCH_TCP
@@ -24,11 +24,8 @@ from benchmarks.wakeup import BARE
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "performance.md"
-PICTURE = DOCS / "pictures" / "cost_per_rank.svg"
+PICTURE = DOCS / "pictures" / "barrier_time.svg"
 MARKED = re.compile(r"(<!-- (\w+): from the results -->\n).*?(<!-- end -->)", re.DOTALL)
-
-BARRIER_RANKS = 128
-"""For how many ranks, with a core for each, a barrier is computed."""
 
 AFTER_A_PAUSE = "wake-up, one way, after a pause of 5 ms"
 LOCKED = "lock and unlock, one process"
@@ -69,40 +66,36 @@ def _added(of_what: str = "") -> list[str]:
     return [f"add, {size} processes at once{of_what}" for size in (8, 16)]
 
 
+def _meeting(of: str, peer: str, factors: dict[int, float]) -> Line:
+    sizes, least = (" / ".join(map("{:g}".format, part)) for part in (factors, factors.values()))
+    return Line(f"{of}, N = {sizes}", _barriers(*factors), of, peer, f"{least} times as fast")
+
+
 LINES = [
+    *(_meeting(*each) for each in barriers.FACTORS),
     Line(
-        "processor time per rank, `fscoord.barrier` with ranks, N = 8 / 16 / 32 / 64",
+        f"{barriers.RANKS}: processor time per rank, N = 8 / 16 / 32 / 64",
         _barriers(8, 16, 32, 64, spent=True),
         barriers.RANKS,
         barriers.FLOOR,
-        "at most 1.5 times the floor",
+        "at most the floor",
         longer=True,
     ),
-    *(
-        Line(f"barrier, {name}, N = {sizes}", works, kind, barriers.TCP_KEYS, budget)
-        for name, kind in (("`fscoord.barrier` with ranks", barriers.RANKS), ("`Store.barrier`", barriers.STORE))
-        for sizes, works, budget in (
-            ("2 / 8 / 16 / 32", _barriers(2, 8, 16, 32), "as fast"),
-            ("64", _barriers(64), "0.65 times as fast"),
-        )
-    ),
-    Line(
-        "processor time per rank, 200 ranks",
-        _barriers(200, spent=True),
-        barriers.RANKS,
-        "",
-        "at most 1.56 times that of 128 ranks:",
-    ),
-    Line("barrier, 200 ranks", _barriers(200), barriers.RANKS, "", "at most 1.56 squared times that of 128 ranks:"),
-    Line("wake-up after a pause of 5 ms, p50", [AFTER_A_PAUSE], OURS, TORCH_TCP, "1.3 times as fast"),
-    Line("`add` by 8 / 16 processes at once", _added(), OURS, TORCH_FILE, "2 times as many"),
-    Line("the same", _added(), OURS, TORCH_TCP, "1.2 times as many"),
+    Line("the same, N = 128", _barriers(128, spent=True), barriers.RANKS, "", "at most 1.3 times that of 8:"),
+    Line("the same, N = 200", _barriers(200, spent=True), barriers.RANKS, "", "at most 1.56 times that of 128:"),
+    Line("wake-up after a pause of 5 ms, p50", [AFTER_A_PAUSE], OURS, TORCH_TCP, "1.5 times as fast"),
+    Line("`add` by 8 / 16 processes at once", _added(), OURS, TORCH_TCP, "1.3 / 1.2 times as many"),
     Line("the same: the longest wait", _added(", longest wait"), OURS, "", "at most"),
     Line("the same: waits of at most 50 ms", _added(", waits of at most 50 ms"), OURS, "", "at least"),
     Line("lock and unlock, no other process", [LOCKED], OUR_LOCK, WRITES, "at most 1.15 times", longer=True),
-    Line("lock handed over between 2 processes, p50", [HANDED_OVER], OUR_LOCK, BARE, "at most 1.3 times", longer=True),
-    Line("`set`", SINGLE[:1], OURS, TORCH_FILE, "1.2 times as fast"),
-    Line(f"`{'` / `'.join(list(OPERATIONS)[1:])}`", SINGLE[1:], OURS, TORCH_FILE, "as fast"),
+    Line("lock handed over between 2 processes, p50", [HANDED_OVER], OUR_LOCK, BARE, "at most 3 times", longer=True),
+    Line(
+        f"`{'` / `'.join(OPERATIONS)}`",
+        SINGLE,
+        OURS,
+        TORCH_FILE,
+        f"{' / '.join(map('{:g}'.format, uncontended.FACTORS.values()))} times as fast",
+    ),
 ]
 
 
@@ -177,33 +170,38 @@ def costs(run: Run) -> str:
     )
 
 
-def records(run: Run) -> str:
-    """Return the cost of reading the records of others, for each number of processes."""
-    each = run.rows[RECORD]["values"][OURS]
-    sizes = [size for size in barriers.PROCESSES if _barriers(size)[0] in run.rows]
-    least = run.rows[_barriers(sizes[0], spent=True)[0]]["values"][barriers.RANKS]
-    lines = []
-    for size in sizes:
-        whole = run.rows[_barriers(size, spent=True)[0]]["values"][barriers.RANKS]
-        lines.append((str(size), figure(whole), figure(size * each), figure(max(0.0, whole - least - size * each))))
-    per_rank, serial = BARRIER_RANKS * each, BARRIER_RANKS * run.rows["add, one process"]["values"][OURS]
-    return (
-        f"A record of another process costs a reader **{figure(each)} µs**, measured with {BATCH} records per read"
-        f" (torch's\nFileStore: {_peer(run, RECORD)} µs).\n\n"
-        + table(
-            ("N", "processor time per rank, µs", "of it N records, µs", f"beyond that and N = {sizes[0]}, µs"), lines
-        )
-        + f"\nFor {BARRIER_RANKS} ranks on {BARRIER_RANKS} cores: each rank decodes {BARRIER_RANKS} records in"
-        f" {figure(per_rank)} µs, all ranks at the same time. The\narrivals are appended one after another, each under"
-        f" the log lock. An arrival holds it for about as long as an `add`\ntakes, all of them for some"
-        f" {figure(serial / 1e3)} ms. The wake-up after a pause adds"
-        f" {figure(run.rows[AFTER_A_PAUSE]['values'][OURS])} µs.\n"
+def first(run: Run) -> str:
+    """Return what a user pays for each kind of work, beside what the user would use instead."""
+    kinds = ((OURS, barriers.RANKS, OUR_LOCK), (TORCH_TCP, barriers.TCP_KEYS), (TORCH_FILE, barriers.FILE_KEYS))
+
+    def line(title: str, *works: str) -> tuple[str, ...]:
+        rows = [run.rows.get(work, {"values": {}, "unit": ""}) for work in works]
+        cells = []
+        for names in (*kinds, (FILELOCK,)):
+            values = [next((row["values"][name] for name in names if name in row["values"]), None) for row in rows]
+            cells.append(" / ".join("-" if value is None else figure(value) for value in values) if any(values) else "")
+        return (title.format(rows[0]["unit"]), *cells)
+
+    return table(
+        ("what it costs", "fscoord", "torch TCPStore, a server", "torch FileStore", "filelock"),
+        [
+            line("a barrier of 2 / 8 / 64 ranks, {}", *_barriers(2, 8, 64)),
+            line("wake a process that waits for a key, {}", AFTER_A_PAUSE),
+            line("`set` / `get` / `add`, one process, {}", *(f"{name}, one process" for name in ("set", "get", "add"))),
+            line("`add` by 8 processes at once, thousands a second", _added()[0]),
+            line("lock and unlock, one process, {}", LOCKED),
+            line("lock passed on to a process that waits, {}", HANDED_OVER),
+        ],
     )
 
 
-def _peer(run: Run, work: str) -> str:
-    value = run.rows[work]["values"].get(TORCH_FILE)
-    return "not measured" if value is None else figure(value)
+def records(run: Run) -> str:
+    """Return the cost of reading a record of another process."""
+    each, peer = (figure(run.rows[RECORD]["values"].get(store, float("nan"))) for store in (OURS, TORCH_FILE))
+    return (
+        f"A record of another process costs a reader {each} µs, measured with {BATCH} records per read (torch's"
+        f" FileStore:\n{peer} µs).\n"
+    )
 
 
 def adds(run: Run) -> str:
@@ -246,26 +244,26 @@ def single(run: Run) -> str:
 
 
 PARTS: dict[str, Callable[[Run], str]] = {
-    each.__name__: each for each in (machine, budgets, costs, records, adds, wakes, single)
+    each.__name__: each for each in (machine, first, budgets, costs, records, adds, wakes, single)
 }
 
 
 def picture(run: Run) -> str:
-    """Return the drawing of the cost per rank."""
+    """Return the drawing of the time of a barrier."""
     names = {
-        barriers.RANKS: "fscoord.barrier, ranks",
-        barriers.KEYS: "fscoord, by keys",
+        barriers.RANKS: "fscoord",
+        barriers.STORE: "fscoord, no ranks",
         barriers.FILE_KEYS: "torch FileStore",
         barriers.TCP_KEYS: "torch TCPStore",
-        barriers.FLOOR: "bare floor",
+        barriers.TCP_OWN: "TCPStore, its own",
     }
     lines: dict[str, dict[int, float]] = {}
     for kind, name in names.items():
         for size in barriers.PROCESSES:
-            values = run.rows.get(_barriers(size, spent=True)[0], {"values": {}})["values"]
+            values = run.rows.get(_barriers(size)[0], {"values": {}})["values"]
             if kind in values:
                 lines.setdefault(name, {})[size] = values[kind]
-    return draw("A barrier: processor time per rank, µs", "processes that meet, on one machine", lines)
+    return draw("A barrier: time on the clock, ms", "processes that meet, on one machine", lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

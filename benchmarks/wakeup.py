@@ -42,7 +42,7 @@ def measure(settings: Settings) -> Iterator[Row]:
                 }
                 for kind, lists in found.items()
             },
-            [Budget("1.3 times as fast", TORCH_TCP, 1.3)] if pause else [],
+            [Budget("1.5 times as fast", TORCH_TCP, 1.5)] if pause else [],
         )
 
 
