@@ -124,9 +124,9 @@ def measure(settings: Settings) -> Iterator[Row]:
 
 
 def measure_ours(settings: Settings) -> Iterator[Row]:
-    """Yield the first two of these rows: fscoord's lock, filelock's, and the lower bound of the cost."""
+    """Yield the first two of these rows: fscoord's lock beside filelock's, and its hand-over."""
     yield pair(settings, (OURS, FILELOCK))
-    yield handover(settings, (OURS, FILELOCK))
+    yield handover(settings, (OURS,))
 
 
 def pair(settings: Settings, kinds: tuple[str, ...]) -> Row:

@@ -190,7 +190,6 @@ def first(run: Run) -> str:
             line("`set` / `get` / `add`, one process, {}", *(f"{name}, one process" for name in ("set", "get", "add"))),
             line("`add` by 8 processes at once, thousands a second", _added()[0]),
             line("lock and unlock, one process, {}", LOCKED),
-            line("lock passed on to a process that waits, {}", HANDED_OVER),
         ],
     )
 
