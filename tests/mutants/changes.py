@@ -1347,7 +1347,7 @@ MUTANTS = (
                 arm()
                 return found
 """,
-        (f"{ARRIVALS}::test_last_arrival_before_each_call_of_another_wakes_it",),
+        (f"{ARRIVAL_SCHEDULES}::test_barriers_need_no_poll",),
     ),
     Mutant(
         "a rank looks for the end of its barrier before it arms",
