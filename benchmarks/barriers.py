@@ -115,7 +115,7 @@ def _budgets(size: int, before: dict[int, float]) -> tuple[list[Budget], list[Bu
         if size in factors
     ]
     if 8 <= size <= 64:
-        return wall, [Budget("at most the floor", FLOOR, 1.0)]
+        return wall, [Budget("at most the floor", FLOOR)]
     if size <= 64:
         return wall, []
     than, factor = (8, 1.3) if size <= PEERS_MAX else (PEERS_MAX, size / PEERS_MAX)

@@ -43,7 +43,7 @@ class Budget:
 
     text: str
     peer: str = ""
-    factor: float = 0.0
+    factor: float = 1.0
     limit: float = 0.0
     of: str = ""
 
