@@ -607,7 +607,8 @@ class Log:
                 return
             try:
                 handle.shared.is_inside = True
-                self._recover()
+                if handle.recovery:
+                    self._recover()
                 handle.recovery = POSITION
                 while self._read():
                     self.follower.follow()

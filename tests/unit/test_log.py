@@ -20,6 +20,7 @@ from fscoord._log.format.control_records import Session
 from fscoord._log.locking.log_lock import OFD, SOFT
 from fscoord._log.log import IN_A_ROW_NS, Log
 from fscoord._log.mount import Mount
+from fscoord._log.recovery import POSITION
 from fscoord._runtime import forks, system
 
 
@@ -154,6 +155,20 @@ def test_child_forked_in_c_is_another_session_from_its_first_call(operation: str
         assert child.result() == (1, 2 if operation == "update" else 0)
     log.update(record.SET, b"k", b"x", None, LIMIT_S)
     assert log.handle.lock.session == 1
+
+
+def test_reading_ahead_opens_the_file_again_only_after_an_interrupted_operation(path: str) -> None:
+    """A contended writer reads ahead at many of its attempts, and an open costs as much as the decoding of 20 records."""
+    with opened(path) as writer, opened(path) as handle:
+        log = handle.log
+        descriptors = [log.handle.reader_fd]
+        for flag in (0, POSITION):
+            writer.write(b"k", b"v")
+            log.handle.recovery = flag
+            log.read_ahead()
+            descriptors.append(log.handle.reader_fd)
+        assert (log.handle.offset, log.handle.recovery) == (writer.log.handle.offset, 0)
+    assert (descriptors[0] == descriptors[1], descriptors[1] == descriptors[2]) == (True, False)
 
 
 def wait(handle: Handle, monkeypatch: pytest.MonkeyPatch, *, limit: float = LIMIT_S) -> list[str]:
