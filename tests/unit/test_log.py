@@ -158,7 +158,7 @@ def test_child_forked_in_c_is_another_session_from_its_first_call(operation: str
 
 
 def test_reading_ahead_opens_the_file_again_only_after_an_interrupted_operation(path: str) -> None:
-    """A contended writer reads ahead at many of its attempts, and an open costs as much as the decoding of 20 records."""
+    """A contended writer reads ahead at many of its attempts, and an open costs as much as to decode 20 records."""
     with opened(path) as writer, opened(path) as handle:
         log = handle.log
         descriptors = [log.handle.reader_fd]
