@@ -7,7 +7,7 @@ of CycloneDX), the checksums, the Spack recipe with the checksum of the archive,
 uploaded.
 
     release.py [--output DIR] [--python VERSION]... [--allow-changes]     all of that
-    release.py on-the-index                                               makes the install lines true for the index
+    release.py on-the-index URL     makes the install lines and the links true for the index; URL is the repository
 
 Exit codes: 0 all is well; 1 a step failed, and each that did is named; 2 wrong usage.
 """
@@ -249,14 +249,41 @@ TRUE_NOW = (
 switch in docs/conf.py when they are built."""
 
 
-def put_on_the_index(repository: Path, number: str) -> None:
-    """Change each install line, or none."""
+URLS = """
+[project.urls]
+Homepage = "{url}"
+Documentation = "{url}/blob/main/docs/index.md"
+Changelog = "{url}/blob/main/CHANGELOG.md"
+Issues = "{url}/issues"
+"""
+"""The table of `pyproject.toml` with the address of the repository, and what it stands after."""
+BEFORE_URLS = 'dynamic = ["version"]\n'
+
+LINK = re.compile(r"(!?)(\[[^\]]*\])\((?!\w+:|#)([^)\s]+)\)")
+"""A link or a picture in the README with a path in the repository. An index shows the README without the repository."""
+
+
+def with_addresses(readme: str, url: str) -> str:
+    """Return the README with the address of each file in the repository at `url`."""
+    readme = re.sub(r'(src(?:set)?=")(?!\w+:)', rf"\g<1>{url}/raw/main/", readme)
+    return LINK.sub(lambda m: f"{m[1]}{m[2]}({url}/{'raw' if m[1] else 'blob'}/main/{m[3]})", readme)
+
+
+def put_on_the_index(repository: Path, number: str, url: str) -> None:
+    """Change each install line, and write the addresses in the repository at `url`; or change nothing."""
+    if not re.fullmatch(r"https://[^/]+(/[^/]+)+", url):
+        raise Failed(f"{url!r} is not the https address of a repository, without a slash at its end")
     texts = {}
     for name, before, after in TRUE_NOW:
         text, line = (repository / name).read_text(encoding="utf-8"), before.format(version=number)
         if text.count(line) != 1:
             raise Failed(f"{name} does not say once: {line.strip()}")
         texts[name] = text.replace(line, after)
+    texts["README.md"] = with_addresses(texts["README.md"], url)
+    project = (repository / "pyproject.toml").read_text(encoding="utf-8")
+    if project.count(BEFORE_URLS) != 1 or "[project.urls]" in project:
+        raise Failed("pyproject.toml has no place for [project.urls], or has it already")
+    texts["pyproject.toml"] = project.replace(BEFORE_URLS, BEFORE_URLS + URLS.format(url=url))
     for name, text in texts.items():
         (repository / name).write_text(text, encoding="utf-8")
 
@@ -323,13 +350,14 @@ def release(output: Path, pythons: list[str], *, allow_changes: bool) -> int:
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("action", nargs="?", choices=["build", "on-the-index"], default="build")
+    parser.add_argument("url", nargs="?", default="", help="with on-the-index: the address of the repository")
     parser.add_argument("--output", type=Path, default=REPOSITORY / "dist", help="where the files go")
     parser.add_argument("--python", action="append", help="a version to install the wheel on; by default each")
     parser.add_argument("--allow-changes", action="store_true", help="build a checkout with uncommitted changes, too")
     given = parser.parse_args(words)
     try:
         if given.action == "on-the-index":
-            put_on_the_index(REPOSITORY, version())
+            put_on_the_index(REPOSITORY, version(), given.url)
             return 0
         return release(given.output.resolve(), given.python or list(PYTHONS), allow_changes=given.allow_changes)
     except Failed as error:

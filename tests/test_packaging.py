@@ -33,6 +33,7 @@ def load(name: str) -> ModuleType:
 
 
 release = load("release")
+URL = "https://host.test/group/fscoord"
 
 
 def required(name: str) -> dict[str, str]:
@@ -238,9 +239,12 @@ def test_spack_recipe_of_a_release_has_the_checksum_of_its_archive() -> None:
 
 def test_install_lines_become_true_for_the_index_by_one_switch(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
-    for name in ("README.md", "docs/conf.py"):
+    for name in ("README.md", "docs/conf.py", "pyproject.toml"):
         shutil.copy(REPOSITORY / name, tmp_path / name)
-    release.put_on_the_index(tmp_path, fscoord.__version__)
+    for wrong in ("", "http://x.test/a", "https://x.test", "https://x.test/a/"):
+        with pytest.raises(release.Failed, match="https address"):
+            release.put_on_the_index(tmp_path, fscoord.__version__, wrong)
+    release.put_on_the_index(tmp_path, fscoord.__version__, URL)
     readme, before = ((place / "README.md").read_text(encoding="utf-8") for place in (tmp_path, REPOSITORY))
     assert "Run `pip install 'fscoord[cli]'`." in readme
     assert re.findall(r"^```sh\n.*?^```$", readme, re.MULTILINE | re.DOTALL) == re.findall(
@@ -248,7 +252,16 @@ def test_install_lines_become_true_for_the_index_by_one_switch(tmp_path: Path) -
     )
     assert "ON_THE_INDEX = True" in (tmp_path / "docs/conf.py").read_text(encoding="utf-8")
     with pytest.raises(release.Failed, match="does not say once"):
-        release.put_on_the_index(tmp_path, fscoord.__version__)
+        release.put_on_the_index(tmp_path, fscoord.__version__, URL)
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)#\s]+)", readme) + re.findall(r'(src)(?:set)?="([^"]+)"', readme)
+    assert [link for _, link in links if not link.startswith("https://")] == []
+    for is_picture, link in links:
+        if link.startswith(URL):
+            kind, _, path = link.removeprefix(URL + "/").partition("/main/")
+            assert (kind, (REPOSITORY / path).exists()) == ("raw" if is_picture else "blob", True)
+    project = (tmp_path / "pyproject.toml").read_text(encoding="utf-8")
+    assert project.count(f'Homepage = "{URL}"\n') == 1
+    assert project.replace(release.URLS.format(url=URL), "") == PROJECT
 
 
 def test_archive_holds_every_file_that_its_checks_need() -> None:
