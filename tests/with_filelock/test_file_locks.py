@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,15 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import pages
 import pytest
+from support.internals import system
 from support.processes import let_go, stop, wait_until_ready
 
 import fscoord
-from fscoord import FileStore, LockLostError, StoreGoneError, StoreTimeoutError
+from fscoord import FileStore, LockLostError, StoreGoneError, StoreTimeoutError, UnsupportedFilesystemError
 from fscoord.integrations.filelock import AsyncFsFileLock, FsFileLock, FsReadWriteLock
 from fscoord.recipes import Lock, force_release
 
 TESTS = Path(__file__).parent.parent
+PAGE = TESTS.parent / "docs" / "integrations" / "filelock.md"
 NEVER_S = 3600.0
 """A pause after which no test would end: a waiter that has to poll fails by the test's time limit."""
 
@@ -280,6 +284,31 @@ def test_deleted_store_is_an_error_once(path: str) -> None:
         use_until_the_path_is_checked()
     with lock:
         assert lock.token == 1
+
+
+@pytest.mark.parametrize("kind", ["nfs s:/ rw,vers=3,nolock,local_lock=all", "lustre s:/ rw,localflock"])
+def test_mount_whose_locks_exclude_no_other_host_is_refused(
+    kind: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with filelock.FileLock(path):  # locks without effect between hosts
+        pass
+    monkeypatch.setattr(system, "mount_table", lambda: [f"1 0 0:1 / {tmp_path} rw - {kind}"])
+    with pytest.raises(UnsupportedFilesystemError, match=kind.split()[0]):
+        FsFileLock(path).acquire()
+
+
+def test_error_says_which_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if "filelock" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "filelock", None)
+    with pytest.raises(ImportError, match=re.escape("pip install 'fscoord[filelock]'")):
+        import fscoord.integrations.filelock  # noqa: F401
+
+
+def test_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = [block for block in pages.blocks(PAGE) if block.language == "python"]
+    pages.run_python(block, PAGE, {})
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------

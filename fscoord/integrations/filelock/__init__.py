@@ -8,13 +8,18 @@ file, which has the file's name and ``.fscoord``. It is granted in the order of 
 holder is proved dead, and it has a fencing token. The second is filelock's own lock on the file, so that a program
 which uses filelock alone is excluded, too, as far as the mount has that lock. The store has a name of its own because
 filelock empties the file that it locks.
+
+It needs the extra ``fscoord[filelock]``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fscoord.integrations.filelock._file_lock import FsFileLock
+from fscoord.errors import needed_extra
+
+with needed_extra("fscoord.integrations.filelock", "filelock", "filelock"):
+    from fscoord.integrations.filelock._file_lock import FsFileLock
 
 if TYPE_CHECKING:
     from fscoord.integrations.filelock._async_file_lock import AsyncFsFileLock

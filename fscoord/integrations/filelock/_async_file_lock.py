@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +25,12 @@ class AsyncFsFileLock(TurnHolder, filelock.AsyncUnixFileLock):
     """
 
     def __init__(
-        self, lock_file: str | os.PathLike[str], timeout: float = -1, *, store: Store | None = None, **options: Any
+        self,
+        lock_file: str | system.os.PathLike[str],
+        timeout: float = -1,
+        *,
+        store: Store | None = None,
+        **options: Any,
     ) -> None:
         self._store = None if store is None else needed_store(store)
         self._granted, self._turns, self._epoch = None, {}, system.process_epoch()
@@ -50,7 +53,7 @@ class AsyncFsFileLock(TurnHolder, filelock.AsyncUnixFileLock):
         rest: dict[str, Any] = {"poll_interval": poll_interval, "cancel_check": cancel_check}
         if self._is_foreign or self.is_locked:  # filelock refuses it, or only counts it
             return await super().acquire(timeout, blocking=blocking, **rest)
-        begun = time.monotonic()
+        begun = system.time.monotonic()
         turn, limit = self._turn(timeout, blocking)
         if self._driver is None or self._driver.store is not turn._store:
             self._driver = StoreDriver(turn._store)
@@ -58,15 +61,15 @@ class AsyncFsFileLock(TurnHolder, filelock.AsyncUnixFileLock):
         try:
             pause = math.inf if cancel_check is None else self.poll_interval if poll_interval is None else poll_interval
             while True:
-                left = max(0.0, begun + limit - time.monotonic())
+                left = max(0.0, begun + limit - system.time.monotonic())
                 with forgetting(self.lock_file):
                     is_granted = await hold.acquire(limit > 0, -1 if limit == 0 else min(pause, left))
                 if is_granted:
                     break
-                if cancel_check is None or cancel_check() or time.monotonic() >= begun + limit:
+                if cancel_check is None or cancel_check() or system.time.monotonic() >= begun + limit:
                     raise turn.timeout_error(self.lock_file)
             self._granted = turn
-            left_s = timeout if limit in (0.0, math.inf) else max(0.0, begun + limit - time.monotonic())
+            left_s = timeout if limit in (0.0, math.inf) else max(0.0, begun + limit - system.time.monotonic())
             return await super().acquire(left_s, blocking=blocking, **rest)
         finally:
             self._withdraw(turn)

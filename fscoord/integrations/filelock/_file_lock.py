@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -106,7 +104,12 @@ class FsFileLock(TurnHolder):
     """
 
     def __init__(
-        self, lock_file: str | os.PathLike[str], timeout: float = -1, *, store: Store | None = None, **options: Any
+        self,
+        lock_file: str | system.os.PathLike[str],
+        timeout: float = -1,
+        *,
+        store: Store | None = None,
+        **options: Any,
     ) -> None:
         self._store = None if store is None else needed_store(store)
         self._granted, self._turns, self._epoch = None, {}, system.process_epoch()
@@ -129,7 +132,7 @@ class FsFileLock(TurnHolder):
         rest: dict[str, Any] = {"poll_interval": poll_interval, "cancel_check": cancel_check, **deprecated}
         if self._is_foreign or self.is_locked:  # filelock refuses it, or only counts it
             return super().acquire(timeout, blocking=blocking, **rest)
-        begun = time.monotonic()
+        begun = system.time.monotonic()
         turn, limit = self._turn(timeout, blocking)
         try:
             with forgetting(self.lock_file):
@@ -137,7 +140,7 @@ class FsFileLock(TurnHolder):
             if not is_granted:
                 raise turn.timeout_error(self.lock_file)
             self._granted = turn
-            left = timeout if limit in (0.0, math.inf) else max(0.0, begun + limit - time.monotonic())
+            left = timeout if limit in (0.0, math.inf) else max(0.0, begun + limit - system.time.monotonic())
             return super().acquire(left, blocking=blocking, **rest)
         finally:
             self._withdraw(turn)
@@ -147,8 +150,8 @@ class FsFileLock(TurnHolder):
     ) -> bool:
         if cancel_check is None or not limit:
             return turn.acquire(limit > 0, -1 if limit in (0.0, math.inf) else limit)
-        pause, end = self.poll_interval if poll_interval is None else poll_interval, time.monotonic() + limit
-        while not turn.acquire(timeout=max(0.0, min(pause, end - time.monotonic()))):
-            if cancel_check() or time.monotonic() >= end:
+        pause, end = self.poll_interval if poll_interval is None else poll_interval, system.time.monotonic() + limit
+        while not turn.acquire(timeout=max(0.0, min(pause, end - system.time.monotonic()))):
+            if cancel_check() or system.time.monotonic() >= end:
                 return False
         return True

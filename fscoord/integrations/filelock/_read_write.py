@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
-import time
 from contextlib import suppress
 from typing import Any, Literal
 
 import filelock
 
+from fscoord._runtime import system
 from fscoord.errors import FscoordError
 from fscoord.integrations.filelock._store import forgetting, place_of
 from fscoord.recipes import ReadWriteLock
@@ -31,7 +30,7 @@ class FsReadWriteLock(_Base):
 
     def __init__(
         self,
-        lock_file: str | os.PathLike[str],
+        lock_file: str | system.os.PathLike[str],
         timeout: float = -1,
         *,
         blocking: bool = True,
@@ -39,6 +38,7 @@ class FsReadWriteLock(_Base):
     ) -> None:
         self._guard = threading.Lock()  # of the two attributes below
         self._levels = 0
+        self._epoch = system.process_epoch()
         self._sides: list[Side] = []  # the sides that this object holds in the store: one, or a reader for each thread
         super().__init__(lock_file, timeout, blocking=blocking, is_singleton=is_singleton)
 
@@ -51,9 +51,9 @@ class FsReadWriteLock(_Base):
     def _acquire_in_order(self, mode: Literal["read", "write"], timeout: float | None, blocking: bool | None) -> Any:
         timeout = self.timeout if timeout is None else timeout
         blocking = self.blocking if blocking is None else blocking
-        limit, begun = 0.0 if not blocking else math.inf if timeout < 0 else timeout, time.monotonic()
+        limit, begun = 0.0 if not blocking else math.inf if timeout < 0 else timeout, system.time.monotonic()
         acquire = super().acquire_read if mode == "read" else super().acquire_write
-        if self._levels:  # filelock counts it, or refuses it
+        if self._levels or self._epoch != system.process_epoch():  # filelock counts it, or refuses it
             proxy = acquire(timeout, blocking=blocking)
             with self._guard:
                 self._levels += 1
@@ -67,7 +67,7 @@ class FsReadWriteLock(_Base):
                 is_granted = side.acquire(limit > 0, -1 if limit in (0.0, math.inf) else limit)
             if not is_granted:
                 raise filelock.Timeout(self.lock_file) from side._line.timed_out(side._what, limit)
-            left = timeout if limit in (0.0, math.inf) else max(0.0, begun + limit - time.monotonic())
+            left = timeout if limit in (0.0, math.inf) else max(0.0, begun + limit - system.time.monotonic())
             proxy = acquire(left, blocking=blocking)
             with self._guard:
                 self._levels += 1

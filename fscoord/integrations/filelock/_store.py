@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Final
 
 import filelock
 
+from fscoord._runtime import system
 from fscoord.errors import StoreGoneError
 from fscoord.recipes import Lock
 from fscoord.recipes._entry import Entry
@@ -64,23 +64,23 @@ def place_of(lock_file: str, store: Store | None, mode: int | None) -> tuple[Sto
     `store`, the name is the path of the file. A missing lock file is created with `mode`, or as filelock
     creates it. The store has the permissions of the lock file, so every user who may lock the file may use the store.
     """
-    path = os.path.realpath(lock_file)
+    path = system.os.path.realpath(lock_file)
     if store is not None:
         return store, path
     found = _stores.get(path)
     if found is None:
-        os.makedirs(os.path.dirname(path), exist_ok=True)  # as filelock does
+        system.os.makedirs(system.os.path.dirname(path), exist_ok=True)  # as filelock does
         granted = _create(path, mode) & 0o666
         # Another thread may open the same store meanwhile. Then each of the two locks keeps its own open.
         found = _stores[path] = FileStore(path + SUFFIX, mode=granted)
-    return found, os.path.basename(path)
+    return found, system.os.path.basename(path)
 
 
 def _create(path: str, mode: int | None) -> int:
     """Create the lock file unless it exists, as filelock does, and return its permissions."""
-    flags, usual = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666 if mode is None else mode
+    os = system.os
     try:
-        fd = os.open(path, flags | os.O_EXCL, usual)
+        fd = system.open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode, system.loose)
     except FileExistsError:
         return os.stat(path).st_mode
     try:
@@ -88,7 +88,7 @@ def _create(path: str, mode: int | None) -> int:
             os.fchmod(fd, mode)  # whatever the umask
         return os.fstat(fd).st_mode
     finally:
-        os.close(fd)
+        system.close_quietly(fd)
 
 
 @contextmanager
@@ -97,5 +97,5 @@ def forgetting(lock_file: str) -> Iterator[None]:
     try:
         yield
     except StoreGoneError:
-        _stores.pop(os.path.realpath(lock_file), None)
+        _stores.pop(system.os.path.realpath(lock_file), None)
         raise
