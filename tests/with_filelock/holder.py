@@ -16,3 +16,4 @@ if __name__ == "__main__":
     held = acquire()  # filelock releases a lock whose object is dropped
     print("ready", flush=True)
     sys.stdin.readline()
+    held.lock.release()

@@ -152,7 +152,7 @@ def test_waiters_acquire_in_the_order_of_their_requests(path: str) -> None:
 def test_lock_of_a_killed_process_is_free(path: str) -> None:
     with holder("file", path) as process:
         process.send_signal(signal.SIGKILL)
-        with FsFileLock(path, poll_interval=NEVER_S) as lock:
+        with FsFileLock(path) as lock:
             assert lock.token == 2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import filelock
 
@@ -13,6 +13,9 @@ from fscoord._runtime import system
 from fscoord.errors import FscoordError
 from fscoord.integrations.filelock._store import Turn, forgetting, place_of
 from fscoord.store import Store, needed_store
+
+EXIT_PAUSES_S: Final = (0.001, 0.004, 0.016, 0.064)
+"""The pauses, in seconds, before filelock's lock is tried again, and before ``poll_interval`` counts."""
 
 
 class TurnHolder(filelock.UnixFileLock):
@@ -42,12 +45,19 @@ class TurnHolder(filelock.UnixFileLock):
         return self._epoch != system.process_epoch()
 
     def _acquire(self) -> None:
-        if self._granted is None:
+        turn = self._granted
+        if turn is None:
             return  # not by way of `acquire`
         super()._acquire()
+        # After the end of a holder, its first lock may be free a moment before the kernel has released the second one.
+        for pause in EXIT_PAUSES_S if turn.limit > sum(EXIT_PAUSES_S) else ():
+            if self._context.lock_file_fd is not None:
+                break
+            system.time.sleep(pause)
+            super()._acquire()
         fd = self._context.lock_file_fd
         if fd is not None:
-            self._turns[fd], self._granted = self._granted, None
+            self._turns[fd], self._granted = turn, None
 
     def _release(self) -> None:
         fd = self._context.lock_file_fd

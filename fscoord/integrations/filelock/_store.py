@@ -37,10 +37,10 @@ class Turn(Lock):
 
     def __init__(self, store: Store, name: str, limit: float) -> None:
         super().__init__(store, name)
-        self._limit_s = limit
+        self.limit = limit
 
     def _check_wait(self, entry: Entry) -> None:
-        if self._limit_s < math.inf:
+        if self.limit < math.inf:
             return
         caller = caller_of(entry)
         others = [each for each in self._line.entries() if each.id != entry.id]
@@ -53,7 +53,7 @@ class Turn(Lock):
     def timeout_error(self, lock_file: str) -> filelock.Timeout:
         """Return filelock's error for a wait that was not granted. Its cause names the holders."""
         error = filelock.Timeout(lock_file)
-        error.__cause__ = self._line.timed_out(self._what, self._limit_s)
+        error.__cause__ = self._line.timed_out(self._what, self.limit)
         return error
 
 
