@@ -58,6 +58,10 @@ SYSTEM_ALLOWED = {
     "cli.demo": ({"signal", "subprocess"}, "starts processes and stops them"),
     "demo": ({"os", "pathlib", "signal"}, "is an example for users, who have no `system`"),
     "_runtime.signals": ({"signal"}, "is about nothing else"),
+    **{
+        f"integrations.filelock.{name}": ({"filelock"}, "is about nothing else")
+        for name in ("_async_file_lock", "_file_lock", "_read_write", "_store")
+    },
     "integrations.dask": ({"asyncio"}, "runs in the event loop of a scheduler of Dask"),
     "doctor.agents": ({"subprocess"}, "starts the processes that may get stuck in the kernel"),
 }
@@ -86,6 +90,7 @@ EXTRAS = {
     "jax": ["integrations.jax"],
     "lightning": ["integrations.lightning"],
     "optuna": ["integrations.optuna"],
+    "filelock": ["integrations.filelock", "integrations.filelock.*"],
     "tooz": ["integrations.tooz"],
     "torch": [
         "barriers.torch",
@@ -295,6 +300,7 @@ PUBLIC_MODULES = [
     "collectives",
     "environment",
     "integrations.dask",
+    "integrations.filelock",
     "integrations.jax",
     "integrations.lightning",
     "integrations.optuna",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing_extensions import assert_type
 
 from fscoord import Store
-from fscoord.integrations import dask, jax, lightning, optuna, tooz, torch
+from fscoord.integrations import dask, filelock, jax, lightning, optuna, tooz, torch
 
 
 def journal(store: Store, path: Path) -> None:
@@ -29,5 +29,9 @@ def addresses(store: Store, path: Path) -> None:
     print(jax.DETECTION_METHOD, torch.SCHEME)
 
 
-def locks(store: Store) -> None:
+def locks(store: Store, path: Path) -> None:
+    with filelock.FsFileLock(path, timeout=5, store=store) as lock:
+        print(lock.token)
+    with filelock.FsReadWriteLock(path).read_lock():
+        print(filelock.AsyncFsFileLock(path).token)
     print(tooz.FscoordDriver(b"member", None, {}), tooz.FscoordLock)

@@ -1,0 +1,41 @@
+"""Locks with the interface of the package filelock, for files on NFS, Lustre and other mounts that hosts share.
+
+A program changes one import: ``from fscoord.integrations.filelock import FsFileLock as FileLock``. The classes are
+subclasses of filelock's, so `isinstance`, `filelock.Timeout`, nested acquisitions and singletons are as before.
+
+An acquisition takes two locks, one after the other. The first is a lock of `fscoord.recipes` in a store beside the
+file, which has the file's name and ``.fscoord``. It is granted in the order of the requests, it is free as soon as its
+holder is proved dead, and it has a fencing token. The second is filelock's own lock on the file, so that a program
+which uses filelock alone is excluded, too, as far as the mount has that lock. The store has a name of its own because
+filelock empties the file that it locks.
+
+It needs the extra ``fscoord[filelock]``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fscoord.errors import needed_extra
+
+with needed_extra("fscoord.integrations.filelock", "filelock", "filelock"):
+    from fscoord.integrations.filelock._file_lock import FsFileLock
+
+if TYPE_CHECKING:
+    from fscoord.integrations.filelock._async_file_lock import AsyncFsFileLock
+    from fscoord.integrations.filelock._read_write import FsReadWriteLock
+
+__all__ = ["AsyncFsFileLock", "FsFileLock", "FsReadWriteLock"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the classes that need asyncio or sqlite3 when they are first used, as filelock does."""
+    if name == "AsyncFsFileLock":
+        from fscoord.integrations.filelock._async_file_lock import AsyncFsFileLock
+
+        return AsyncFsFileLock
+    if name == "FsReadWriteLock":
+        from fscoord.integrations.filelock._read_write import FsReadWriteLock
+
+        return FsReadWriteLock
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

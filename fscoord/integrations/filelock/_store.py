@@ -1,0 +1,101 @@
+"""The first lock of an acquisition: a `Turn` at a lock file, in the store beside it."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import filelock
+
+from fscoord._runtime import system
+from fscoord.errors import StoreGoneError
+from fscoord.recipes import Lock
+from fscoord.recipes._entry import Entry
+from fscoord.recipes._line import caller_of
+from fscoord.store import Store
+from fscoord.stores.file import FileStore
+
+SUFFIX: Final = ".fscoord"
+"""What follows the name of the lock file in the name of its store."""
+
+_stores: weakref.WeakValueDictionary[str, FileStore] = weakref.WeakValueDictionary()
+"""The open stores of this process, by their paths. The locks that use a store keep it open."""
+
+
+class Turn(Lock):
+    """One acquisition of the first lock.
+
+    Args:
+        store: the store.
+        name: the lock's name in the store.
+        limit: how long it may wait, in seconds; math.inf: without limit. A wait without limit for another hold of the
+            same thread or task is refused, as in filelock.
+    """
+
+    def __init__(self, store: Store, name: str, limit: float) -> None:
+        super().__init__(store, name)
+        self.limit = limit
+
+    def _check_wait(self, entry: Entry) -> None:
+        if self.limit < math.inf:
+            return
+        caller = caller_of(entry)
+        others = [each for each in self._line.entries() if each.id != entry.id]
+        if any(each.token and caller_of(each) is caller for each in others):
+            raise RuntimeError(
+                f"deadlock: another lock object of this thread or task holds {self.name!r}; pass is_singleton=True for"
+                " both objects, so that the second acquisition is a nested one"
+            )
+
+    def timeout_error(self, lock_file: str) -> filelock.Timeout:
+        """Return filelock's error for a wait that was not granted. Its cause names the holders."""
+        error = filelock.Timeout(lock_file)
+        error.__cause__ = self._line.timed_out(self._what, self.limit)
+        return error
+
+
+def place_of(lock_file: str, store: Store | None, mode: int | None) -> tuple[Store, str]:
+    """Return the store for the lock of `lock_file`, and the name of the lock there.
+
+    Without `store`, this is the store beside the lock file, and the name is that of the file without its directory. In
+    `store`, the name is the path of the file. A missing lock file is created with `mode`, or as filelock
+    creates it. The store has the permissions of the lock file, so every user who may lock the file may use the store.
+    """
+    path = system.os.path.realpath(lock_file)
+    if store is not None:
+        return store, path
+    found = _stores.get(path)
+    if found is None:
+        system.os.makedirs(system.os.path.dirname(path), exist_ok=True)  # as filelock does
+        granted = _create(path, mode) & 0o666
+        # Another thread may open the same store meanwhile. Then each of the two locks keeps its own open.
+        found = _stores[path] = FileStore(path + SUFFIX, mode=granted)
+    return found, system.os.path.basename(path)
+
+
+def _create(path: str, mode: int | None) -> int:
+    """Create the lock file unless it exists, as filelock does, and return its permissions."""
+    os = system.os
+    try:
+        fd = system.open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode, system.loose)
+    except FileExistsError:
+        return os.stat(path).st_mode
+    try:
+        if mode is not None:
+            os.fchmod(fd, mode)  # whatever the umask
+        return os.fstat(fd).st_mode
+    finally:
+        system.close_quietly(fd)
+
+
+@contextmanager
+def forgetting(lock_file: str) -> Iterator[None]:
+    """Raise the error of the body. If the store was deleted or replaced, the next acquisition opens it anew."""
+    try:
+        yield
+    except StoreGoneError:
+        _stores.pop(system.os.path.realpath(lock_file), None)
+        raise
