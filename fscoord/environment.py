@@ -2,12 +2,14 @@
 
 `detect` returns the values, and the names of the variables that have them. Only the nearest launcher counts. For
 example, a rank that torchrun or mpirun starts inside a Slurm step inherits the variables of the step, but these
-describe the agent or daemon that started the rank. So the order is torchrun, Open MPI, PMI (MPICH, Intel MPI), PMIx,
-PALS (HPE Cray), Flux, Slurm and pytest-xdist.
+describe the agent or daemon that started the rank. So the order is torchrun, Open MPI, MVAPICH, PMI (MPICH, Intel MPI),
+jsrun (LSF), PMIx, PALS (HPE Cray), Flux, Slurm, Kubernetes (an Indexed Job) and pytest-xdist.
 
 The variables are in the launchers' manuals: torchrun's *Environment Variables*; mpirun(1) of Open MPI; Hydra's
 ``PMI_*`` and ``MPI_LOCAL*``; the PMIx standard's ``PMIX_RANK`` and ``PMIX_NAMESPACE``; flux-environment(7); srun(1) and
-sbatch(1), *OUTPUT ENVIRONMENT VARIABLES*; qsub(1B) of OpenPBS; pytest-xdist's *How-tos*.
+sbatch(1), *OUTPUT ENVIRONMENT VARIABLES*; qsub(1B) of OpenPBS; pytest-xdist's *How-tos*; the user guides of MVAPICH 2
+and 4; jsrun(1) and *Environment variables set for job execution* of LSF; submit(1) of Grid Engine; *Jobs*, *Completion
+mode* of Kubernetes.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ class Environment:
     """The result of `detect`. An attribute is None if the environment has no variable for it.
 
     Attributes:
-        launcher: the launcher of this process: ``"torchrun"``, ``"Open MPI"``, ``"PMI"``, ``"PMIx"``, ``"PALS"``,
-            ``"Flux"``, ``"Slurm"`` or ``"pytest-xdist"``. Any launcher that sets ``RANK`` and ``WORLD_SIZE`` counts as
-            torchrun.
+        launcher: the launcher of this process: ``"torchrun"``, ``"Open MPI"``, ``"MVAPICH"``, ``"PMI"``, ``"jsrun"``,
+            ``"PMIx"``, ``"PALS"``, ``"Flux"``, ``"Slurm"``, ``"Kubernetes"`` or ``"pytest-xdist"``. Any launcher that
+            sets ``RANK`` and ``WORLD_SIZE`` counts as torchrun.
         rank: the number of this process, from 0.
         world_size: the number of processes.
         local_rank: the number of this process among the processes on its host, from 0.
@@ -156,18 +158,33 @@ _OPEN_MPI = _Launcher(
 _PMI = _Launcher(
     "PMI", ("PMI_RANK",), ("PMI_SIZE",), ("PMI_LOCAL_RANK", "MPI_LOCALRANKID"), ("PMI_LOCAL_SIZE", "MPI_LOCALNRANKS")
 )
+_MVAPICH = _Launcher(
+    "MVAPICH",
+    ("MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK"),
+    ("MV2_COMM_WORLD_SIZE", "MVP_COMM_WORLD_SIZE"),
+    ("MV2_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_RANK"),
+    ("MV2_COMM_WORLD_LOCAL_SIZE", "MVP_COMM_WORLD_LOCAL_SIZE"),
+)
+_JSRUN = _Launcher(
+    "jsrun",
+    ("JSM_NAMESPACE_RANK",),
+    ("JSM_NAMESPACE_SIZE",),
+    ("JSM_NAMESPACE_LOCAL_RANK",),
+    ("JSM_NAMESPACE_LOCAL_SIZE",),
+)
 _PMIX = _Launcher("PMIx", ("PMIX_RANK",))  # PMIx has no variable for the world size
 _PALS = _Launcher("PALS", ("PALS_RANKID",), ("PMI_SIZE",), ("PALS_LOCAL_RANKID",), ("PALS_LOCAL_SIZE",))
 _FLUX = _Launcher("Flux", ("FLUX_TASK_RANK",), ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",))
 _SLURM = _Launcher(
     "Slurm", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_LOCALID",)
 )
-_SIZE_MAY_BE_MISSING = {"PMIx", "PALS"}
+_KUBERNETES = _Launcher("Kubernetes", ("JOB_COMPLETION_INDEX",))  # the number of completions is not in the environment
+_SIZE_MAY_BE_MISSING = {"PMIx", "PALS", "Kubernetes"}
 
 
 def _nearest(values: Mapping[str, str], ignored: list[str]) -> tuple[str | None, _Answers]:
     """Return the nearest launcher, and the values of its variables."""
-    for launcher in (_TORCHRUN, _OPEN_MPI, _PMI, _PMIX, _PALS, _FLUX):
+    for launcher in (_TORCHRUN, _OPEN_MPI, _MVAPICH, _PMI, _JSRUN, _PMIX, _PALS, _FLUX):
         answers = _ask(launcher, values, ignored)
         if launcher is _PMIX and answers and _is_slurms_own_pmix(values):
             continue  # the variables of the Slurm step have the same values, and also the world size
@@ -176,6 +193,9 @@ def _nearest(values: Mapping[str, str], ignored: list[str]) -> tuple[str | None,
     answers = _ask_slurm(values, ignored)
     if answers:
         return _SLURM.name, answers
+    answers = _ask(_KUBERNETES, values, ignored)
+    if answers:
+        return _KUBERNETES.name, answers
     answers = _ask_xdist(values, ignored)
     return ("pytest-xdist", answers) if answers else (None, {})
 
@@ -282,6 +302,8 @@ def _runs(values: Mapping[str, str], launcher: str | None) -> Iterator[tuple[Run
     """
     if launcher == "pytest-xdist" and "PYTEST_XDIST_TESTRUNUID" in values:
         yield values["PYTEST_XDIST_TESTRUNUID"], "PYTEST_XDIST_TESTRUNUID"
+    if "FSCOORD_RUN_ID" in values:
+        yield values["FSCOORD_RUN_ID"], "FSCOORD_RUN_ID"
     if "FLUX_JOB_ID" in values:
         yield values["FLUX_JOB_ID"], "FLUX_JOB_ID"
     for name in ("SLURM_HET_JOB_ID", "SLURM_JOB_ID", "SLURM_JOBID"):
@@ -291,5 +313,14 @@ def _runs(values: Mapping[str, str], launcher: str | None) -> Iterator[tuple[Run
     for name in ("PALS_APID", "PBS_JOBID"):
         if name in values:
             yield values[name], name
+    if "LSB_JOBID" in values:
+        yield _array_job(values["LSB_JOBID"], values.get("LSB_JOBINDEX")), "LSB_JOBID, LSB_JOBINDEX"
+    if "JOB_ID" in values and "SGE_TASK_ID" in values:  # the first name alone may be another program's
+        yield _array_job(values["JOB_ID"], values["SGE_TASK_ID"]), "JOB_ID, SGE_TASK_ID"
     if values.get("TORCHELASTIC_RUN_ID", "none") != "none":  # torchrun's name of a run without --rdzv-id
         yield values["TORCHELASTIC_RUN_ID"], "TORCHELASTIC_RUN_ID"
+
+
+def _array_job(job: str, index: str | None) -> str:
+    """Return the id of a job, or of one of an array of jobs. Without an array, `index` is ``0`` or ``undefined``."""
+    return job if index in (None, "0", "undefined") else f"{job}[{index}]"

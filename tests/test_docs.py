@@ -39,6 +39,7 @@ SHOWN = {
     "sh",
     "text",
     "toml",
+    "yaml",
     "{eval-rst}",
     "{glossary}",
     "{graphviz}",
@@ -46,7 +47,7 @@ SHOWN = {
     "{include}",
     "{toctree}",
 }
-LAUNCHERS = ("RANK", "WORLD_SIZE", "OMPI_", "PMI", "PALS_", "FLUX_", "SLURM_")
+LAUNCHERS = ("RANK", "WORLD_SIZE", "OMPI_", "MV2_", "MVP_", "PMI", "JSM_", "PALS_", "FLUX_", "SLURM_", "JOB_", "PET_")
 SET_BY_OTHERS = ("FSCOORD_", "COLUMNS", *LAUNCHERS, "PYTEST_", "PYTHONUNBUFFERED")  # the last one divides lines
 RUNNABLE = [page for page in PAGES if any(block.language in RUN for block in blocks(page))]
 HOW_TOS = sorted((REPOSITORY / "docs" / "how-to").glob("*.md"))

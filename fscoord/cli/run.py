@@ -143,7 +143,9 @@ def _refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> No
 def _static_options(function: Callable[..., int]) -> Callable[..., int]:
     """Add torchrun's options for nodes that are numbered by hand. Each of them is refused with an explanation."""
     for name in ("--node-rank", "--master-addr", "--master-port"):
-        function = click.option(name, hidden=True, expose_value=False, callback=_refuse)(function)
+        function = click.option(name, hidden=True, expose_value=False, allow_from_autoenv=False, callback=_refuse)(
+            function
+        )
     return function
 
 
@@ -154,8 +156,8 @@ def _full_name(name: str) -> str:
     return names[0] if len(names) == 1 and len(name) > 1 else name
 
 
-_SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_name}
-"""The words after the program belong to the program."""
+_SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_name, "auto_envvar_prefix": "PET"}
+"""The words after the program belong to the program. As with torchrun, ``PET_NNODES`` sets ``--nnodes``, and so on."""
 
 
 @click.command(context_settings=_SETTINGS)
@@ -300,7 +302,8 @@ def run(program: str, arguments: tuple[str, ...], **given: Any) -> int:
 
     When a worker fails, all workers stop, and start again up to --max-restarts times. They also start again when a node
     comes or goes. STREAMS are 1 for standard output, 2 for standard error, 3 for both, or 0:3,1:1 for each local rank.
-    Names of options may have underscores and be cut, as with torchrun.
+    Names of options may have underscores and be cut, as with torchrun. An option that is not given is taken from the
+    environment: --nnodes from PET_NNODES, and so on.
 
     Exits with 1 if the job failed, after it has named the worker that failed first. Ctrl-C and SIGTERM stop the workers
     of this node; the other nodes go on if they are enough.

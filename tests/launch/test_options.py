@@ -57,6 +57,16 @@ def test_options_may_all_be_spelled_with_underscores(fscoord_in_process, capsys)
         assert "No such option" not in capsys.readouterr().err
 
 
+def test_option_that_is_not_given_comes_from_the_environment(parsed, refused, monkeypatch):
+    """The variables that Kubeflow's training operator sets."""
+    for name, value in {"NNODES": "2:4", "NPROC_PER_NODE": "3", "MAX_RESTARTS": "5", "MASTER_ADDR": "a-0"}.items():
+        monkeypatch.setenv(f"PET_{name}", value)
+    found = parsed("--max-restarts", 1, "train.py")
+    assert (found["nnodes"], found["nproc_per_node"], found["max_restarts"]) == ((2, 4), 3, 1)
+    monkeypatch.setenv("PET_MAX_RESTARTS", "many")
+    assert "max-restarts" in refused("train.py")
+
+
 def test_options_may_be_abbreviated_as_far_as_they_are_clear(parsed, refused):
     options = parsed(
         "--nproc", 3, "--max-r=2", "--rdzv_i", "nproc", "--log", "logs", "--tee", "1", "prog", "--nproc", "9"

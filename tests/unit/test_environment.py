@@ -19,6 +19,25 @@ OPEN_MPI = {
     "PMIX_NAMESPACE": "prterun-node1-77@1",
 }
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "5", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "4",
+    "MV2_COMM_WORLD_SIZE": "6",
+    "MV2_COMM_WORLD_LOCAL_RANK": "0",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMI_RANK": "4",
+    "PMI_SIZE": "6",
+}
+JSRUN = {
+    "JSM_NAMESPACE_RANK": "9",
+    "JSM_NAMESPACE_SIZE": "12",
+    "JSM_NAMESPACE_LOCAL_RANK": "3",
+    "JSM_NAMESPACE_LOCAL_SIZE": "6",
+    "PMIX_RANK": "9",
+    "PMIX_NAMESPACE": "jsm",
+    "LSB_JOBID": "777",
+    "LSB_JOBINDEX": "0",
+}
+INDEXED_JOB = {"JOB_COMPLETION_INDEX": "2", "HOSTNAME": "train-2"}
 PMIX = {"PMIX_RANK": "3", "PMIX_NAMESPACE": "prterun-node1-77@1"}
 PALS = {"PALS_RANKID": "7", "PALS_LOCAL_RANKID": "3", "PALS_LOCAL_SIZE": "4", "PALS_APID": "f3c0"}
 FLUX = {"FLUX_TASK_RANK": "2", "FLUX_JOB_SIZE": "4", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_ID": "f2Bk7"}
@@ -61,6 +80,21 @@ def found(variables: dict[str, str]) -> tuple[Any, ...]:
         (STEP | {"PMI_RANK": "4", "PMI_SIZE": "7"}, ("PMI", 4, 7, 0, 2, ("1234", 0))),
         (STEP | {"PMIX_RANK": "4", "PMIX_NAMESPACE": "slurm.pmix.1234.0"}, ("Slurm", 4, 7, 0, 2, ("1234", 0))),
         (STEP | {"PMI_RANK": "4", "PMI_SIZE": "5"}, ("PMI", 4, 5, None, None, ("1234", 0))),
+        (MVAPICH, ("MVAPICH", 4, 6, 0, 2, None)),
+        (
+            {name.replace("MV2_", "MVP_"): value for name, value in MVAPICH.items()},
+            ("MVAPICH", 4, 6, 0, 2, None),
+        ),
+        (JSRUN, ("jsrun", 9, 12, 3, 6, "777")),
+        (JSRUN | {"LSB_JOBINDEX": "5"}, ("jsrun", 9, 12, 3, 6, "777[5]")),
+        (INDEXED_JOB, ("Kubernetes", 2, None, None, None, None)),
+        (INDEXED_JOB | {"FSCOORD_RUN_ID": "uid"}, ("Kubernetes", 2, None, None, None, "uid")),
+        (INDEXED_JOB | TORCHRUN, ("torchrun", 5, 8, 1, 4, None)),
+        (HYDRA | {"JOB_ID": "42", "SGE_TASK_ID": "undefined"}, ("PMI", 3, 5, 1, 2, "42")),
+        (HYDRA | {"JOB_ID": "42", "SGE_TASK_ID": "7"}, ("PMI", 3, 5, 1, 2, "42[7]")),
+        (HYDRA | {"JOB_ID": "42"}, ("PMI", 3, 5, 1, 2, None)),
+        (HYDRA | {"PBS_JOBID": "12[3].server"}, ("PMI", 3, 5, 1, 2, "12[3].server")),
+        (STEP | {"FSCOORD_RUN_ID": "mine"}, ("Slurm", 4, 7, 0, 2, "mine")),
         (XDIST, ("pytest-xdist", 1, 3, 1, 3, "cafe")),
         (BATCH | XDIST, ("pytest-xdist", 1, 3, 1, 3, "cafe")),
     ],
@@ -72,7 +106,15 @@ def test_launcher_of_each_kind_is_understood(variables: dict[str, str], expected
 
 @pytest.mark.parametrize(
     ("nearer", "launcher"),
-    [(TORCHRUN, "torchrun"), (OPEN_MPI, "Open MPI"), (HYDRA, "PMI"), (PMIX, "PMIx"), (PALS, "PALS"), (FLUX, "Flux")],
+    [
+        (TORCHRUN, "torchrun"),
+        (OPEN_MPI, "Open MPI"),
+        (MVAPICH, "MVAPICH"),
+        (HYDRA, "PMI"),
+        (PMIX, "PMIx"),
+        (PALS, "PALS"),
+        (FLUX, "Flux"),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_process_started_inside_a_step_does_not_take_the_rank_of_the_daemon(
@@ -156,7 +198,7 @@ def test_environment_reports_its_values_and_their_variables() -> None:
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The process's own environment, without what its launcher said."""
-    for name in {*TORCHRUN, *OPEN_MPI, *HYDRA, *PALS, *FLUX, *STEP, *XDIST}:
+    for name in {*TORCHRUN, *OPEN_MPI, *MVAPICH, *HYDRA, *JSRUN, *INDEXED_JOB, *PALS, *FLUX, *STEP, *XDIST}:
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
