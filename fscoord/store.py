@@ -653,7 +653,7 @@ class Store(ABC):
     def _new_wait(self, request: WaitRequest, notifier: Any) -> Wait[Any]:
         """Return the `Wait` for `request`, which `notifier` wakes. `notifier` is a result of `_notifier_for`."""
         raise TypeError(
-            f"{type(self).__name__} has no notifier {notifier!r}, and waits for {request} in its calls only"
+            f"{type(self).__name__} has no Wait objects, so notifier {notifier!r} can't wake a wait for {request}"
         )
 
     @property

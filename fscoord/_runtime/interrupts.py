@@ -205,7 +205,7 @@ class BareCall(Generic[T]):
 
     @property
     def is_lost(self) -> bool:
-        """Whether this process is a forked child that does not have the thread, because it is in the parent."""
+        """Whether this process is a forked child, so that the thread exists only in the parent."""
         return not self.is_over and os.getpid() != self._owner
 
 
@@ -275,7 +275,8 @@ def import_uninterrupted(name: str) -> Any:
             raise _unable(name, "an earlier import of this module has not ended, because it waits for another import")
         if _owner(_locks().get(name)) == threading.get_ident():
             raise _unable(
-                name, "this thread is importing it already; a signal handler or the module itself began a second import"
+                name,
+                "this thread already imports this module; a signal handler or the module itself began a second import",
             )
         call = BareCall(partial(_import, name))
         while call.refusal is None and not call.wait(_limit_s[0]):

@@ -61,7 +61,7 @@ class _Shared:
         _all_shared.add(self)
 
     def begin(self) -> None:
-        """Create the lock, and remove all waiters: for a new store, and in a forked child, which has one thread."""
+        """Create the lock, and forget all waiters. A forked child calls it, because it has no waiting threads."""
         # A bare lock: a Ctrl-C can't interrupt between the moment when ``with`` acquires it and the block.
         self._lock = system.threading.Lock()
         self.readers: _Waiters = {}  # waiters for a value or a non-empty queue: a write wakes all of them

@@ -87,9 +87,9 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
 def register_scheme(scheme: str, opener: Opener, options: Mapping[str, Converter]) -> None:
     """Register a scheme, so that `open_store` opens addresses that begin with ``{scheme}:``.
 
-    A package that need not be imported first declares an entry point in the group ``fscoord.stores``, with the name of
-    the scheme. The entry point is a function without arguments that calls `register_scheme`. `open_store` calls this
-    function when it meets an address with an unknown scheme.
+    A package may instead declare an entry point in the group ``fscoord.stores``, with the name of the scheme. The entry
+    point is a function without arguments that calls `register_scheme`. `open_store` calls the function when an address
+    has an unknown scheme, so the program need not import the package.
 
     Args:
         scheme: at least two characters: a letter, then letters, digits, ``+``, ``-`` and ``.``. Case does not matter.

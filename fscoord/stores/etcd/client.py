@@ -3,9 +3,9 @@
 The HTTP library is urllib3. etcd3gw is not used, for four reasons. It takes only one address, it does not report the
 revision from which to watch, it can't end a watch, and it takes twice as long for a request (``benchmarks etcd``).
 
-grpcio is not used either. A read takes 1,107 us with `~fscoord.EtcdStore.get`, and 442 us with a bare call of grpcio. A
-write takes 1,605 us and 1,084 us, mostly for the disk sync of etcd (medians, etcd 3.4 on loopback). This gain does not
-justify 19 MB of compiled code and grpcio's restrictions on forks (its ``doc/fork_support.md``).
+grpcio is not used either. A read took 442 us with a bare call of grpcio, and 1,107 us with `~fscoord.EtcdStore.get`
+(medians, etcd 3.4 on loopback). For a write the times were 1,084 us and 1,605 us. This gain does not justify 19 MB of
+compiled code and grpcio's restrictions on forks (its ``doc/fork_support.md``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONNECTIONS: Final = 64
 """How many idle connections are kept for each member. Each thread uses one connection during a call."""
 
 BODY_MAX: Final = 16 << 20
-"""The largest request, in bytes. etcd's manual warns of requests over 10 MiB; in base64 they have a third more."""
+"""The largest request, in bytes. etcd's manual warns of requests over 10 MiB, to which base64 adds a third."""
 
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.5
@@ -129,7 +129,7 @@ def parse_access(
     if {"http", "https"} <= schemes or ("http" in schemes and (tls or cacert or cert)):
         raise ValueError(
             f"{client_or_url!r} mixes addresses with TLS and without: https:// and http://, or http:// and one of tls,"
-            " cacert and cert"
+            " cacert and cert; write https:// for all members"
         )
     secure = tls or "https" in schemes or cacert is not None or cert is not None
     return Access(tuple(endpoints), secure, cacert, cert, key)

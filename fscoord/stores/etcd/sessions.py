@@ -169,7 +169,7 @@ class LeaseSession:
         return found
 
     def dead_ranks(self, ranks: list[int], limit: float) -> list[int]:
-        """Return the ranks among `ranks` that at least one session has announced, and only dead sessions."""
+        """Return those of `ranks` that are dead: at least one session has announced the rank, and all these are dead."""
         alive: dict[int, list[bool]] = {}
         for record, lives in self.roster(limit).values():
             for rank in record["ranks"]:

@@ -10,7 +10,7 @@ Only the record completes a barrier; slots are hints. A rank appends the record 
 log to the end, and only if each rank has an arrival in the log or in its slot. These rules keep the hints safe:
 
 - A rank writes its slot, arms its wait, reads the log, and then reads the slots. So the last rank to read finds all
-  slots written, unless another rank has ended the barrier. In that case, the wake-up of the armed wait comes.
+  slots written, unless another rank has already ended the barrier. In that case, its armed wait is woken.
 - A handle reads a slot before it first writes to it, and then reads the log. If the slot has the same content already,
   or the log has a key of the barrier, an earlier call or process may have arrived as this rank. So the rank arrives in
   the log.
@@ -211,7 +211,7 @@ class ArrivalSlots:
             return []
 
     def clear(self, key: bytes) -> None:
-        """If `key` is a key of a barrier, clear the barrier's slots. Call it under the log's lock before a delete.
+        """If `key` is a key of a barrier, clear its slots. Call it under the log's lock before `key` is deleted.
 
         Raises:
             StoreUnavailableError: the slots can't be cleared, so the key must not be deleted.

@@ -169,7 +169,7 @@ class ChangeNotifier:
             waiter.stand_for_election()
 
     def read_shared_extent(self, waiter: Waiter | None) -> bool:
-        """Read new records from the shared extent, the last bytes of the log, which the ringing process has published.
+        """Read new records from the shared extent: the last bytes of the log, published by the process that has rung.
 
         Return whether the handle has read new records. The method sends no request to the file server. So it can't show
         that a key is missing.

@@ -120,7 +120,7 @@ class TCPStore(Store):
         if world_size == 0:
             raise ValueError("world_size is 0; give the number of stores that connect, the master's included, or None")
         if check_int64("port", port) == 0 and not is_master:
-            raise ValueError("port is 0, with which only a master can choose a port; give the port of the server")
+            raise ValueError("port is 0, but only a master can choose a free port; pass the port of the server")
         self._timeout = self._limit = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
         self._keeps_queues: bool | None = None
         self._has_barriers: bool | None = None

@@ -117,7 +117,7 @@ ECHO_AFTER_S: Final = 0.05
 """After how many seconds of a wait the client requests an echo, which shows that the server is alive."""
 
 RECEIVE_MAX, RECEIVE_LARGE_MAX = 1 << 14, 1 << 18
-"""How many bytes one recv(2) requests at most: by default, and for a text that is longer than `RECEIVE_MAX`."""
+"""How many bytes one recv(2) requests: usually `RECEIVE_MAX`; for a text that is longer, up to `RECEIVE_LARGE_MAX`."""
 
 WORKERS: Final = b"init/"
 """torch's own key, the counter of connected stores. It does not begin with a slash, so it equals no key of a caller."""
