@@ -114,7 +114,7 @@ class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
 
     Attributes:
         keys: the keys that were still missing, as text.
-        missing_ranks: the ranks that had not arrived at a barrier, as text (see ``rank_tracing_decoder``).
+        missing_ranks: the ranks that had not arrived at a barrier, as text (see the decoder of `fscoord.barrier`).
         dead_ranks: the missing ranks that are known dead, as text. The other missing ranks are late.
         holder: the process that held the log lock at the deadline, as ``host:pid``. None: the lock was not the reason.
         waited: the time waited, in seconds.
@@ -238,7 +238,7 @@ class BrokenBarrierError(BarrierError):
     """A barrier cannot complete, because ranks that had not arrived are dead.
 
     Attributes:
-        missing: the ranks that had not arrived, as text (see ``rank_tracing_decoder``).
+        missing: the ranks that had not arrived, as text (see the decoder of `fscoord.barrier`).
         dead: the missing ranks that are known dead, as text.
     """
 

@@ -132,7 +132,7 @@ NUM_MEMBERS: Final = b"/num_members"
 """The suffix of the key in which `Store.barrier` counts the arrivals."""
 
 CALL_MAX_S: Final = 20.0
-"""The longest single call, in seconds, for a request with a `SlowWaitLogger`. In a longer call the store logs, too."""
+"""The longest single call, in seconds, for a request with a `SlowWaitLogger`. A store logs only longer calls itself."""
 
 
 class Store(ABC):
@@ -411,7 +411,7 @@ class Store(ABC):
         return self._wait_beside(names, limit, lambda: self.dead_ranks(needed))
 
     def _dead_of_needed(self, ranks: NeededRanks) -> list[int]:
-        """Return each of `ranks` that is still needed and known dead.
+        """Return those of `ranks` that are still needed and known dead.
 
         Raises:
             _NoRankNeeded: no rank is needed any more.
@@ -920,7 +920,7 @@ def barrier_steps(store: Store, key: Key, world_size: int, timeout: float) -> Wa
             ArrivalRequest, (counter, b"", last, world_size, timeout, None, None, True, True, None)
         )
     except (NotACounterError, CounterRangeError) as error:
-        raise BarrierError(f"{error}, so it is not a barrier's counter; give every barrier its own key") from error
+        raise BarrierError(f"{error}. So it is not the counter of a barrier; give every barrier its own key") from error
     if arrived is not None:
         raise UsedBeforeError(
             f"barrier {key_text(name)!r} got arrival {int(arrived)} of {world_size}: its key was used before, or"

@@ -53,7 +53,7 @@ from fscoord.errors import FscoordError
 T = TypeVar("T")
 
 _OF_A_LIST: Final = ("pop from empty list", "pop from an empty deque", "x not in list", "is not in deque")
-"""How the messages of errors end that lists and deques raise for a missing item."""
+"""The endings of the error messages of lists and deques when an item is missing."""
 
 _OF_AN_EPOLL: Final = "I/O operation on closed epoll object"
 """The message of the `ValueError` that a method of a closed epoll raises."""

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from fscoord._runtime import system
 
 RESEND_AFTER_S = 0.01
-"""The delay, in seconds, before a lost signal is sent again. A signal that is lost again is sent again."""
+"""The delay, in seconds, before a lost signal is sent again. This is repeated until the signal arrives."""
 
 
 class Terminated(SystemExit):
@@ -100,7 +100,7 @@ def raise_on_termination(names: Iterable[str] = ("SIGTERM", "SIGHUP")) -> Abstra
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Context manager that defers all signals with a Python handler until its end. The body must be short.
+    """Context manager that defers signals to its end, if they have a Python handler. The body must be short.
 
     It replaces the handlers. It does not block the signals in the kernel, because a process that the body starts would
     inherit the blocked signals. A signal without a Python handler is not deferred: it is ignored, or it ends this

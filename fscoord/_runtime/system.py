@@ -304,9 +304,9 @@ def occupy_standard_descriptors() -> None:
 def open_file(path: str, flags: int, mode: int, owned_fds: set[int], *, dir_fd: int | None = None) -> int:
     """Open `path` safely: O_NOFOLLOW, O_NONBLOCK for FIFOs, and O_CLOEXEC are added to `flags`.
 
-    The package opens every file with this function whose name another user might have replaced. The descriptor is added
-    to `owned_fds` in the same chain of C calls that opens it (rule 1 in `interrupts`). With `dir_fd`, `path` is
-    relative to that open directory.
+    Use this function for every file whose name another user might have replaced. The descriptor is added to `owned_fds`
+    in the same chain of C calls that opens it (rule 1 in `interrupts`). With `dir_fd`, `path` is relative to that open
+    directory.
     """
     occupy_standard_descriptors()
     flags |= O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_BINARY
@@ -732,7 +732,7 @@ def make_private_directory() -> str:
 
 
 def unnamed_file(data: bytes) -> IO[bytes]:
-    """Create a temporary file without a name that contains `data`. Return it open, positioned at its beginning."""
+    """Create a nameless temporary file, write `data` to it, seek to its beginning, and return the open file."""
     import tempfile
 
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it

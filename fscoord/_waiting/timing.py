@@ -10,14 +10,14 @@ from fscoord._runtime.logging import logger
 from fscoord._waiting.awaited import Awaited
 
 FREE_TRIES: Final = 16
-"""How many tries may fail without a pause and in spite of the time limit. A try fails only if another caller has
+"""How many tries are made without pauses, even if the time limit has passed. A try fails only if another caller has
 succeeded."""
 
 FIRST_PAUSE_S: Final = 0.001
 LONGEST_PAUSE_S: Final = 0.05
 
 FIRST_S: Final = 30.0
-"""How long a wait lasts before the first warning, in seconds. Each further warning comes after twice the time."""
+"""How long a wait lasts before the first warning, in seconds. Each later warning comes when this time has doubled."""
 
 SHOW_S: Final = 1.0
 """How long a wait lasts before a store shows it to other processes, in seconds. A shorter wait writes nothing."""
@@ -106,7 +106,7 @@ class SlowWaitLogger:
         return self.due
 
     def warn_if_due(self, describe: Callable[[], str] | None = None) -> None:
-        """Log that the wait continues, if a warning is due. `describe` returns the text that names the object."""
+        """Log that the wait continues, if a warning is due. `describe` returns a text that says what is waited for."""
         now = system.time.monotonic()
         if now >= self._next:
             waited = now - self.started

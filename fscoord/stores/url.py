@@ -198,7 +198,9 @@ def _options(query: str) -> dict[str, str]:
 def _decode(text: str) -> str:
     bad = _BAD_PERCENT.search(text)
     if bad:
-        raise ValueError(f"{text!r} contains a percent sign without two hexadecimal digits; write %25 in a URL")
+        raise ValueError(
+            f"{text!r} contains a percent sign without two hexadecimal digits; write %25 for a percent sign"
+        )
     if "%" not in text:
         return text
     from urllib.parse import unquote  # imported here: few addresses need it, and the import takes long

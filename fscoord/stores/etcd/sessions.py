@@ -169,7 +169,7 @@ class LeaseSession:
         return found
 
     def dead_ranks(self, ranks: list[int], limit: float) -> list[int]:
-        """Return those of `ranks` that are dead: at least one session has announced the rank, and all these are dead."""
+        """Return those of `ranks` that are dead: sessions have announced the rank, and all these sessions are dead."""
         alive: dict[int, list[bool]] = {}
         for record, lives in self.roster(limit).values():
             for rank in record["ranks"]:
@@ -270,7 +270,7 @@ def parse_record(text: bytes) -> dict[str, Any]:
 
 
 def _parse(text: bytes, kinds: dict[str, type], listed: str, item: type) -> dict[str, Any]:
-    """Parse `text` as a JSON object with values of the types `kinds`. All items of the list `listed` are of `item`."""
+    """Parse `text` as a JSON object. `kinds` are the types of its values, `item` the type in its list `listed`."""
     import json  # here, so that `import fscoord` does not load it
 
     try:

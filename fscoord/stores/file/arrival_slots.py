@@ -51,7 +51,7 @@ ROW: Final = COLUMNS * SLOT
 START: Final = 1 << 16
 """The offset of the slots in the bell."""
 LATE_S: Final = 0.05
-"""How many seconds a rank waits until it also arrives in the log."""
+"""How many seconds a rank waits before it also arrives in the log."""
 EMPTY: Final = bytes(SLOT)
 
 
@@ -100,7 +100,7 @@ class ArrivalSlots:
         return content
 
     def find(self, key: bytes, world_size: int, rank: int) -> Begun:
-        """Return the slot of `rank` at the barrier with the key `key`. Deletes from now on cancel the arrival."""
+        """Return the slot of `rank` at the barrier with the key `key`. A delete after this call cancels the arrival."""
         state, content = self._state, self.content(key, world_size)
         place = START + content[0] % ROWS * ROW + SLOT * rank
         return new_tuple(Begun, (self.bell(), place, content, state.deletes, state.values, self._run))

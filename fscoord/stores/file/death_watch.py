@@ -33,8 +33,8 @@ OWN_PROBE_S: Final = 1.0
 """The interval, in seconds, between a waiter's own probes of a session on a mount that several hosts share."""
 
 STALE_S: Final = 2.0
-"""After how many seconds without a new result from this host's poller a waiter itself probes a session. Twice the time
-that the poller needs for all its sessions is added."""
+"""How long the poller's result for a session may stay the same before a waiter itself probes the session, in seconds.
+Twice the duration of one round of the poller is added."""
 
 
 class Needs(Protocol):
@@ -77,7 +77,7 @@ class SessionNeeds:
 
 
 class RankNeeds:
-    """Implements `Needs` for a wait that needs `ranks`. With `NeededRanks`, a value in the store says which."""
+    """Implements `Needs` for a wait that needs `ranks`. With `NeededRanks`, a value in the store selects the ranks."""
 
     def __init__(self, log: Log, state: KeyValueState, ranks: list[int] | NeededRanks) -> None:
         self._log = log

@@ -89,7 +89,7 @@ def check_participant(world_size: int | None, rank: int | None, run_id: Any) -> 
 
 
 _DECIMAL_MODES: Final = {f"{owner}{group}{others}" for owner in "67" for group in "0246" for others in "0246"}
-"""Modes in decimal notation, such as ``600``, whose author probably meant octal."""
+"""Decimal numbers, such as ``600``, that were probably meant as octal modes."""
 
 
 def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
@@ -229,7 +229,7 @@ def open_and_join_run(make: Callable[[], Log], limit: float, *, shows: bool) -> 
 def new_combiner(log: Log, state: KeyValueState, notify: Callable[[Iterable[bytes]], None]) -> Combiner | None:
     """Return the combiner, which combines this handle's writes with other writes of its host, or None.
 
-    None means that each handle makes its own writes. This is so unless several hosts share the log.
+    None means that the handle makes its own writes, as on every log that only one host uses.
     """
     outcomes = None if log.shared is None else log.shared.outcomes
     if outcomes is None:

@@ -1,6 +1,6 @@
 """`ChangeNotifier` wakes the waits of a `~fscoord.FileStore` handle. When the handle writes, it wakes other waits.
 
-The *bell* is a small file beside the log through which a writer wakes waiters. To *ring* it is to wake them.
+The *bell* is a small file through which a writer wakes waiters. To *ring* the bell is to wake the waiters of a key.
 """
 
 from __future__ import annotations
@@ -179,9 +179,9 @@ class ChangeNotifier:
         return extent is not None and self._shared is not None and self._shared.read_extent(extent)
 
     def after_look(self, waiter: Waiter) -> None:
-        """Tell the watcher which file was read. As the poller, ring the bell of this host for the changed keys.
+        """Tell the watcher which file was read. If `waiter` is this host's poller, ring the bell for the changed keys.
 
-        Call it after each `look` of the wait of `waiter`.
+        The wait of `waiter` calls this method after each `look`.
         """
         watcher = waiter.watcher
         if watcher.bell is None:

@@ -347,8 +347,8 @@ def _lock_of(path: str) -> str:
 def _waited(slot: WaitSlot, session: Session, home: ProcessIdentity) -> float:
     """Return how long the wait of `slot` has lasted, in seconds.
 
-    For a session of this host, since the same boot, the duration is measured by the monotonic clock. Otherwise it is
-    measured by the wall clocks of two hosts, which may differ, so it is approximate.
+    For a session of this host and this boot, the monotonic clock measures it exactly. For any other session it is
+    approximate, because the wall clocks of two hosts may differ.
     """
     if any(session.boot_id) and (session.boot_id, session.time_space) == (home.boot_id, home.time_space):
         return max(0.0, system.time.monotonic() - slot.began_monotonic_ns / 1e9)

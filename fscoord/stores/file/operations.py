@@ -244,7 +244,7 @@ class Draft:
             noted: the result of `KeyValueDecider.note` when the first record was applied.
 
         Raises:
-            StoreUnavailableError: the result can't be determined, because it was a spilled value.
+            StoreUnavailableError: the result was a spilled value, and can't be read any more.
         """
         self._is_own = True
         kind, rule = operation.kind, operation.rule

@@ -33,7 +33,7 @@ READ_AT_ONCE: Final = 256
 """The maximum number of slots that one read(2) fetches."""
 
 SLOTS_MAX: Final = 1 << 16
-"""The slots have numbers below this one."""
+"""The highest slot number plus 1."""
 
 BLOCK: Final = 64
 """The number of slots in the first block. Each later block has twice as many slots as the block before it."""

@@ -30,7 +30,7 @@ QUEUE_WAIT_S: Final = 0.5
 been interrupted, the other waiters find the value with their next request."""
 
 RECHECK_S: Final = 0.01
-"""The pause, in seconds, before a key is read again that exists but has no value. Usually this key has a queue."""
+"""The pause, in seconds, before the next read of a key that exists but has no value, usually because it has a queue."""
 
 KEY, VALUE, ITEM, BARRIER = "key", "the value of key", "a value in queue", "the last caller of barrier"
 
@@ -90,7 +90,7 @@ class Connections:
         return Deadline(max(limit, ANSWER_MIN_S), lambda: f"an answer of {self}")
 
     def await_server(self, deadline: Deadline) -> None:
-        """Try to connect until the server answers, which may begin to listen later than this call begins.
+        """Try to connect until the server answers. The server need not be listening yet.
 
         Raises:
             StoreUnavailableError: the server has not answered by `deadline`.
@@ -255,7 +255,7 @@ class BlockingCalls:
         """Arrive at the barrier `name`, and wait until `world_size` callers have arrived.
 
         Returns:
-            None if the barrier has completed. If this is one arrival too many, its number, which is not recorded.
+            None if the barrier has completed. If more than `world_size` callers arrive: the number of this arrival.
         """
         started = system.time.monotonic()
         deadline = Deadline(
@@ -274,7 +274,7 @@ class BlockingCalls:
     def _await(self, limit: float, names: list[bytes], what: str, find: Find[T], started: float | None = None) -> T:
         """Wait until the server has all keys `names` and `find` returns a result other than None. Return the result.
 
-        The timeout is `limit` seconds from `started`, a time of the monotonic clock. None means from now.
+        The timeout is `limit` seconds after `started`, a time of the monotonic clock. None: `limit` seconds from now.
         """
         started = system.time.monotonic() if started is None else started
         ends = started + limit

@@ -62,7 +62,7 @@ class Deadline:
         return max(0.0, self.ends - system.time.monotonic())
 
     def pause(self, ends: float) -> float:
-        """Return how many seconds the caller may sleep until the time `ends`, or until it must call `remind`."""
+        """Return the number of seconds until `ends`, or until the caller must call `remind` if that is sooner."""
         longest = FIRST_SLEEP_MAX_S if self._slow_logger is None else self._slow_logger.until_next()
         return min(max(0.0, ends - system.time.monotonic()), longest, SLEEP_MAX_S)
 
