@@ -66,8 +66,8 @@ class SlowWaitLogger:
 
     Args:
         name: the name of the logger.
-        describe: returns the text of a warning that says for what the caller waits. `warn_if_due` calls it, if it has
-            no function of its own. It is never called under a lock of the store, so it may use the store.
+        describe: returns a text that says what the caller waits for. `warn_if_due` uses it by default. It is never
+            called under a lock of the store, so it may use the store.
         started: when the wait began, by the monotonic clock; None: now.
         awaited: the object for which the caller waits; None: the store names the missing keys.
 

@@ -157,7 +157,7 @@ class Arrival(Condition["bytes | None"]):
     # -- under the log's lock --------------------------------------------------------------------------------------
 
     def _decide(self, key: bytes, operation: Operation) -> tuple[Arrived, int, Any]:
-        """Return the outcome for this call, and the record to append, after the slots were read."""
+        """Decide this arrival after the slots were read. Return its outcome, and the record to append."""
         if self._state.has(self._done):
             return PASSED, 0, b""
         begun = self._begun

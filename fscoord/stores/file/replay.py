@@ -237,7 +237,7 @@ class KeyValueState:
         return value if value is None or isinstance(value, bytes) else materialize(value, fetch)
 
     def values_of(self, keys: list[bytes], fetch: Fetch) -> tuple[list[bytes], list[bytes]]:
-        """Return the keys without a value, each once and in order, and the values of `keys`; [] if a key has none."""
+        """Return the missing keys, each once and in order, and the values. If a key is missing, return no values."""
         absent = [key for key in dict.fromkeys(keys) if key not in self.values]
         return absent, [] if absent else [materialize(self.values[key], fetch) for key in keys]
 

@@ -51,7 +51,7 @@ Write = Callable[..., Any]
 """`FileStore._write`, which performs an operation and returns its result."""
 
 WITNESSED_MAX: Final = 64
-"""For how many missing keys of a traced wait the writers are recorded."""
+"""The maximum number of missing keys of a traced wait for which the trace records the writers."""
 
 
 class Condition(ABC, Generic[T]):
