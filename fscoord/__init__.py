@@ -57,7 +57,7 @@ __all__ = [
     "get_all",
     "store_timeout",
     "synchronize",
-    # errors: all of `errors.__all__`, written out, because mypy understands a list of texts only
+    # errors: the names of `errors.__all__`, repeated here because mypy reads only a list of string literals
     "BarrierError",
     "BrokenBarrierError",
     "CorruptLogError",

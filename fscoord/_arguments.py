@@ -1,4 +1,4 @@
-"""Checks and conversions of the arguments of a store's methods, and of texts read from a store."""
+"""Checks and converts the arguments of store methods, and parses texts that were read from a store."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from fscoord.errors import LimitExceededError, StoreTimeoutError
 class MalformedText(Exception):
     """A text from a store does not have the expected form.
 
-    The class is not a `ValueError`, because a signal handler may raise a `ValueError` while a text is parsed.
+    The class is not a `ValueError`, because a signal handler may raise a `ValueError` during the parsing. The parser's
+    caller must be able to tell the two apart.
     """
 
 
 class NotACounterError(ValueError):
     """`Store.add` was called on a value that is not an integer.
 
-    The error has a class of its own, because a signal handler may raise a plain `ValueError`.
+    The separate class distinguishes it from a `ValueError` that a signal handler raises.
     """
 
 
 class CounterRangeError(OverflowError):
     """The sum of `Store.add` does not fit in 64 bits.
 
-    The error has a class of its own, for the same reason as `NotACounterError`.
+    The separate class distinguishes it from an `OverflowError` that a signal handler raises.
     """
 
 
@@ -41,7 +42,7 @@ DEFAULT_TIMEOUT = 300.0
 KEY_MAX = 1024
 """The longest key, in bytes."""
 VALUE_MAX = 64 * 1024 * 1024
-"""The longest value, and the largest sum of keys and values of one `Store.multi_set`, in bytes."""
+"""The longest value, in bytes. It also limits the total size of the keys and values of one `Store.multi_set`."""
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -49,9 +50,9 @@ def key_bytes(key: Key) -> bytes:
     """Return `key` as bytes.
 
     Raises:
-        TypeError: it is neither `str` nor `bytes`.
-        ValueError: it can't be encoded.
-        LimitExceededError: it is longer than `KEY_MAX`.
+        TypeError: `key` is neither `str` nor `bytes`.
+        ValueError: `key` can't be encoded.
+        LimitExceededError: `key` is longer than `KEY_MAX`.
     """
     if isinstance(key, str):
         try:
@@ -70,7 +71,7 @@ def key_bytes(key: Key) -> bytes:
 
 
 def key_given(given: Key | None, other_name: str, other: Key | None, name: str = "key") -> Key:
-    """Return the argument `name`, which the caller may also give as `other_name`, its name in torch.
+    """Return `given` or `other`, whichever is not None. torch calls the argument `other_name` instead of `name`.
 
     Raises:
         TypeError: both are given, or neither.
@@ -84,7 +85,7 @@ def key_given(given: Key | None, other_name: str, other: Key | None, name: str =
 
 
 def timeout_given(timeout: Timeout | None, other_name: str, other: Timeout | None) -> Timeout | None:
-    """Return the timeout argument, which the caller may also give as `other_name`, its name in torch.
+    """Return `timeout` or `other`, whichever is not None, or None. torch calls the timeout argument `other_name`.
 
     Raises:
         TypeError: both are given.
@@ -95,10 +96,10 @@ def timeout_given(timeout: Timeout | None, other_name: str, other: Timeout | Non
 
 
 def keys_bytes(keys: Iterable[Key]) -> list[bytes]:
-    """Return each of `keys` as bytes, with the errors of `key_bytes`.
+    """Return each of `keys` as bytes, and raise the errors of `key_bytes`.
 
     Raises:
-        TypeError: `keys` is a single key and not a sequence.
+        TypeError: `keys` is a single key, not a sequence of keys.
     """
     if isinstance(keys, (str, bytes, bytearray, memoryview)):
         raise TypeError(f"expected a sequence of keys, not a single {type(keys).__name__}")
@@ -114,9 +115,9 @@ def value_bytes(value: Value) -> bytes:
     """Return `value` as bytes.
 
     Raises:
-        TypeError: it is neither `str` nor bytes-like.
-        ValueError: it can't be encoded.
-        LimitExceededError: it is longer than `VALUE_MAX`.
+        TypeError: `value` is neither `str` nor bytes-like.
+        ValueError: `value` can't be encoded.
+        LimitExceededError: `value` is longer than `VALUE_MAX`.
     """
     if isinstance(value, bytes):
         data = value
@@ -138,7 +139,7 @@ def value_bytes(value: Value) -> bytes:
 
 
 def pairs_bytes(keys: Iterable[Key], values: Iterable[Value]) -> list[tuple[bytes, bytes]]:
-    """Return the pairs of `keys` and `values` as bytes, with the errors of `Store.multi_set`."""
+    """Return the pairs of `keys` and `values` as bytes, and raise the errors of `Store.multi_set`."""
     if isinstance(values, (str, bytes, bytearray, memoryview)):
         raise TypeError(f"expected a sequence of values, not a single {type(values).__name__}")
     names = keys_bytes(keys)
@@ -153,7 +154,7 @@ def pairs_bytes(keys: Iterable[Key], values: Iterable[Value]) -> list[tuple[byte
 
 
 def counter_sum(current: bytes | None, amount: int, key: bytes) -> int:
-    """Return the sum of `amount` and the integer in `current`, with the errors of `Store.add`.
+    """Return the sum of `amount` and the integer in `current`, and raise the errors of `Store.add`.
 
     Args:
         current: the value of `key`; None counts as 0.
@@ -176,7 +177,7 @@ def counter_sum(current: bytes | None, amount: int, key: bytes) -> int:
 
 
 def parse_uint63(text: str | bytes) -> int:
-    """Parse `text` as decimal digits, and return the integer, which must be between 0 and 2**63 - 1.
+    """Return the integer whose decimal digits are `text`, from 0 to 2**63 - 1.
 
     Raises:
         MalformedText: `text` has other characters, or the integer is too large.
@@ -203,7 +204,7 @@ def utf8(text: bytes) -> str:
     """Decode `text` as UTF-8.
 
     Raises:
-        MalformedText: it is not UTF-8.
+        MalformedText: `text` is not UTF-8.
     """
     found = text.decode("utf-8", "replace")
     if "\ufffd" in found and found.encode() != text:
@@ -212,11 +213,11 @@ def utf8(text: bytes) -> str:
 
 
 def check_int64(name: str, value: object) -> int:
-    """Return `value` as an `int` if it is an integer of 64 bits, such as one of numpy. Errors call it `name`.
+    """Return the 64-bit integer `value` as an `int`. Integers of numpy are accepted. `name` is used in errors.
 
     Raises:
-        TypeError: it is not an integer: it has no ``__index__``, or it is a `bool`.
-        OverflowError: it does not fit in 64 bits.
+        TypeError: `value` is not an integer: it has no ``__index__``, or it is a `bool`.
+        OverflowError: `value` does not fit in 64 bits.
     """
     if type(value) is not int:
         if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -228,17 +229,17 @@ def check_int64(name: str, value: object) -> int:
 
 
 def not_copied(thing: object, instead: str) -> TypeError:
-    """Return the error of pickle and `copy` for `thing`, which belongs to this process. `instead` says what to do."""
+    """Return the error to raise when `thing` is pickled or copied. `instead` tells the user what to do instead."""
     return TypeError(f"{type(thing).__name__} can't be pickled or copied, because it belongs to one process; {instead}")
 
 
 def refuse_copies(thing: object) -> NoReturn:
-    """Refuse pickle and `copy` for a recipe, because a copy could end the original's hold."""
+    """Raise `TypeError`: a recipe can't be pickled or copied, because a copy could release the original's lock."""
     raise not_copied(thing, "pass the store and the name, and make another one there")
 
 
 def check_choice(name: str, value: str, known: Iterable[str]) -> str:
-    """Return `value` if it is one of `known`. Errors call the argument `name`.
+    """Return `value` if it is one of `known`. `name` is the argument's name in errors.
 
     Raises:
         ValueError: `value` is not one of `known`.
@@ -249,12 +250,12 @@ def check_choice(name: str, value: str, known: Iterable[str]) -> str:
 
 
 def check_positive(name: str, value: object) -> int:
-    """Return `value` if it is an integer of 64 bits and at least 1. Errors call the argument `name`.
+    """Return `value` if it is a 64-bit integer of at least 1. `name` is the argument's name in errors.
 
     Raises:
-        TypeError: it is not an integer.
-        ValueError: it is below 1.
-        OverflowError: it does not fit in 64 bits.
+        TypeError: `value` is not an integer.
+        ValueError: `value` is below 1.
+        OverflowError: `value` does not fit in 64 bits.
     """
     number = check_int64(name, value)
     if number < 1:
@@ -266,8 +267,8 @@ def to_seconds(timeout: object) -> float:
     """Convert `timeout`, a number of seconds or a `timedelta`, to seconds. ``timedelta.max`` becomes ``math.inf``.
 
     Raises:
-        TypeError: it is neither a number nor a `timedelta`.
-        ValueError: it is negative or NaN.
+        TypeError: `timeout` is neither a number nor a `timedelta`.
+        ValueError: `timeout` is negative or NaN.
     """
     if isinstance(timeout, timedelta):
         value = math.inf if timeout == timedelta.max else timeout.total_seconds()
@@ -285,7 +286,7 @@ def to_seconds(timeout: object) -> float:
 
 @lru_cache(maxsize=64)
 def to_timedelta(value: float) -> timedelta:
-    """Return `value` seconds as a `timedelta`, or ``timedelta.max`` if a `timedelta` can't hold so many seconds."""
+    """Return `value` seconds as a `timedelta`, at most ``timedelta.max``."""
     try:
         return timedelta(seconds=value)
     except OverflowError:
@@ -293,9 +294,9 @@ def to_timedelta(value: float) -> timedelta:
 
 
 def missing_error(place: object, what: str, keys: Sequence[bytes], waited: float, doubt: str = "") -> StoreTimeoutError:
-    """Return the error of a time-out.
+    """Return the error for a wait that timed out.
 
-    Its message has `place`, unless that is empty, then `missing_message`, then `doubt`.
+    The message consists of `place` (if not empty), the result of `missing_message`, and `doubt`.
     """
     message = missing_message(what, keys, waited) + doubt
     names = [key_text(key) for key in keys]
@@ -303,18 +304,18 @@ def missing_error(place: object, what: str, keys: Sequence[bytes], waited: float
 
 
 def missing_message(what: str, keys: Sequence[bytes], waited: float) -> str:
-    """Return the message of a time-out: the missing `keys`, and the seconds that the caller has `waited`."""
+    """Return a message that names the missing `keys` and the seconds `waited`. `what` is a noun such as "key"."""
     absent = "are not there" if len(keys) > 1 else "is not there"
     after = f"did not come within {waited:.3g} s" if waited >= 0.001 else absent
     return f"{called(what, keys)} {after}"
 
 
 def called(what: str, keys: Sequence[bytes]) -> str:
-    """Return the noun `what`, in the plural if there are several `keys`, and the names of the keys."""
+    """Return the noun `what`, in the plural for several `keys`, followed by the names of the keys."""
     return f"{what}{'s' if len(keys) > 1 else ''} {key_names(keys)}"
 
 
 def key_names(keys: Sequence[bytes]) -> str:
-    """Return the text with which a message names `keys`: the first 16 keys, and the number of the other keys."""
+    """Return a list of `keys` for a message: the first 16 keys, and the number of the other keys."""
     more = f" and {len(keys) - 16} more" if len(keys) > 16 else ""
     return ", ".join(repr(key_text(key)) for key in keys[:16]) + more

@@ -1,8 +1,8 @@
 """The exceptions of fscoord, in one tree.
 
-The root is a `RuntimeError`, because callers of torch's c10d stores catch `RuntimeError`. Many classes are also a
-built-in exception (`TimeoutError`, `ValueError`, `OSError`...). A message says what happened, to which path or key, and
-what to do next.
+The root `FscoordError` is a `RuntimeError`, because callers of torch's c10d stores catch `RuntimeError`. Many classes
+also inherit from another built-in exception (`TimeoutError`, `ValueError`, `OSError`...). A message says what happened,
+to which path or key, and what to do next.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 @contextmanager
 def needed_extra(user: str, module: str, extra: str) -> Iterator[None]:
-    """Import `module` in the body of the ``with``, for `user`. If that fails, the error names the `extra` to install.
+    """Context manager around an import of `module`. Its `ImportError` says that `user` needs `extra` installed.
 
     The ``name`` of the error is ``fscoord[extra]``.
     """
@@ -70,7 +70,7 @@ class FscoordError(RuntimeError):
         super().__init__(message)
 
     _own_class: type[FscoordError] | None = None
-    """The class of the package of which the class is a subclass, if `joined` has made it."""
+    """In a class that `joined` has created: the class of fscoord from which it is derived. Otherwise None."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -90,9 +90,9 @@ _joined_classes: dict[tuple[type[FscoordError], type[Exception]], type[FscoordEr
 
 
 def joined(error: FscoordError, theirs: type[Exception]) -> FscoordError:
-    """Return `error` as an error that is also a `theirs`, for callers of the package that has the class `theirs`.
+    """Return a copy of `error` whose class also inherits from `theirs`, an exception class of another package.
 
-    A pickled copy of the result has the class of `error`, because the class of the result is made here.
+    pickle can't find the new class by name, so an unpickled copy of the result has the class of `error`.
     """
     ours = error._own_class or type(error)
     names = {"__module__": ours.__module__, "__qualname__": ours.__qualname__, "_own_class": ours}
@@ -101,25 +101,25 @@ def joined(error: FscoordError, theirs: type[Exception]) -> FscoordError:
 
 
 def _timeout_message(message: str) -> str:
-    """Return `message`, with "timeout" added at its beginning unless it begins with "timeout" or contains "timeout=".
+    """Prepend "timeout: " to `message`, unless it begins with "timeout" or contains "timeout=".
 
-    Callers of torch's stores search messages for "timeout". A path or a key in the message may contain this word by
-    chance, so an occurrence anywhere else does not count.
+    Callers of torch's stores search messages for "timeout". Other occurrences of the word don't count, because they may
+    be part of a path or a key.
     """
     return message if message.startswith("timeout") or "timeout=" in message else f"timeout: {message}"
 
 
 class StoreTimeoutError(FscoordError, TimeoutError, LookupError):
-    """A wait reached its deadline. The message contains "timeout", for which callers of torch's stores search.
+    """A wait reached its deadline. The message contains "timeout", because callers of torch's stores search for it.
 
     Attributes:
         keys: the keys that were still missing, as text.
-        missing_ranks: the ranks that had not arrived at a barrier, as its decoder names them.
-        dead_ranks: the missing ranks that are known dead, as text; the other missing ranks are late.
-        holder: the process that held the log lock at the end, as ``host:pid``, or None if the lock was not the reason.
+        missing_ranks: the ranks that had not arrived at a barrier, as text (see the decoder of `fscoord.barrier`).
+        dead_ranks: the missing ranks that are known dead, as text. The other missing ranks are late.
+        holder: the process that held the log lock at the deadline, as ``host:pid``. None: the lock was not the reason.
         waited: the time waited, in seconds.
-        maybe_applied: whether the write that waited may still take effect. Only a write to a log that hosts share can
-            end like this: another process of the host, which makes the write, was stopped.
+        maybe_applied: whether a write that timed out may still take effect. This happens only if several hosts share
+            the log. There, one process writes for the others on its host, and that process may stall.
     """
 
     def __init__(
@@ -160,13 +160,13 @@ class StoreClosedError(StoreError):
 
 
 class StoreGoneError(StoreError):
-    """The log was deleted, replaced or truncated, or its life has ended; open the store again."""
+    """The log was deleted, replaced, truncated, or finished by its last participant; open the store again."""
 
 
 class SessionDeadError(StoreGoneError):
     """The store has recorded this handle's session as dead; open the store again.
 
-    The error is raised in a process that was stopped, or cut off from the other processes, for long. The handle has
+    This happens to a process that was stopped, or cut off from the other processes, for a long time. The handle has
     written nothing since its session was recorded as dead.
     """
 
@@ -176,7 +176,7 @@ class StaleRunError(StoreError):
 
 
 class StoreUnavailableError(StoreError, OSError):
-    """A call of the system failed: no space, read-only file system, input/output error.
+    """A system call failed: no space, read-only file system, input/output error.
 
     Attributes:
         errno: the system's error number, as in the `OSError` that is the ``__cause__``.
@@ -190,7 +190,7 @@ class StoreUnavailableError(StoreError, OSError):
 
 
 class CorruptLogError(StoreError):
-    """The log contains bytes that no writer of fscoord leaves there; nothing was repaired.
+    """The log contains bytes that fscoord never writes; nothing was repaired.
 
     Attributes:
         offset: the beginning of the damage, in bytes from the start of the file.
@@ -212,11 +212,11 @@ class LimitExceededError(StoreError, ValueError):
 
 
 class InsecurePathError(StoreError, PermissionError):
-    """The path is a symbolic link, is not a regular file, or has a wrong owner or permissions that are too open."""
+    """The path is a symbolic link or not a regular file, or its owner or its permissions are not safe."""
 
 
 class UnsupportedFilesystemError(StoreError, OSError):
-    """The file system or platform lacks something that the store needs, and fscoord uses no weaker substitute."""
+    """The file system or platform lacks a feature that the store needs."""
 
 
 class BarrierError(FscoordError):
@@ -226,7 +226,7 @@ class BarrierError(FscoordError):
 class UsedBeforeError(BarrierError):
     """The key of a barrier or an exchange, or the rank of a participant, was used before.
 
-    Often a program runs a second time.
+    The usual cause is a second run of a program on the same store.
     """
 
 
@@ -238,7 +238,7 @@ class BrokenBarrierError(BarrierError):
     """A barrier cannot complete, because ranks that had not arrived are dead.
 
     Attributes:
-        missing: the ranks that had not arrived, as the barrier's decoder names them.
+        missing: the ranks that had not arrived, as text (see the decoder of `fscoord.barrier`).
         dead: the missing ranks that are known dead, as text.
     """
 
@@ -249,7 +249,7 @@ class BrokenBarrierError(BarrierError):
 
 
 class LockLostError(FscoordError):
-    """A lock or another hold was lost: the holder was taken for dead, or `recipes.force_release` released the hold."""
+    """A lock or a similar claim was lost: its holder was declared dead, or `recipes.force_release` released it."""
 
 
 class StaleTokenError(LockLostError):
@@ -261,7 +261,7 @@ class WorkFailedError(FscoordError):
 
 
 class RendezvousError(FscoordError):
-    """A rendezvous failed: nodes did not find each other or did not agree. The subclasses have the names of torch."""
+    """A rendezvous failed: nodes did not find each other or did not agree. Subclasses are named as in torch."""
 
 
 class RendezvousClosedError(RendezvousError):

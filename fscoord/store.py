@@ -1,11 +1,11 @@
-"""The contract of all stores: `Store`, the base class; `Capabilities`, in which stores differ; `Member`, a session.
+"""The contract of all stores: `Store`, the base class; `Capabilities`, optional features; `Member`, a session.
 
-`StoreView` is the base class of stores whose data is in another store.
+`StoreView` is the base class of stores that keep their data in another store, such as `PrefixStore`.
 
-The names and meanings are those of torch's c10d ``Store``. Where the stores of c10d disagree with each other, the
-docstring of the operation says which meaning it has here. This module does not depend on any particular store.
+The operations have the names and the semantics of torch's c10d ``Store``. Where the stores of c10d differ from each
+other, the docstring of the operation specifies the semantics here. This module does not depend on any particular store.
 
-A hook of a store is a private method or attribute that other modules of this package use, and that a store overrides.
+A *hook* is a private method or attribute of `Store` that stores override and other modules of this package use.
 """
 
 from __future__ import annotations
@@ -60,33 +60,32 @@ S = TypeVar("S", bound="Store")
 T = TypeVar("T")
 
 POLL_INTERVAL_S: Final = 0.1
-"""The interval in seconds of polls of a store that can't report changes."""
+"""The interval, in seconds, at which waits poll a store that can't report changes."""
 
 DEATH_POLL_S: Final = 0.02
 """The interval in seconds at which a wait checks for dead sessions, on a store that can't report deaths."""
 
 
 class Capabilities(NamedTuple):
-    """The features that a kind of store has beyond the contract, and its limits.
+    """The optional features and the limits of one kind of store.
 
-    The defaults describe a store that keeps exactly the contract. The suite in ``fscoord.testing`` tests that each
-    store has the capabilities that it claims. The documentation's table "Stores compared" is made from the
-    capabilities.
+    The defaults describe a store without any optional feature. The test suite in ``fscoord.testing`` checks that a
+    store has the capabilities that it claims. The table "Stores compared" in the documentation shows them.
 
     Attributes:
         processes: several processes can share one store.
         hosts: several hosts can share one store.
-        durable: there is an option by which acknowledged writes survive a power failure.
-        survives_handles: the data is still there when all handles were closed and a new handle is opened.
-        survives_first_handle: the store continues when its first handle is closed. Otherwise the process of the first
+        durable: an option makes acknowledged writes survive a power failure.
+        survives_handles: the data remains after all handles are closed, and a new handle finds it.
+        survives_first_handle: the store continues after its first handle is closed. If False, the process of the first
             handle runs the server.
-        sessions: the store lists its sessions. Where `Store.has_liveness` is true, it also reports which are dead.
-        knows_write_outcome: the error of a failed write never has ``maybe_applied`` set: it is known whether the write
-            took effect.
-        lists_any_key: `Store.list_keys` lists keys that are not UTF-8. Otherwise it raises if there are such keys.
+        sessions: the store lists its sessions. If `Store.has_liveness` is true, it also reports which are dead.
+        knows_write_outcome: after a failed write, the store always knows whether the write took effect. Its errors
+            never have ``maybe_applied`` set.
+        lists_any_key: `Store.list_keys` lists keys that are not UTF-8. If False, it raises an error for such a key.
         deletes_at_once: `Store.delete_key` removes the value and the queue of a key in one step.
-        changes_conditionally: the store has `Store.create`, `Store.pop` and `Store.delete_key` with ``expected``, each
-            as one step. Otherwise they raise `StoreError`.
+        changes_conditionally: `Store.create`, `Store.pop` and `Store.delete_key` with ``expected`` work, each in one
+            step. If False, they raise `StoreError`.
         value_max: the longest value, in bytes. It may also limit the size of one `Store.multi_set`.
     """
 
@@ -112,11 +111,11 @@ class Member(NamedTuple):
         pid: the id of the session's process.
         rank: the last rank that the session announced, or None.
         label: the label with which the handle was opened, or ``""``.
-        since: the time of the registration, in seconds since the epoch by the clock of the session's host. It is
-            information for people; the clocks of two hosts may differ.
+        since: the time of the registration, in seconds since the epoch by the clock of the session's host. Don't
+            compare the times of two hosts: their clocks may differ.
         alive: ``"yes"``, ``"no"`` (the process has ended or the handle was closed) or ``"unknown"``.
-        found_dead: the time of the death record, in seconds since the epoch by the clock of the host that recorded the
-            death; None if there is no death record.
+        found_dead: when the store recorded the death of the session, in seconds since the epoch by the clock of the
+            host that recorded it. None: the death is not recorded.
     """
 
     number: int
@@ -130,37 +129,37 @@ class Member(NamedTuple):
 
 
 NUM_MEMBERS: Final = b"/num_members"
-"""The end of the key with which `Store.barrier` counts the arrivals."""
+"""The suffix of the key in which `Store.barrier` counts the arrivals."""
 
 CALL_MAX_S: Final = 20.0
-"""The longest call, in seconds, for a request that has its own `SlowWaitLogger`. A store logs longer calls itself."""
+"""The longest single call, in seconds, for a request with a `SlowWaitLogger`. A store logs only longer calls itself."""
 
 
 class Store(ABC):
     """Named values, counters and queues that several processes share.
 
-    The operations are those of torch's c10d ``Store``, with some more. A key is a ``str`` or ``bytes``. A ``str``
+    The operations are those of torch's c10d ``Store`` and some others. A key is a ``str`` or ``bytes``. A ``str``
     stands for its UTF-8 bytes (with ``surrogateescape``), so ``"k"`` and ``b"k"`` are the same key. A value is given as
     a ``str`` or any bytes-like object, and returned as ``bytes``. A timeout is a number of seconds or a `timedelta`.
-    ``None`` means the store's timeout, and ``0`` means that the operation looks once and does not wait. ``math.inf``
-    and ``timedelta.max`` mean no limit.
+    ``None`` means the store's timeout. ``0`` means that the operation does not wait. ``math.inf`` and
+    ``timedelta.max`` mean no limit.
 
     Every operation takes effect once, between its call and its return. Several threads may use one handle. An operation
     with a bad argument changes nothing. It raises `TypeError` for a wrong type, `ValueError` for a wrong value, and
     `~fscoord.LimitExceededError` for a key over 1 KiB or a value over 64 MiB.
 
     Any operation may raise `~fscoord.StoreTimeoutError` if it can't reach or lock the store within the store's
-    timeout. It may raise `~fscoord.StoreError` or one of its subclasses if the store fails. The ``maybe_applied`` of
-    the error says whether a failed write may have taken effect.
+    timeout. If the store fails, the operation raises `~fscoord.StoreError` or a subclass. The attribute
+    ``maybe_applied`` of the error says whether a failed write may have taken effect.
     """
 
     capabilities: Capabilities = Capabilities()
-    """The capabilities of this kind of store; see `Capabilities`."""
+    """The optional features of this kind of store."""
 
     _timeout: float = DEFAULT_TIMEOUT
 
     _typical_call_s: float = math.inf
-    """The usual upper limit, in seconds, of a call that does not wait for other processes. 0: calls only use memory."""
+    """The longest usual duration, in seconds, of a call that waits for no other process. 0: the store is in memory."""
 
     @abstractmethod
     def set(self, key: Key, value: Value) -> None:
@@ -168,11 +167,11 @@ class Store(ABC):
 
     @abstractmethod
     def get(self, key: Key, *, default: D | EllipsisType = ..., timeout: Timeout | None = None) -> bytes | D:
-        """Return the value of `key`. If the key has no value, wait for one, or return `default` at once.
+        """Return the value of `key`. If it has none, return `default` at once, or wait for a value without `default`.
 
         Args:
             key: the key.
-            default: the result if the key has no value. With a default the call does not wait for a value.
+            default: the result if the key has no value. With a default the call does not wait.
             timeout: the longest wait, in seconds or as a `timedelta`.
 
         Raises:
@@ -211,7 +210,7 @@ class Store(ABC):
 
     @abstractmethod
     def wait(self, keys: Iterable[Key], timeout: Timeout | None = None) -> None:
-        """Wait until `check` of `keys` is true, under one deadline.
+        """Wait until every one of `keys` has a value or a non-empty queue. `timeout` limits the whole wait.
 
         Raises:
             StoreTimeoutError: a key is still missing at the deadline. The ``keys`` of the error are all missing keys.
@@ -219,34 +218,35 @@ class Store(ABC):
 
     @abstractmethod
     def delete_key(self, key: Key, *, expected: Value | None = None) -> bool:
-        """Remove the value and the queue of `key`; return whether the key had a value or a queue.
+        """Remove the value and the queue of `key`; return whether anything was removed.
 
         Args:
             key: the key.
-            expected: if given, remove the key only if this is its value, and return whether it was removed.
+            expected: if given, remove the key only if its value equals `expected`.
 
         Raises:
-            StoreError: `expected` is given, and the store does not have `Capabilities.changes_conditionally`.
+            StoreError: `expected` is given, and the store lacks the capability ``changes_conditionally``.
         """
         raise self._not_in_one_step("delete_key(expected=)", key, b"" if expected is None else expected)
 
     def create(self, key: Key, value: Value) -> bool:
         """Set `key` to `value` if the key has no value; return whether this call has set it.
 
-        Unlike `compare_set`, the result differs between two callers with equal values, and an empty value is a value.
+        If several callers create the same key with equal values, exactly one gets True. `compare_set` can't tell them
+        apart. A key with an empty value is not created again.
 
         Raises:
-            StoreError: the store does not have `Capabilities.changes_conditionally`.
+            StoreError: the store lacks the capability ``changes_conditionally``.
         """
         raise self._not_in_one_step("create", key, value)
 
     def pop(self, key: Key) -> bytes | None:
-        """Remove `key`, as `delete_key` does, and return the value that it had.
+        """Remove the value and the queue of `key`, and return the value.
 
         If the key has no value, return None at once and change nothing.
 
         Raises:
-            StoreError: the store does not have `Capabilities.changes_conditionally`.
+            StoreError: the store lacks the capability ``changes_conditionally``.
         """
         raise self._not_in_one_step("pop", key)
 
@@ -256,7 +256,7 @@ class Store(ABC):
 
     @abstractmethod
     def list_keys(self, prefix: Key = "") -> list[str]:
-        """Return the keys with a value that begin with `prefix`, as ``str``, in the order of their bytes."""
+        """Return the keys that have a value and begin with `prefix`, as ``str``, sorted by their bytes."""
 
     @abstractmethod
     def append(self, key: Key, value: Value) -> None:
@@ -266,7 +266,7 @@ class Store(ABC):
     def multi_get(self, keys: Iterable[Key], *, timeout: Timeout | None = None) -> list[bytes]:
         """Return the values of `keys`, in the order of `keys`.
 
-        If values are missing, wait for all of them under one deadline.
+        If values are missing, wait for all of them. `timeout` limits the whole wait.
 
         Raises:
             StoreTimeoutError: a value is still missing at the deadline. The ``keys`` of the error are all missing keys.
@@ -276,7 +276,7 @@ class Store(ABC):
 
     @abstractmethod
     def multi_set(self, keys: Iterable[Key], values: Iterable[Value]) -> None:
-        """Set each of `keys` to the value at the same place in `values`, all in one step.
+        """Set the first of `keys` to the first of `values`, the second to the second, and so on, all in one step.
 
         Raises:
             ValueError: the numbers of keys and values differ; nothing is written.
@@ -284,13 +284,13 @@ class Store(ABC):
 
     @abstractmethod
     def queue_push(self, key: Key, value: Value) -> None:
-        """Append `value` to the queue `key`. A queue and a value may have the same name."""
+        """Append `value` to the queue `key`. A key may have both a queue and a value."""
 
     @abstractmethod
     def queue_pop(self, key: Key, block: bool = True, *, timeout: Timeout | None = None) -> bytes:
-        """Remove the oldest value from the queue `key` and return it. Each value is returned to one caller only.
+        """Remove the oldest value from the queue `key` and return it. Each value is returned to only one caller.
 
-        With ``block=False`` the call does not wait for a value, and `timeout` has no effect.
+        If the queue is empty, wait for a value. With ``block=False`` the call does not wait and ignores `timeout`.
 
         Raises:
             QueueEmptyError: with ``block=False``, the queue is empty.
@@ -308,25 +308,25 @@ class Store(ABC):
 
     @abstractmethod
     def clone(self: S) -> S:
-        """Return a new handle on the same store. It has the same timeout, and is independent of this handle."""
+        """Return a new, independent handle on the same store, with the timeout of this handle."""
 
     @abstractmethod
     def close(self) -> None:
         """Release the resources of this handle.
 
-        A second call does nothing. Any other later use of the handle raises `~fscoord.StoreClosedError`.
+        Closing a handle again does nothing. Any other use of a closed handle raises `~fscoord.StoreClosedError`.
         """
 
     def barrier(self, key: Key, world_size: int, timeout: Timeout | None = None) -> None:
-        """Wait until `world_size` callers have called this method with `key`. A key can be used for one barrier only.
+        """Wait until `world_size` callers have called this method with `key`. Use each key for one barrier only.
 
-        The barrier uses the keys ``{key}/num_members`` and ``{key}/last_member``, as c10d does on most stores. A
-        `TCPStore` uses the request of torch's server for it, with the single key `key`. So processes of both libraries
-        can meet at one barrier.
+        Processes that use torch and processes that use fscoord can take part in the same barrier. Like most stores of
+        c10d, the barrier uses the keys ``{key}/num_members`` and ``{key}/last_member``. A `TCPStore` sends a barrier
+        request with the single key `key` to torch's server instead.
 
         Raises:
             UsedBeforeError: more than `world_size` callers arrived.
-            BarrierError: a key of the barrier has a value of another kind.
+            BarrierError: the counter of the barrier has a value that is not a number of arrivals.
             StoreTimeoutError: fewer than `world_size` callers arrived before the deadline.
         """
         run_blocking(self, barrier_steps(self, key, world_size, self._seconds(timeout)))
@@ -337,9 +337,10 @@ class Store(ABC):
         return False
 
     def register(self) -> int:
-        """Register this handle as a session, unless it is registered already, and return the number of the session.
+        """Register this handle as a session, and return the number of the session.
 
-        The first call writes to the store. On a store without sessions the call does nothing and returns 0.
+        The first call writes to the store. Later calls return the same number. On a store without sessions the call
+        does nothing and returns 0.
 
         Raises:
             StoreError: the handle can't write, because it is read-only.
@@ -350,7 +351,7 @@ class Store(ABC):
     def members(self, ranks: Iterable[int] | None = None) -> list[Member]:  # noqa: ARG002 - see `has_liveness`
         """Return all sessions, in the order of their numbers. On a store without sessions the list is empty.
 
-        Unless the handle is read-only, the call registers the handle and records the deaths that it finds.
+        Unless the handle is read-only, the call also registers the handle and records the deaths that it detects.
 
         Args:
             ranks: if given, return only the sessions that have announced one of these ranks.
@@ -369,9 +370,9 @@ class Store(ABC):
     def dead_ranks(self, ranks: Iterable[int]) -> list[int]:  # noqa: ARG002 - see `has_liveness`
         """Return the ranks among `ranks` that are known dead.
 
-        A rank is known dead if one or more sessions have announced it, and all these sessions are dead. A rank is not
-        known dead if the state of one of its sessions is unknown, or if no session has announced it. All handles return
-        the same ranks, because each death is recorded before it is returned, unless the handle is read-only.
+        A rank is known dead if at least one session has announced it, and all sessions that have announced it are dead.
+        A session in an unknown state does not count as dead. Each death is recorded before it is returned, unless the
+        handle is read-only. So all handles agree on the dead ranks.
         """
         return []
 
@@ -383,10 +384,10 @@ class Store(ABC):
         return []
 
     def _session_states(self, numbers: Iterable[int]) -> dict[int, str]:
-        """Return the state of each of the sessions `numbers` that the store knows: ``"yes"``, ``"no"``, ``"unknown"``.
+        """Return {session number: `Member.alive`} for each of `numbers` that is a session of the store.
 
-        The states are those of `Member.alive`. Other stores than this default probe no other session, and do not
-        register the handle. They record the deaths that they find, as `members` does.
+        This default lists all members. A store that overrides it probes only the sessions `numbers`, and does not
+        register the handle. Deaths are recorded, as in `members`.
         """
         wanted = set(numbers)
         return {member.number: member.alive for member in self.members() if member.number in wanted}
@@ -395,7 +396,7 @@ class Store(ABC):
         """Wait for `keys` as `wait` does, but end the wait as soon as one of `ranks` is known dead.
 
         Returns:
-            The ranks that are known dead, if a key is missing. An empty list, if all keys are there.
+            An empty list if all keys are present. Otherwise the ranks that are known dead.
 
         Raises:
             StoreTimeoutError: at the deadline a key is missing and no rank is known dead.
@@ -410,7 +411,7 @@ class Store(ABC):
         return self._wait_beside(names, limit, lambda: self.dead_ranks(needed))
 
     def _dead_of_needed(self, ranks: NeededRanks) -> list[int]:
-        """Return each of `ranks` that is still needed and known dead.
+        """Return those of `ranks` that are still needed and known dead.
 
         Raises:
             _NoRankNeeded: no rank is needed any more.
@@ -431,7 +432,7 @@ class Store(ABC):
         return self._wait_beside(list(keys_bytes(keys)), limit, lambda: self.dead_sessions(needed))
 
     def _wait_beside(self, names: list[bytes], limit: float, find: Callable[[], list[int]]) -> list[int]:
-        """Wait for the keys `names`, or until `find` returns dead ranks or sessions; return the dead."""
+        """Wait for the keys `names`, or until `find` returns dead ranks or sessions. Return the result of `find`."""
         if not self.has_liveness:
             self.wait(names, limit)
             return []
@@ -444,7 +445,7 @@ class Store(ABC):
             except StoreTimeoutError:
                 dead = find()
                 if dead:
-                    with suppress(StoreTimeoutError):  # the dead may have set the keys after the look for them
+                    with suppress(StoreTimeoutError):  # a dead process may have set the keys after the last check
                         self.wait(names, 0.0)
                         return []
                     return dead
@@ -452,9 +453,9 @@ class Store(ABC):
                     raise
 
     def _wait(self, request: WaitRequest) -> Any:
-        """Carry out `request` in this thread, and return its answer; see `WaitRequest`.
+        """Wait in this thread as `request` says, and return the answer described in `WaitRequest`.
 
-        A store that makes `Wait` objects overrides this method. The default uses the public methods that wait.
+        A store that creates `Wait` objects overrides this method. The default calls `wait`, `multi_get` and the like.
         """
         slow_logger = request.slow_logger
         if slow_logger is None:
@@ -483,17 +484,17 @@ class Store(ABC):
         return []
 
     def _peek(self, key: bytes) -> bytes | None:
-        """Return the value of `key`, or None if it has no value, without waiting for one.
+        """Return the value of `key`, or None if it has no value. The call does not wait for a value.
 
-        The default compares with a random text. So it never succeeds, writes nothing and returns the value, or the text
-        if there is no value.
+        The default calls `compare_set` with a random text that no key has as its value. So it writes nothing, and
+        returns the value of the key. If the key has no value, it returns the random text.
         """
         nonce = system.random_bytes(16)
         value = self.compare_set(key, nonce, nonce)
         return None if value == nonce else value
 
     def _seconds(self, timeout: Timeout | None, default: object = ...) -> float:
-        """Return the timeout of one call in seconds, given its arguments."""
+        """Return the timeout of a call in seconds, from its arguments `timeout` and `default`."""
         if timeout is None:
             return self._timeout
         if default is not ...:
@@ -501,16 +502,16 @@ class Store(ABC):
         return to_seconds(timeout)
 
     def _not_in_one_step(self, operation: str, key: Key, value: Value = b"") -> StoreError:
-        """Check the arguments of `operation`, and return the error that the store does not have the operation."""
+        """Check the arguments of `operation`, and return the error of a store that does not support it."""
         value_bytes(value)
         return StoreError(
             f"{type(self).__name__} has no {operation}, so key {key_text(key_bytes(key))!r} is unchanged: the store"
-            " can't look at a key and change it in one step (capabilities.changes_conditionally). Use a FileStore,"
+            " can't test a key and change it in one step (capabilities.changes_conditionally). Use a FileStore,"
             " HashStore or EtcdStore"
         )
 
     def __init_subclass__(cls, **given: Any) -> None:
-        """Let a store that was written for an earlier version accept the arguments that were added since."""
+        """Make a subclass that was written for an earlier version of `Store` accept the arguments added since."""
         super().__init_subclass__(**given)
         for name, added in ADDED_ARGUMENTS.items():
             method = cls.__dict__.get(name)
@@ -518,16 +519,16 @@ class Store(ABC):
                 setattr(cls, name, _accepting(method, added))
 
     def _meet(self, prefix: bytes, rank: int, world_size: int, timeout: float) -> object:  # noqa: ARG002 - see there
-        """Begin the usual call of `fscoord.barrier` with `rank`, in this thread, if this store has a short way.
+        """Arrive at the barrier `prefix` in this thread, if this store has a fast path for `fscoord.barrier`.
 
         Returns:
-            True if the rank has passed the barrier. None if it has not arrived. Otherwise the begun arrival, for an
-            `ArrivalRequest`.
+            True if the rank has passed the barrier. None if the fast path can't be used. Otherwise the unfinished
+            arrival, for ``ArrivalRequest.begun``.
         """
         return None
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
-        """Carry out `request` in this thread, and return its answer; see `ArrivalRequest`."""
+        """Arrive and wait in this thread as `request` says, and return the answer described in `ArrivalRequest`."""
         return run_blocking(self, self._arrival_steps(request))
 
     def _arrival_steps(self, request: ArrivalRequest) -> WaitSteps[bytes | None]:
@@ -555,16 +556,16 @@ class Store(ABC):
         return None
 
     def _new_arrival_wait(self, request: ArrivalRequest, notifier: Any) -> Wait[Any] | None:  # noqa: ARG002 - see there
-        """Return the wait that carries out `request`, or None if this store has none; see `_arrival_steps`."""
+        """Return the `Wait` for `request`, or None if the caller must use `_arrival_steps`."""
         return None
 
     def _wait_for_change(self, known: object, timeout: float) -> object:
-        """Wait until the store may have changed since the call that returned `known`, at most `timeout` seconds.
+        """Wait until the store may have changed since the previous call.
 
-        The default is for a store that can't report changes: it sleeps for `POLL_INTERVAL_S`, and assumes a change.
+        The default is for a store that can't report changes: it sleeps for `POLL_INTERVAL_S` seconds.
 
         Args:
-            known: the result of the previous call. With None the call returns at once.
+            known: the result of the previous call. None: this is the first call, which returns at once.
             timeout: the longest wait, in seconds.
 
         Returns:
@@ -575,18 +576,18 @@ class Store(ABC):
         return True
 
     _exchanges_keys = False
-    """Whether the store has `_exchange`: whether it changes several keys in one step."""
+    """Whether the store implements `_exchange`."""
 
     def _exchange(self, key: bytes, *_: Any) -> bytes:
         """Perform a `compare_set` that, if it succeeds, also changes other keys in the same step.
 
-        The caller first checks `_exchanges_keys`. If a process dies in the step, or an error has ``maybe_applied``, the
-        first changes may have been made without the later changes. The order is: the keys of `absent`, `key`, the keys
-        of `present`.
+        Call it only if `_exchanges_keys` is true. The changes are made in this order: the keys `absent`, `key`, the
+        keys `present`. If the process dies in the step, or an error has ``maybe_applied``, only the first of these
+        changes may have been made.
 
         Args:
             key: the key to compare and set.
-            expected: the value that `key` must have; empty also stands for a missing key, as in `compare_set`.
+            expected: the value that `key` must have. An empty value also matches a missing key, as in `compare_set`.
             desired: the value that `key` gets.
             present: keys that get the value ``b"1"``.
             absent: keys that are deleted, if they exist.
@@ -597,71 +598,71 @@ class Store(ABC):
         raise TypeError(f"{type(self).__name__} can't change {key_text(key)!r} and other keys in one step")
 
     def _write_within(self, limit: float, key: bytes, value: bytes, *, appends: bool) -> None:
-        """Set `key` to `value`, or append `value` to it, within `limit` seconds, whatever the handle's timeout is.
+        """Set `key` to `value`, or append `value` to it, with a timeout of `limit` seconds.
 
-        The timeout of a handle holds for all threads that use the handle, so it is left alone. This default is for a
-        store whose operations take no other limit: a clone writes.
+        The timeout of this handle is not changed, because other threads may use the handle. This default writes through
+        a clone with its own timeout.
         """
         with self.clone() as handle:
             handle.set_timeout(limit)
             (handle.append if appends else handle.set)(key, value)
 
     def _observe(self) -> tuple[list[Member], dict[int, ShownWait]]:
-        """Return all sessions, and the wait of each waiting session by its number. Nothing is written.
+        """Return all sessions, and {session number: its wait} for the waiting sessions. Nothing is written.
 
-        Both are empty if the store does not show its sessions to a process that only reads.
+        Both are empty if a process must write to the store to list its sessions.
         """
         return [], {}
 
     @property
     def _shows_waits(self) -> bool:
-        """Whether the store shows its waits to other processes. Such a store needs the whole `WaitRequest`."""
+        """Whether the store shows its waits to other processes. Then the store must get the whole `WaitRequest`."""
         return False
 
     def _stopped_sessions(self, numbers: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - see there
-        """Return each of the sessions `numbers` whose process is known to be stopped, as by SIGSTOP.
+        """Return those of the sessions `numbers` whose process is stopped, for example by SIGSTOP.
 
-        Only processes of this host are known to be stopped.
+        A stopped process on another host is not detected.
         """
         return frozenset()
 
     def _closer_look(self) -> str:
-        """Return the end of the message of a time-out: the command that shows the waits on the store.
+        """Return the end of a time-out message: the command that shows the waits on the store.
 
-        It is empty if the command shows no waits for this kind of store.
+        Return "" if no command can show the waits on this kind of store.
         """
         return ""
 
     _has_participants = False
-    """Whether the participants of the store distinguish one run of a program from the next."""
+    """Whether the store was opened with `world_size`, so that it can tell one run of a program from the next."""
 
     _records_waits = False
-    """Whether the waits of the store record spans themselves, in a process that records a trace."""
+    """Whether the store itself records its waits as spans when the process records a trace."""
 
     def _trace_place(self, key: bytes) -> tuple[str, str]:
-        """Return two texts for the spans of a trace: one that identifies the data on all hosts, and the whole `key`."""
+        """Return the place of a span in a trace: a text that names the store on all hosts, and the full key."""
         return type(self).__name__, key_text(key)
 
     def _notifier_for(self, backend: WaitBackend) -> Any:  # noqa: ARG002 - see there
-        """Return the notifier that wakes the waits of `backend`, for `_new_wait`.
+        """Return the notifier that wakes the waits of `backend`; pass it to `_new_wait`.
 
-        Return None if this store makes no `Wait` objects: each of its waits is one call that blocks.
+        Return None if this store has no `Wait` objects. Then each wait is one blocking call.
         """
         return None
 
     def _new_wait(self, request: WaitRequest, notifier: Any) -> Wait[Any]:
-        """Return the wait that carries out `request`. `notifier`, a result of `_notifier_for`, wakes this wait."""
+        """Return the `Wait` for `request`, which `notifier` wakes. `notifier` is a result of `_notifier_for`."""
         raise TypeError(
-            f"{type(self).__name__} has no notifier {notifier!r}, and waits for {request} in its calls only"
+            f"{type(self).__name__} has no Wait objects, so notifier {notifier!r} can't wake a wait for {request}"
         )
 
     @property
     def timeout(self) -> timedelta:
-        """The time that operations wait by default; ``timedelta.max`` means no limit."""
+        """The default timeout of operations; ``timedelta.max`` means no limit."""
         return to_timedelta(self._timeout)
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set the time that operations of this handle wait by default, in seconds or as a `timedelta`.
+        """Set the default timeout of this handle's operations, in seconds or as a `timedelta`.
 
         Raises:
             TypeError: `timeout` is neither a number nor a `timedelta`.
@@ -688,7 +689,7 @@ ADDED_ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
     "queue_pop": {"timeout": None},
     "delete_key": {"expected": None},
 }
-"""The arguments that methods of `Store` got after other people had written stores, and the values that mean nothing."""
+"""Arguments that were added to methods of `Store`, with their defaults. Older stores of other packages lack them."""
 
 
 def _accepts(method: Any, added: dict[str, Any]) -> Any:
@@ -700,7 +701,10 @@ def _accepts(method: Any, added: dict[str, Any]) -> Any:
 
 
 def _accepting(method: Callable[..., Any], added: dict[str, Any]) -> Callable[..., Any]:
-    """Return `method` with the arguments `added`. A call that uses one of them gets the default of `Store`."""
+    """Return a wrapper of `method` that accepts the arguments `added`.
+
+    A call that uses one of these arguments goes to the implementation of `Store` instead of `method`.
+    """
 
     @wraps(method)
     def call(self: Store, *args: Any, **named: Any) -> Any:
@@ -713,11 +717,11 @@ def _accepting(method: Callable[..., Any], added: dict[str, Any]) -> Callable[..
 
 
 class _NoRankNeeded(Exception):
-    """Ends a wait that needs no rank any more."""
+    """Raised to end a wait when none of its ranks is needed any more."""
 
 
 def kept(method: F) -> F:
-    """Return the abstract `method` of `Store`, for a store that has the hooks by which its default is enough."""
+    """Return the abstract `method` of `Store` as a concrete method, for a store that inherits the implementation."""
 
     @wraps(method, updated=())  # without the mark of an abstract method
     def call(self: Store, *args: Any, **named: Any) -> Any:
@@ -738,7 +742,7 @@ def forwarded(method: F) -> F:
 
 
 def on_key(method: F) -> F:
-    """Return a method of a `StoreView` that calls `method` of the underlying store by `StoreView._do`, on one key."""
+    """Return a method of a `StoreView` that calls `method` of the underlying store on one key, through `_do`."""
     name = method.__name__
 
     @wraps(method, updated=())  # as in `kept`
@@ -749,7 +753,7 @@ def on_key(method: F) -> F:
 
 
 def on_keys(method: F) -> F:
-    """Do as `on_key` for a method of several keys."""
+    """Return a method of a `StoreView` that calls `method` of the underlying store on several keys, through `_do`."""
     name = method.__name__
 
     @wraps(method, updated=())
@@ -760,10 +764,10 @@ def on_keys(method: F) -> F:
 
 
 class StoreView(Store):
-    """A view of the underlying store `store`, in which only operations with keys differ.
+    """A store that passes its operations to the underlying store `store`. Its subclass may change the keys.
 
-    A subclass defines `_do`, through which these operations go, and the operations that are not listed here. A view has
-    no sessions of its own.
+    A subclass defines `_do`, through which every operation on keys goes, and the operations that are missing here. A
+    view has no sessions of its own.
     """
 
     def __init__(self, store: Store) -> None:
@@ -771,15 +775,15 @@ class StoreView(Store):
         self.capabilities: Capabilities = store.capabilities
 
     def _open(self) -> Store:
-        """Return the underlying store.
-
-        A view that can be closed without its store raises `StoreClosedError` if it is closed.
-        """
+        """Return the underlying store. A view that has been closed separately raises `StoreClosedError`."""
         return self._inner
 
     @abstractmethod
     def _do(self, operation: str, keys: list[bytes], call: Callable[[list[bytes]], T]) -> T:
-        """Do `operation` on `keys`, and return its result. `call` does it on given keys of the underlying store."""
+        """Perform `operation` on `keys`, and return its result.
+
+        `call` performs it on the underlying store. It takes the keys to use there.
+        """
 
     set = on_key(Store.set)
     get = on_key(Store.get)
@@ -805,7 +809,7 @@ class StoreView(Store):
         return self._inner.timeout
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set the timeout of the underlying store and so of all its views."""
+        """Set the timeout of the underlying store, which all its views share."""
         self._open().set_timeout(timeout)
 
     def has_extended_api(self) -> bool:
@@ -837,16 +841,16 @@ class StoreView(Store):
         return self._inner._trace_place(key)
 
 
-# The functions by which the other modules of this package use any store.
+# Functions with which other modules of this package use any store.
 
 
 def needed_store(store: T, *methods: str) -> T:
-    """Return `store`, a `Store` or another object with one of `methods`, such as a store of torch.
+    """Return `store` if it is a `Store`, or if it has one of `methods`, as a store of torch has.
 
     Every function and class that takes a store calls this function.
 
     Raises:
-        TypeError: `store` is not such an object. The message says what to pass instead.
+        TypeError: `store` is neither. The message says what to pass instead.
     """
     is_for_tasks = isinstance(getattr(store, "store", None), Store)  # its methods are coroutines
     if isinstance(store, Store) or (not is_for_tasks and any(hasattr(store, name) for name in methods)):
@@ -862,7 +866,7 @@ def needed_store(store: T, *methods: str) -> T:
 
 
 def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
-    """Run the generator `steps`, wait in this thread for each of its requests, and return its result."""
+    """Run the generator `steps` to its end, and return its result. This thread blocks for each request."""
     try:
         request = next(steps)
         while True:
@@ -879,13 +883,13 @@ def run_blocking(store: Store, steps: WaitSteps[T]) -> T:
         result: T = end.value
         return result
     finally:
-        # Close the generator now, and not when it is collected: its `finally` blocks release its resources. An
-        # exception that the caller keeps also keeps this frame, and the frame keeps the generator.
+        # Close the generator now, because its `finally` blocks release resources. It may not be collected for long: an
+        # exception that the caller keeps refers to this frame, and the frame refers to the generator.
         steps.close()
 
 
 def _wait_traced(store: Store, request: WaitRequest) -> Any:
-    """Wait as `wait_on` does, and record a span if the store does not record its waits itself."""
+    """Like `wait_on`, but record the wait as a span, unless the store records it."""
     if store._records_waits:
         return wait_on(store, request)
     span = begin_span("wait", store, request.keys[0])
@@ -901,12 +905,12 @@ def _wait_traced(store: Store, request: WaitRequest) -> Any:
 
 
 def wait_on(store: Store, request: Request) -> Any:
-    """Carry out `request` in this thread, and return its answer."""
+    """Wait in this thread as `request` says, and return the answer."""
     return store._arrive(request) if isinstance(request, ArrivalRequest) else store._wait(request)
 
 
 def barrier_steps(store: Store, key: Key, world_size: int, timeout: float) -> WaitSteps[None]:
-    """Execute `Store.barrier`."""
+    """Yield the requests of `Store.barrier`, as a generator for `run_blocking` or an event loop."""
     world_size, name = check_positive("world_size", world_size), key_bytes(key)
     counter, last = name + NUM_MEMBERS, name + b"/last_member"  # of one length
     if len(counter) > KEY_MAX:
@@ -916,7 +920,7 @@ def barrier_steps(store: Store, key: Key, world_size: int, timeout: float) -> Wa
             ArrivalRequest, (counter, b"", last, world_size, timeout, None, None, True, True, None)
         )
     except (NotACounterError, CounterRangeError) as error:
-        raise BarrierError(f"{error}, so it is not a barrier's counter; give every barrier its own key") from error
+        raise BarrierError(f"{error}. So it is not the counter of a barrier; give every barrier its own key") from error
     if arrived is not None:
         raise UsedBeforeError(
             f"barrier {key_text(name)!r} got arrival {int(arrived)} of {world_size}: its key was used before, or"
@@ -933,7 +937,7 @@ def begin_span(kind: str, store: Store, key: bytes, rank: int | None = None, *fa
 
 
 def how_to_run_again(store: Store) -> str:
-    """Return the advice of a `UsedBeforeError`: how to run the program again on `store`. The text names the store."""
+    """Return advice for the message of a `UsedBeforeError`: how to run the program again on `store`."""
     while isinstance(store, StoreView):
         store = store._inner
     advice = "give every barrier and exchange a key of its own"

@@ -1,9 +1,9 @@
-"""Process-wide machinery: the replaceable operating system, forks, interrupts, events, network, signals, logging.
+"""Process-wide services: system calls, forks, interrupts, file events, network, signals, logging, tracing.
 
-Only `system` imports modules for files, locks, processes and clocks, so that tests can replace the system under the
-whole package. `interrupts` states the rules that keep an operation whole when a signal handler raises an exception.
-`forks` runs the steps of every module in a forked child.
+Only `system` imports the standard modules for files, locks, processes and clocks, so that a test can replace them for
+the whole package. `interrupts` has the rules for code that a signal handler may interrupt with an exception. `forks`
+resets the modules of fscoord in a forked child.
 
-This package does not depend on stores, logs or keys. It imports only `errors` from the rest of fscoord. A thread
-acquires the locks of this package last, and waits for no other lock while it holds one of them.
+This package does not depend on stores, logs or keys. It imports only `errors` from the rest of fscoord. Its locks are
+the last in the lock order: a thread that holds one of them waits for no other lock.
 """

@@ -1,7 +1,7 @@
-r"""Text from other processes in messages: `printable` for people, `shell_word` for shells, `escape_word` for keys.
+r"""Escapes text from other processes: `printable` for people, `shell_word` for shells, `escape_word` for keys.
 
-Names of files and keys may have any bytes. As text they have a lone surrogate for each byte that is not UTF-8
-(`os.fsdecode`). To people each such byte is shown as ``\xNN``. The module is pure: it makes no system calls.
+Names of files and keys may have any bytes. In a ``str``, a byte that is not UTF-8 is a lone surrogate (`os.fsdecode`).
+Messages show this byte as ``\xNN``. The functions are pure.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import re
 from functools import lru_cache
 
 _BYTE_IN_REPR = re.compile(r"(?<!\\)((?:\\\\)*)\\udc([89a-f][0-9a-f])")
-"""A byte that is not UTF-8 in a name that `repr` has quoted. `repr` doubles the backslashes of the name itself."""
+r"""Matches a byte that is not UTF-8 in the result of `repr`. A backslash of the original text is doubled there."""
 
 
 def printable(data: str | bytes) -> str:
-    r"""Return `data` as text without characters that can't be printed. A byte that is not UTF-8 becomes ``\xNN``.
+    r"""Return `data` as text in which unprintable characters are escaped. A byte that is not UTF-8 becomes ``\xNN``.
 
-    A ``str`` may be a message with names that `repr` has quoted. `repr` shows such a byte as ``\udcNN``, which becomes
-    ``\xNN``, too.
+    A ``str`` may be a message with names that `repr` has quoted. The escapes ``\udcNN`` of `repr` also become ``\xNN``.
     """
     text = data.decode("utf-8", "surrogateescape") if isinstance(data, bytes) else data
     if not text.isprintable():
@@ -32,15 +31,15 @@ def _escape(sign: str) -> str:
 
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-")
-"""The characters that mean themselves to every shell."""
+"""The characters that need no quoting in any shell."""
 
 
 @lru_cache(maxsize=16)
 def escape_word(text: str) -> str:
     """Return `text` as a word of printable characters without spaces. Different texts become different words.
 
-    Printable characters of all alphabets stay as they are, except the space and ``%``. Every byte of any other
-    character becomes ``%XX``, as in a URL. A lone surrogate stands for a byte that is not UTF-8 (`os.fsdecode`).
+    Each byte of a space, of ``%`` and of an unprintable character becomes ``%XX``, as in a URL. All other characters
+    stay unchanged. A lone surrogate stands for a byte that is not UTF-8 (`os.fsdecode`).
     """
     return "".join(
         sign if sign.isprintable() and sign not in " %" else "".join(f"%{byte:02X}" for byte in _bytes(sign))
@@ -49,16 +48,15 @@ def escape_word(text: str) -> str:
 
 
 def closer_look(path: str) -> str:
-    """Return the end of the message of a time-out on the log at `path`: the command that shows all waits."""
+    """Return the end of a time-out message for the log at `path`: the command that shows all waits."""
     return f"; to look closer, run fscoord ps {shell_word(path)}"
 
 
 def shell_word(text: str) -> str:
-    r"""Return `text` as one printable word of a shell, as `shlex.quote` does.
+    r"""Quote `text` as one printable word of a shell, like `shlex.quote`.
 
-    A text that can't be printed, such as a path that is not UTF-8, is quoted as ``$'...'``, which all shells but the
-    smallest know. Nothing is imported for it: a time-out may be raised in a forked child that can import nothing any
-    more.
+    Text with unprintable characters is quoted as ``$'...'``, which bash, zsh and most other shells support. The
+    function imports no module, because it may run in a forked child in which imports fail.
     """
     if text and _PLAIN.issuperset(text):
         return text

@@ -1,15 +1,14 @@
-"""Events of the file system, from inotify(7) or, on platforms without it, from an `Observer` of watchdog.
+"""Sources of file system events: inotify(7), a FIFO, or an `Observer` of watchdog on platforms without inotify.
 
-A process that gets no inotify instance can read a FIFO, if the writers of the file signal that FIFO.
+A process that can't get an inotify instance reads a FIFO instead. The writers of the file must signal this FIFO.
 
 The waiting thread itself reads the events of inotify and of a FIFO. No other module imports watchdog. watchdog's
-bindings of inotify are not a documented API, so its version is bounded. If the bindings fail, waiters poll.
+bindings of inotify are not a documented API, so the package requires a range of versions. If the bindings fail, waiters
+poll.
 
-The import of the bindings costs a process that has imported nothing else some 30 to 40 ms of processor time, and 65
-modules. 41 of these modules, and nine tenths of the time, are modules of the standard library that `inotify_c` imports:
-ctypes, logging and dataclasses. To leave out the rest, this module would have to load `inotify_c` without its package.
-Then `dataclasses` would fail, because it looks up the module of a class in `sys.modules`, unless the module were
-entered there under a name whose package was never imported. So `inotify_c` is imported like any other module.
+The import of the bindings takes 30 to 40 ms of processor time, nine tenths of it for modules of the standard library
+that `inotify_c` imports (ctypes, logging, dataclasses). Loading `inotify_c` without its package would save little, and
+`dataclasses` would fail, because it needs the module in `sys.modules`.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ LOG_CHANGED = 0x0002 | 0x0004 | 0x0400 | 0x0800  # IN_MODIFY, IN_ATTRIB, IN_DELE
 BELL_RUNG = 0x0004 | 0x0400 | 0x0800
 
 EXHAUSTED = frozenset((system.errno.EMFILE, system.errno.ENOSPC))
-"""The errors of a user or process that has used up its inotify instances, watches or descriptors (inotify(7))."""
+"""The error numbers when no inotify instance, watch or descriptor is left for this user or process (inotify(7))."""
 PROCESSES_MAX = 256
-"""The most processes that one instance watches. Each process needs a descriptor."""
+"""The maximum number of processes that one source watches. Each process needs a descriptor."""
 
 
 def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
-    """Return a source of events of the file `path`.
+    """Return a source of events of the file `path`: an `Inotify` or an `ObserverSource`.
 
-    If the ``is_pollable`` of the source is true, the waiting thread must call ``wait(seconds)`` of the source.
-    Otherwise a thread of the source calls `wake` after each event. ``close()`` ends the source.
+    If its attribute ``is_pollable`` is true, the waiting thread must call ``wait(seconds)`` of the source. Otherwise a
+    thread of the source calls `wake` after each event. ``close()`` ends the source.
 
     Args:
         path: the file.
-        mask: the events of inotify(7).
+        mask: the events to watch, as in inotify(7). An `ObserverSource` ignores it.
         wake: the function that the thread of the source calls.
 
     Raises:
@@ -56,19 +55,19 @@ def watch_file(path: str, mask: int, wake: Callable[[], None]) -> Any:
 
 
 class PollableSource(ABC):
-    """The common part of the sources of events that the waiting threads read: interruptions and the ends of processes.
+    """The base class of sources that the waiting threads read. A wait also ends on `interrupt` or when a process ends.
 
     Several threads use one source at the same time, without a lock. With a lock, a signal handler that waits would
     deadlock if it interrupted a wait that holds the lock. So every change of shared data is one operation on a dict or
     a set.
 
-    Another thread may close the source while a method runs. A signal handler may fork in the middle of a method. The
-    child continues the method with closed descriptors. After a close or a fork no process can be watched through the
-    source, and no wait sleeps.
+    Another thread may close the source while a method runs. A signal handler may fork in the middle of a method. Then
+    the child continues the method with closed descriptors. After a close or a fork, the source watches no process, and
+    `wait` returns at once.
 
     Attributes:
-        is_closed: whether the source was closed, or belongs to the parent of this process.
-        processes: the pidfd of each watched process, by process id. The end of a watched process also ends a wait.
+        is_closed: whether the source was closed, or was inherited from the parent of this process.
+        processes: {process id: pidfd} of the watched processes. The end of a watched process also ends a wait.
     """
 
     is_pollable = True
@@ -89,14 +88,14 @@ class PollableSource(ABC):
         self._interruptions = self._open(map(system.os.eventfd, (0,), (flags,)))
 
     def _open(self, opening: Iterator[int]) -> int:
-        """Open the one descriptor of `opening`, and record it in the same chain of C calls: rule 1 in `interrupts`."""
+        """Open the descriptor that `opening` yields and record it, in one chain of C calls: rule 1 in `interrupts`."""
         system.occupy_standard_descriptors()
         opened: list[int] = []
         system.in_one_chain(partial(opened.extend, opening), partial(self._descriptors.update, opened))
         return opened[0]
 
     def _require_open(self) -> None:
-        """Raise an `OSError` in a child that a signal handler has forked while the source was made."""
+        """Raise an `OSError` if a signal handler has forked this process while the source was created."""
         if self.is_closed:
             raise OSError(system.errno.EBADF, "the process was forked meanwhile")
 
@@ -107,13 +106,13 @@ class PollableSource(ABC):
 
     @abstractmethod
     def _include_pidfds(self) -> None:
-        """Make `wait` wait for the epoll of the pidfds, too. Two threads may call this method at the same time."""
+        """Make `wait` also wait for the epoll of the pidfds. Two threads may call this method at the same time."""
 
     def watch_process(self, pid: int) -> bool:
-        """Watch process `pid`, so that its end also ends `wait`.
+        """Watch process `pid`, so that `wait` also returns when the process ends.
 
-        The pidfds are in an epoll(7), because a descriptor can be added to an epoll while another thread waits for the
-        epoll. If the process has ended already, `wait` returns at once, or pidfd_open(2) fails.
+        The pidfds are in an epoll(7), because a descriptor can be added to it while another thread waits for it. If the
+        process has ended already, `wait` returns at once, or pidfd_open(2) fails.
 
         Returns:
             False if the process can't be watched. Possible reasons: the source is closed, it watches `PROCESSES_MAX`
@@ -155,17 +154,17 @@ class PollableSource(ABC):
         self._close_pidfd(fd)
 
     def _close_pidfd(self, fd: int) -> None:
-        """Close `fd` unless it is closed: its number may be that of another descriptor by now."""
+        """Close `fd` unless another thread has closed it. The number of a closed descriptor may be in use again."""
         try:
             system.in_one_chain(partial(self._descriptors.remove, fd), partial(system.os.close, fd))
         except OSError as error:
             raise_if_foreign(error)
         except KeyError as error:
-            if error.args != (fd,):  # not of `remove`: rule 4 in `interrupts`
+            if error.args != (fd,):  # not from `remove`: rule 4 in `interrupts`
                 raise
 
     def reap_exited(self) -> int:
-        """Stop watching the processes that have ended; return how many ended processes this call has found."""
+        """Stop watching the processes that have ended; return their number."""
         pidfds = self._pidfds
         if pidfds is None:
             return 0
@@ -183,7 +182,7 @@ class PollableSource(ABC):
         return count
 
     def interrupt(self) -> None:
-        """Make a `wait` of any thread return."""
+        """Wake at least one thread that is in `wait`. If there is none, the next call of `wait` returns at once."""
         if not self.is_closed:
             system.os.eventfd_write(self._interruptions, 1)
 
@@ -194,14 +193,14 @@ class PollableSource(ABC):
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Close the epolls in a forked child. Another step closes the descriptors (`system.Descriptors`)."""
+        """Close the epolls in a forked child. The step "descriptors" of `forks` has closed the descriptors."""
         self.is_closed = True
         for epoll in list(self._epolls.values()):
             epoll.close()
 
 
 class Inotify(PollableSource):
-    """An inotify instance with one watch, read by the waiting threads."""
+    """An inotify instance that watches one file. The waiting threads read its events."""
 
     def __init__(self, path: str, mask: int) -> None:
         inotify_c = system.import_uninterrupted("watchdog.observers.inotify_c")
@@ -234,22 +233,22 @@ class Inotify(PollableSource):
         self.interrupt()  # threads that wait now wait without the epoll
 
     def wait(self, limit: float) -> bool:
-        """Wait for an event or a call of `interrupt`, at most `limit` seconds; return whether one came.
+        """Wait at most `limit` seconds for an event or a call of `interrupt`. Return False if the time has passed.
 
-        After `close` it returns True at once.
+        After `close` the method returns True at once.
         """
         poll = self._poll
         while not self.is_closed:
             try:
                 ready = poll.poll(limit * 1000)
                 break
-            except RuntimeError as error:  # a signal handler waits, and has interrupted its thread in this call
+            except RuntimeError as error:  # this is a signal handler that has interrupted this thread in the same call
                 raise_if_foreign(error)
                 poll = self._make_poll()
         else:
             return True
         for fd, _ in ready:
-            if fd in self._descriptors:  # not the epoll, which has nothing to read, and nothing that is closed
+            if fd in self._descriptors:  # not the epoll, which has nothing to read, and no closed descriptor
                 try:
                     system.os.read(fd, 4096)
                 except BlockingIOError as error:  # another thread has read it
@@ -257,7 +256,7 @@ class Inotify(PollableSource):
         return bool(ready)
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors for which `wait` waits. It returns at once while one of them is readable.
+        """Return the descriptors for which `wait` waits. While one of them is readable, `wait` returns at once.
 
         After `close` the list is empty.
         """
@@ -270,11 +269,10 @@ class Inotify(PollableSource):
 
 
 class FifoSource(PollableSource):
-    """The events of a FIFO: each hang-up of its last writer is one event. It takes the place of an inotify instance.
+    """A FIFO used as a source of events, instead of inotify. An event occurs when the last writer closes the FIFO.
 
-    After the first event the FIFO stays hung up, so the epoll reports edges (EPOLLET): the kernel reports the state
-    again at each later hang-up, and `wait` takes the report. The epoll does not wait for data in the FIFO. If any
-    process writes data, nothing happens.
+    After the first event the FIFO stays in the state EPOLLHUP. So the epoll is edge-triggered (EPOLLET): it reports the
+    state once for each close. The epoll does not wait for data, so data in the FIFO have no effect.
 
     Args:
         fifo: a descriptor of the FIFO, open for reading. The caller closes it.
@@ -298,9 +296,9 @@ class FifoSource(PollableSource):
             self._epoll.register(self._pidfds.fileno(), system.select.EPOLLIN)  # also for threads that wait now
 
     def wait(self, limit: float) -> bool:
-        """Wait for an event or a call of `interrupt`, at most `limit` seconds; return whether one came.
+        """Wait at most `limit` seconds for an event or a call of `interrupt`. Return False if the time has passed.
 
-        After `close` it returns True at once.
+        After `close` the method returns True at once.
         """
         try:
             ready = self._epoll.poll(limit, 8)
@@ -315,7 +313,7 @@ class FifoSource(PollableSource):
         return bool(ready)
 
     def descriptors(self) -> list[int]:
-        """Return the descriptor for which `wait` waits. It returns at once while the descriptor is readable.
+        """Return the descriptor for which `wait` waits. While it is readable, `wait` returns at once.
 
         After `close` the list is empty.
         """
@@ -327,7 +325,7 @@ class FifoSource(PollableSource):
 
 
 class ObserverSource:
-    """A watchdog `Observer` on the directory of one file, for platforms without inotify."""
+    """Reports the events of one file through an `Observer` of watchdog, for platforms without inotify."""
 
     is_pollable = False
 
@@ -353,7 +351,7 @@ class ObserverSource:
             raise error
 
     def close(self) -> None:
-        """End the observer's threads. In a forked child there are no such threads, and nothing is done."""
+        """End the threads of the observer. Do nothing in a forked child, which does not have these threads."""
         if self._owner == system.os.getpid():
             self._observer.stop()
 

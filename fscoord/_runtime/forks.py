@@ -1,14 +1,13 @@
-"""Recovery of a forked child: one hook, which runs the steps of all modules in a fixed order.
+"""Resets the package in a forked child: one hook runs a step of each module, in a fixed order.
 
-fork(2) copies the whole memory of the process, but only one thread, the calling thread. If another thread was changing
-data, the change is never completed in the child, and the locks of that thread are never released. Descriptors that the
-child inherits keep the parent's file locks. So a child creates every mutex of the package again and closes every
-descriptor.
+fork(2) copies the whole memory of the process, but only the calling thread. If another thread was changing data, the
+change is never completed in the child, and the locks of that thread are never released. Descriptors that the child
+inherits keep the parent's file locks. So a child creates every mutex of the package again and closes every descriptor.
 
 A module with a mutex, a thread or a descriptor registers a step under one of the names in `ORDER`. The steps run in the
-order of `ORDER`, whatever the order of imports. If the child is interrupted, for example by Ctrl-C, all steps run
-again. So each step may run twice. A step may only acquire mutexes that an earlier step, or the step itself, has created
-again. A step does not call `process_epoch`. docs/forks.md lists what each step does.
+order of `ORDER`, whatever the order of imports. If a signal handler interrupts them, for example after Ctrl-C, all
+steps run again. So it must be safe to run each step twice. A step may only acquire mutexes that the same step or an
+earlier step has created again. A step does not call `process_epoch`. docs/forks.md lists what each step does.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ ORDER: Final = (
     "faked files",  # the mutex of all logs under pyfakefs
     "mutexes",  # of each log
     "handles",  # each takes its log's new mutex
-    "stores",  # closes those that another thread was closing; needs `handles`
+    "stores",  # closes the stores that another thread was closing; needs `handles`
     "lock waits",
     "poller elections",
     "bells",
     "events",
-    "watchers",  # which use the last three
+    "watchers",  # they use poller elections, bells and events
     "names",
     "stations",
     "calls",
@@ -52,14 +51,14 @@ ORDER: Final = (
 _steps: dict[str, Callable[[], None]] = {}
 _life = [1]
 _guards: dict[int, Any] = {}
-"""The mutex of `recover_from_fork`, by process id. After a fork in C several threads of the child may call
-`recover_from_fork` at the same time. A child never uses its parent's mutex, which may be locked."""
+"""{process id: the mutex of `recover_from_fork`}. After a fork by C code, several threads of the child may call
+`recover_from_fork` at the same time. A child never uses the mutex of its parent, because it may be locked."""
 
 
 class WeakObjects(Generic[T]):
-    """A set that keeps none of its objects alive. The end of an object calls no function that is written in Python.
+    """A set of weak references. Unlike `weakref.WeakSet`, it runs no Python function when an object is collected.
 
-    A `weakref.WeakSet` calls one. A signal handler may run in it, and Python drops what the handler raises there.
+    A signal handler could interrupt that function, and Python would drop the exception of the handler.
     """
 
     def __init__(self) -> None:
@@ -77,8 +76,8 @@ class WeakObjects(Generic[T]):
 def after_fork_in_child(step: str, call: Callable[[], None]) -> None:
     """Register `call` as the step named `step`.
 
-    In a child of `os.fork`, a hook of Python runs the step. After a fork in C, the first operation of the child runs
-    it.
+    After `os.fork`, Python runs the steps in the child. After a fork by C code, the first operation of the child runs
+    them.
 
     Raises:
         ValueError: `ORDER` has no such name.
@@ -89,9 +88,9 @@ def after_fork_in_child(step: str, call: Callable[[], None]) -> None:
 
 
 def reset_in_child(step: str, reset: Callable[[T], None]) -> WeakObjects[T]:
-    """Register the step named `step`, which calls `reset` for each object of a set. Return the set, which is empty.
+    """Return a new, empty set, and register a step named `step` that calls `reset` for each object of the set.
 
-    A constructor adds its object to the set.
+    The caller adds each new object of a class to the set.
     """
     objects: WeakObjects[T] = WeakObjects()
 
@@ -118,7 +117,10 @@ def recover_from_fork() -> None:
 
 
 def process_epoch() -> int:
-    """Return a number that differs between a process and its forked children. The call is faster than getpid(2)."""
+    """Return a number that changes with each fork: a child's number is higher. The call is faster than getpid(2).
+
+    In a child that has not been reset, the call runs all steps first.
+    """
     if not fork_marker[0]:
         recover_from_fork()
     return _life[0]
@@ -149,10 +151,10 @@ def _make_mark() -> Any:
 
 
 fork_marker = _make_mark()
-"""A page of memory that marks a forked child: its first byte is 0 in the child until `recover_from_fork` has run.
+"""A page of memory whose first byte is 0 in a forked child until `recover_from_fork` has run. Otherwise it is 1.
 
-The kernel fills the page with zeros in a child, also after a fork in C. Reading the page takes 15 ns, a tenth of the
-time of getpid(2).
+The kernel fills the page with zeros in each child (MADV_WIPEONFORK), also after a fork by C code. Reading the byte
+takes 15 ns, a tenth of the time of getpid(2).
 """
 
 if hasattr(os, "register_at_fork"):

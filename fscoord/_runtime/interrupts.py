@@ -1,4 +1,4 @@
-"""Ctrl-C safety: the rules that keep an interrupted operation whole, and the functions that implement them.
+"""Ctrl-C safety: rules for code that a signal handler may interrupt, and the functions that implement the rules.
 
 A signal handler runs in the main thread, at any point of the operation that this thread executes. The handler may raise
 any exception: `KeyboardInterrupt`, a `TimeoutError` for SIGALRM, or an exception of the program. The exception ends the
@@ -11,28 +11,28 @@ a C function, and at a jump backwards.
 1. **A resource is created and recorded in one chain of C calls.** No handler runs inside a C function that calls other
    C functions, as in ``descriptors.update(map(os.open, ...))`` or `in_one_chain`. So an interruption comes before the
    descriptor exists, or after its owner has recorded it. With two statements, an interruption between them would lose
-   the descriptor and every lock that belongs to it. Closing is the reverse, also in one chain: the number is removed
-   from the record and then closed, because another thread may get the same number as soon as it is closed.
-2. **A mutex is a bare lock in a ``with``.** The interpreter acquires the lock and enters the block without such a point
-   between the two. `threading.Condition` and `threading.Event` are written in Python: an interruption inside them can
-   leave their lock locked for ever.
+   the descriptor and every lock that belongs to it. Closing is also one chain: the number is first removed from the
+   record and then closed, because another thread may get the same number as soon as it is closed.
+2. **A mutex is a bare lock in a ``with``.** No handler can run between the moment when the interpreter acquires the
+   lock and the moment when it enters the block. `threading.Condition` and `threading.Event` are written in Python: an
+   interruption inside them can leave their lock locked for ever.
 3. **A ``finally`` that unlocks begins with a C function**, such as a bound method of a lock or a `partial` of
    an `os` function. If the first call were a Python function, a handler could raise at its entry, before the lock is
    released. After a C function, the handler raises when the lock is free.
 4. **A foreign exception passes through unchanged.** A clause that catches an `OSError`, an `ImportError` or a
    `RuntimeError` calls `raise_if_foreign` first; `ignoring` does that for an error that is dropped. Otherwise a
    handler's `TimeoutError`, which is an `OSError`, would be retried, reported as a failure of the file system, or lost.
-5. **Python code that no exception may leave in the middle runs in a bare thread** (`BareCall`), because handlers run in
-   the main thread only. A `KeyboardInterrupt` inside importlib can leave the lock of an import locked for ever, because
-   ``_get_module_lock`` acquires the lock before its ``try`` begins: then every thread that imports the same module
-   hangs. An exception inside `threading.Thread.start` can make the new thread end with a `KeyError` before its work
-   begins. So `import_uninterrupted` imports every module that is rarely needed, and `start_thread` starts every thread.
+5. **Python code that must not be interrupted runs in a bare thread** (`BareCall`), because handlers run in the main
+   thread only. For example, a `KeyboardInterrupt` inside importlib can leave the lock of a module locked for ever.
+   Then every thread that imports the same module hangs. An exception inside `threading.Thread.start` can make the new
+   thread end with a `KeyError` before its work begins. So `import_uninterrupted` imports every module that is rarely
+   needed, and `start_thread` starts every thread.
 
 A fork during an import copies the lock of the import and a half-initialized module. It does not copy the thread that
-would release the lock. So a forked child abandons the imports that this module had under way, and starts them again. It
-does not change the imports of the program's own threads. If an import in the child waits for an import of the program,
-it fails after `CHILD_LIMIT_S`. Every import fails in this way after a fork in C if a thread of the parent held the
-interpreter's lock of all imports, which Python resets after `os.fork` only.
+would release the lock. So a forked child abandons the unfinished imports of this module, and starts them again. It does
+not abandon the imports of the program's own threads. If an import in the child waits for one of them, it fails after
+`CHILD_LIMIT_S` seconds. After a fork by C code, every import in the child may fail in this way, because the
+interpreter's global import lock may be locked: Python resets this lock only after `os.fork`.
 """
 
 from __future__ import annotations
@@ -53,28 +53,28 @@ from fscoord.errors import FscoordError
 T = TypeVar("T")
 
 _OF_A_LIST: Final = ("pop from empty list", "pop from an empty deque", "x not in list", "is not in deque")
-"""The ends of the messages of the errors that lists and deques raise."""
+"""The endings of the error messages of lists and deques when an item is missing."""
 
 _OF_AN_EPOLL: Final = "I/O operation on closed epoll object"
-"""The message of the error that each method of a closed epoll raises."""
+"""The message of the `ValueError` that a method of a closed epoll raises."""
 
 
 def in_one_chain(*steps: partial[Any]) -> list[Any]:
-    """Call `steps`, which must be C functions, with no point between them at which a signal handler could run."""
+    """Call `steps`, which must be C functions. No signal handler can run between them. Return the list of results."""
     return list(map(partial.__call__, steps))
 
 
 def raise_if_foreign(error: BaseException, *libraries: str) -> None:
-    """Raise `error` again if neither the system nor the interpreter raised it: rule 4 above.
+    """Raise `error` again if a signal handler of the program raised it: rule 4 above.
 
-    An `OSError` of the system has an error number, and an `ImportError` of `import_uninterrupted` has the name of a
-    module. The exceptions of a handler have neither. A `RuntimeError` of a handler has passed through the handler, a
-    function outside of this package and of `libraries`. A clause must call this function first if it catches an
-    `OSError`, an `ImportError` or a `RuntimeError`, and does not always raise it again.
+    An ``except`` clause must call this function first if it catches an `OSError`, an `ImportError` or a `RuntimeError`,
+    and does not always raise it again. The function recognises an exception of a handler as follows. An `OSError` has
+    no error number. An `ImportError` has no name of a module. The traceback of a `RuntimeError` has a function outside
+    of this package and of `libraries`.
 
     Args:
         error: the exception.
-        libraries: modules of the packages, besides this one, whose `RuntimeError` the clause expects.
+        libraries: names of modules of other packages whose `RuntimeError` the clause expects.
     """
     if isinstance(error, FscoordError):
         return
@@ -89,9 +89,9 @@ def raise_if_foreign(error: BaseException, *libraries: str) -> None:
 
 
 class ignoring:  # noqa: N801 - used like `contextlib.suppress`
-    """Ignore an error of `kinds` in the body of the ``with``. A foreign one passes: rule 4 above.
+    """Context manager that ignores errors of `kinds`, except the errors of signal handlers (rule 4 above).
 
-    A ``with`` begins with a Python function, so this does not come first in a ``finally``: rule 3.
+    Don't use it as the first statement of a ``finally``: a ``with`` begins with a Python function (rule 3).
     """
 
     def __init__(self, *kinds: type[Exception]) -> None:
@@ -108,7 +108,7 @@ class ignoring:  # noqa: N801 - used like `contextlib.suppress`
 
 
 def _passed_only(traceback: TracebackType | None, *modules: str) -> bool:
-    """Return whether all functions of `traceback` are in the packages of `modules`. Functions of C are not in it."""
+    """Return whether all Python functions in `traceback` belong to the packages of `modules`."""
     packages = {name.partition(".")[0] for name in modules}
     while traceback is not None:
         if str(traceback.tb_frame.f_globals.get("__name__")).partition(".")[0] not in packages:
@@ -118,18 +118,19 @@ def _passed_only(traceback: TracebackType | None, *modules: str) -> bool:
 
 
 def raise_unless_absent(error: BaseException) -> None:
-    """Raise `error` again unless a list or a deque raised it because an item was missing: rule 4 above.
+    """Raise `error` again unless a list or a deque raised it for a missing item: rule 4 above.
 
-    A clause that catches an `IndexError` of ``pop``, or a `ValueError` of ``remove``, must call this function first.
+    An ``except`` clause that expects an `IndexError` from ``pop``, or a `ValueError` from ``remove``, must call this
+    function first.
     """
     if not str(error).endswith(_OF_A_LIST):
         raise error
 
 
 def raise_unless_closed(error: BaseException) -> None:
-    """Raise `error` again unless it is an error of the system, or a closed epoll raised it: rule 4 above.
+    """Raise `error` again unless a system call or a closed epoll raised it: rule 4 above.
 
-    A clause that catches a `ValueError` of an epoll must call this function first.
+    An ``except`` clause that expects a `ValueError` from an epoll must call this function first.
     """
     if isinstance(error, ValueError):
         if str(error) != _OF_AN_EPOLL:
@@ -139,29 +140,30 @@ def raise_unless_closed(error: BaseException) -> None:
 
 
 LIMIT_S: Final = 60.0
-"""The longest import, in seconds. An import takes longer only if it waits for its own caller. This happens when a
-signal handler has interrupted an import of the same module."""
+"""The longest import, in seconds. A longer import is a deadlock: a signal handler has interrupted an import, and now
+imports the same module."""
 
 CHILD_LIMIT_S: Final = 1.0
 """The longest import in a forked child, if other threads of the parent were importing modules during the fork."""
 
 _LOOK_S: Final = 0.05
-"""How often a thread that waits for a `BareCall` checks whether it was forked, in seconds."""
+"""The interval, in seconds, at which a thread that waits for a `BareCall` checks whether the process was forked."""
 
 _objects_of_threads: dict[int, threading.Thread] = vars(threading)["_active"]
 _importlib: Any = sys.modules["_frozen_importlib"]
 
 
 class HelperThread(threading.Thread):  # the real `Thread`, even if a test replaces `threading`
-    """A thread of this package. The package handles its errors."""
+    """The class of all threads that this package starts, to tell them from the threads of the program."""
 
 
 class BareCall(Generic[T]):
-    """Calls `work` in a bare thread. No signal handler runs there: rule 5 above.
+    """Calls `work` in a thread of its own, where no signal handler can interrupt it: rule 5 above.
 
     Attributes:
-        refusal: the error of the interpreter if it refuses a thread. Then `work` is not called.
-        result, error: what the call has returned or raised, after its end.
+        refusal: the error of the interpreter if it can't start a thread. Then `work` is not called.
+        result: the result of the call, if it has returned.
+        error: the exception of the call, if it has raised one.
         is_over: whether the call has ended.
     """
 
@@ -173,7 +175,7 @@ class BareCall(Generic[T]):
         self._work = work
         self._owner = os.getpid()
         self.is_over = False
-        # Both names are looked up now, and not at the import: gevent or eventlet may have replaced them since.
+        # Look up both names now, and not when this module is imported: gevent or eventlet may have replaced them.
         self._end = _thread.allocate_lock()
         self._end.acquire()
         try:
@@ -185,16 +187,16 @@ class BareCall(Generic[T]):
     def _run(self) -> None:
         try:
             self.result = self._work()
-        except BaseException as error:  # noqa: BLE001 - for the thread that waits
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
             self.error = error
         finally:
-            # Up to Python 3.12, `threading` keeps the object that `current_thread` has made for a bare thread.
+            # Up to Python 3.12, `threading` never forgets the object that `current_thread` creates for a bare thread.
             _objects_of_threads.pop(threading.get_ident(), None)
             self.is_over = True
             self._end.release()
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` for the end of the call, and return whether it has ended."""
+        """Wait at most `seconds` for the call to end; return whether it has ended."""
         while not (self.is_over or self.is_lost) and seconds > 0:
             if self._end.acquire(timeout=min(seconds, _LOOK_S)):
                 self._end.release()
@@ -203,14 +205,14 @@ class BareCall(Generic[T]):
 
     @property
     def is_lost(self) -> bool:
-        """Whether this is a child that a signal handler has forked meanwhile, which does not have the thread."""
+        """Whether this process is a forked child, so that the thread exists only in the parent."""
         return not self.is_over and os.getpid() != self._owner
 
 
 def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> threading.Thread | RuntimeError:
-    """Start a daemon thread named `name` that calls `call`. Return the thread, or the error that refuses a thread.
+    """Start a daemon thread named `name` that calls `call`. Return the thread, or the error if it can't be started.
 
-    The error is returned and not raised, so that no caller takes an exception of a signal handler for it.
+    The error is returned, not raised, so that the caller can't confuse it with an exception of a signal handler.
     """
 
     def start() -> threading.Thread:
@@ -240,7 +242,7 @@ def _import(name: str) -> None:
 
 
 def _raise_as_import_error(error: BaseException, name: str) -> None:
-    """Raise the `error` of the import of module `name`. It is not foreign, because no handler ran in its thread."""
+    """Raise `error`, which the import of module `name` has raised, as an `ImportError` with a name or an `OSError`."""
     if isinstance(error, ImportError):
         error.name = error.name or name
     elif not isinstance(error, OSError):
@@ -253,7 +255,7 @@ def _unable(name: str, why: str) -> ImportError:
 
 
 _importing: dict[int, str] = {}
-"""The name of the module that each thread of `import_uninterrupted` is importing, by the identity of the thread."""
+"""{thread identity: name of the module} for the threads of `import_uninterrupted`."""
 _late: dict[str, BareCall[None]] = {}
 _limit_s = [LIMIT_S]
 
@@ -263,17 +265,18 @@ def import_uninterrupted(name: str) -> Any:
 
     Raises:
         ImportError: there is no such module, the module raised an exception, or its import waits for another import
-            that does not end. The ``name`` of the error is set. An `ImportError` of a signal handler has no ``name``.
-        OSError: the system refused a call, for example because no descriptor is left.
+            that does not end. The ``name`` of the error is set, unlike that of an error of a signal handler.
+        OSError: a system call failed, for example because no descriptor is left.
     """
     found = sys.modules.get(name)
     if found is None or getattr(found.__spec__, "_initializing", False):
         late = _late.get(name)
         if late is not None and not late.is_over:
-            raise _unable(name, "an earlier import of it has not ended; it waits for another import")
+            raise _unable(name, "an earlier import of this module has not ended, because it waits for another import")
         if _owner(_locks().get(name)) == threading.get_ident():
             raise _unable(
-                name, "this thread is importing it already; a signal handler or the module itself began a second import"
+                name,
+                "this thread already imports this module; a signal handler or the module itself began a second import",
             )
         call = BareCall(partial(_import, name))
         while call.refusal is None and not call.wait(_limit_s[0]):
@@ -290,9 +293,10 @@ def import_uninterrupted(name: str) -> Any:
 
 
 def _after_fork_in_child() -> None:
-    """Abandon the imports of `import_uninterrupted`. If other threads were importing modules too, shorten the limit.
+    """Abandon the unfinished imports of `import_uninterrupted` in a forked child.
 
-    The limit is also shortened if a thread that no longer exists holds the lock of all imports, after a fork in C.
+    Shorten the time limit of imports if another thread of the parent was importing a module or held the global import
+    lock, because imports of the child may wait for this thread for ever.
     """
     me = threading.get_ident()
     gone = _importing.keys() - {me}
@@ -318,12 +322,12 @@ def _after_fork_in_child() -> None:
 
 
 def _locks() -> dict[str, Callable[[], Any]]:
-    """Return importlib's locks for the imports under way: a weak reference to the lock by the name of each module."""
+    """Return importlib's locks of unfinished imports: {name of the module: weak reference to its lock}."""
     return getattr(_importlib, "_module_locks", {})
 
 
 def _owner(reference: Callable[[], Any] | None) -> int | None:
-    """Return the identity of the thread that holds the lock of importlib at `reference`, or None."""
+    """Return the identity of the thread that holds the lock of `reference`, or None."""
     return None if reference is None else getattr(reference(), "owner", None)
 
 

@@ -1,6 +1,6 @@
-"""The package's loggers. The first message imports `logging`, because that takes a sixth of the package's import time.
+"""The loggers of the package. They import `logging` when first used, because it would slow the package's import.
 
-Logging never fails an operation: if `logging` can't be imported, for example because no descriptor is left, messages
+Logging never fails an operation. If `logging` can't be imported, for example because no descriptor is left, messages
 are dropped.
 """
 

@@ -1,7 +1,7 @@
-"""The network, as other modules use it: host names, addresses, ports, connections, and a mutex of the host.
+"""Network functions for the other modules: host names, addresses, ports, connections, and a host-wide mutex.
 
-Only this module imports `socket`. It is separate from `system`, because few programs need `socket`, which is slow to
-import.
+Only this module imports `socket`. It is separate from `system`, because `socket` is slow to import and few programs
+need it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from fscoord._runtime import system
 from fscoord._runtime.interrupts import ignoring, raise_if_foreign
 
 Endpoint = tuple[socket.AddressFamily, Any]
-"""An address family, and an address of this family with a port."""
+"""An address family, and the address and port for `socket.connect`."""
 
 _ELSEWHERE: Final = ("192.0.2.1", 9)
-"""An address of no host: it is reserved for documents (RFC 5737)."""
+"""An address that no host has, because it is reserved for documentation (RFC 5737)."""
 
 LONGEST_S: Final = 1e6
-"""The longest timeout that is passed to a socket, in seconds. The system rejects a timeout of many years."""
+"""The longest timeout that is passed to a socket, in seconds. The system rejects much longer timeouts."""
 
 
 def is_ip_address(text: str) -> bool:
@@ -53,10 +53,10 @@ def free_port() -> int:
 
 
 def own_name() -> str:
-    """Return a name or an address by which other hosts reach this host.
+    """Return a name or an address by which other hosts can reach this host.
 
-    It is the name of the host if the resolver knows it. Otherwise it is the address from which this host would send to
-    another network, or the loopback address if there is no such network.
+    Return the host name if the resolver knows it. Otherwise return the source address that this host would use for
+    another network, or the loopback address if no other network can be reached.
     """
     name = system.hostname()
     if _resolve(name)[0]:
@@ -70,10 +70,10 @@ def own_name() -> str:
 
 
 def resolve(host: str, port: int) -> list[Endpoint]:
-    """Return the endpoints of `port` on `host`. The time that the resolver takes can't be limited.
+    """Return the endpoints of `port` on `host`. The resolver has no time limit.
 
     Raises:
-        OSError: the resolver knows no such host.
+        OSError: the resolver does not know `host`.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -83,14 +83,14 @@ def resolve(host: str, port: int) -> list[Endpoint]:
 
 
 def connect(endpoints: Sequence[Endpoint], ends: float) -> socket.socket:
-    """Return a connection to the first of `endpoints` that accepts one, with ``TCP_NODELAY`` set.
+    """Return a connection, with ``TCP_NODELAY`` set, to the first of `endpoints` that accepts a connection.
 
     Args:
         endpoints: the endpoints, in the order in which they are tried.
-        ends: the deadline, by the clock of `time.monotonic`.
+        ends: the deadline, by the monotonic clock.
 
     Raises:
-        OSError: no endpoint accepted a connection. The error is that of the last endpoint.
+        OSError: no endpoint accepted a connection. This is the error of the last endpoint.
     """
     failure = OSError(system.errno.EADDRNOTAVAIL, "the host has no address")
     system.occupy_standard_descriptors()
@@ -119,19 +119,19 @@ def connect(endpoints: Sequence[Endpoint], ends: float) -> socket.socket:
 
 
 def drop_unsent(connection: socket.socket) -> None:
-    """Set `connection` to be reset when it is closed, so that the kernel discards unsent data."""
+    """Make close(2) reset `connection`, so that the kernel discards unsent data."""
     with ignoring(OSError):  # closed already
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def acquire_host_mutex(name: str) -> socket.socket | None:
-    """Acquire the mutex `name` of this host's network namespace, and return the socket that holds it.
+    """Try to acquire the mutex `name`, which all processes in this host's network namespace share.
 
-    The mutex is the abstract socket address `name` (unix(7)). It is released when the socket is closed or the process
-    ends.
+    The mutex is a socket bound to the abstract address `name` (unix(7)). It is released when the socket is closed or
+    the process ends.
 
     Returns:
-        The socket; None if the mutex is held, or if the system has no abstract socket addresses.
+        The socket. None if another process holds the mutex, or if the system has no abstract socket addresses.
     """
     if system.platform() != "linux" or system.is_fake_fs():
         return None
@@ -146,9 +146,9 @@ def acquire_host_mutex(name: str) -> socket.socket | None:
 
 
 def datagram_sockets(sockets: list[Any]) -> None:
-    """Add two datagram sockets for addresses of this host (unix(7)) to `sockets`. They never block."""
+    """Add two non-blocking UNIX datagram sockets (unix(7)) to the list `sockets`."""
     system.occupy_standard_descriptors()
-    # In one chain of C calls, so that an interruption loses none: `socket.socket` would be a Python class.
+    # In one chain of C calls, so that an interruption loses no socket. (`socket.socket` is a Python class.)
     sockets.extend(map(socket.SocketType, [socket.AF_UNIX] * 2, [socket.SOCK_DGRAM] * 2))
     for each in sockets:
         each.setblocking(False)

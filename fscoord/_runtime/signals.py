@@ -1,7 +1,6 @@
-"""Signal handling for programs: no signal is lost, and the program can clean up after a termination signal.
+"""Signal handlers for the command line: no signal is lost, and a command can clean up after a termination signal.
 
-Only programs, such as the command line, use this module. The library does not change the signal
-handlers of its caller.
+The library does not use this module, because it does not change the signal handlers of its caller.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from typing import Any, NoReturn
 from fscoord._runtime import system
 
 RESEND_AFTER_S = 0.01
-"""The delay in seconds before a lost signal is sent again. The signal is sent again and again until it arrives."""
+"""The delay, in seconds, before a lost signal is sent again. This is repeated until the signal arrives."""
 
 
 class Terminated(SystemExit):
-    """A signal asked this process to end. The exit code is 128 plus the number of the signal, as in shells.
+    """Raised when a signal asks this process to end. The exit code is 128 plus the signal number, as in shells.
 
     Attributes:
         number: the number of the signal.
@@ -34,11 +33,11 @@ class Terminated(SystemExit):
 
 @contextmanager
 def resend_lost_signals() -> Iterator[None]:
-    """During the body of the ``with``, send a Ctrl-C or a termination signal again if Python drops its exception.
+    """Context manager that sends a Ctrl-C or a termination signal again if Python drops the exception of its handler.
 
-    A signal handler may run in the main thread during a weak reference's callback, a ``__del__`` or a finalizer. An
-    exception that it raises there cannot be caught: Python passes it to `sys.unraisablehook` and continues. This is not
-    rare, because each import ends with such a callback (``_get_module_lock`` in importlib).
+    A signal handler may run during a callback of a weak reference, a ``__del__`` or a finalizer. If it raises an
+    exception there, Python passes the exception to `sys.unraisablehook` and continues. This is not rare, because each
+    import ends with a callback (``_get_module_lock`` in importlib).
     """
     before = sys.unraisablehook
 
@@ -47,8 +46,8 @@ def resend_lost_signals() -> Iterator[None]:
         if number is None or system.threading.current_thread() is not system.threading.main_thread():
             before(lost)
             return
-        # An exception raised here would be lost again, so another thread sends the signal. The thread is a bare thread:
-        # starting a `threading.Thread` needs a lock that the interrupted code may hold.
+        # An exception raised here would be lost again, so another thread sends the signal. It is not a
+        # `threading.Thread`, because starting one needs a lock that the interrupted code may hold.
         system.start_bare_thread(_resend, (number,))
 
     sys.unraisablehook = hook
@@ -74,10 +73,10 @@ def _resend(number: int) -> None:
 
 
 def parse_signals(text: str) -> tuple[str, ...]:
-    """Return the names in `text`, such as ``USR1,SIGTERM``, in the form of ``signal.Signals``.
+    """Parse a list of signals such as ``USR1,SIGTERM``. Return their full names: ``SIGUSR1``, ``SIGTERM``.
 
     Raises:
-        ValueError: a name is not that of a signal that a process can handle.
+        ValueError: a name is not the name of a signal that a process can handle.
     """
     names = tuple(f"SIG{name.strip().upper().removeprefix('SIG')}" for name in text.split(",")) if text else ()
     for name in names:
@@ -87,10 +86,10 @@ def parse_signals(text: str) -> tuple[str, ...]:
 
 
 def raise_on_termination(names: Iterable[str] = ("SIGTERM", "SIGHUP")) -> AbstractContextManager[None]:
-    """Make the signals `names` raise `Terminated` in the body of the ``with``, so that the process can clean up.
+    """Return a context manager in which the signals `names` raise `Terminated`, so that the process can clean up.
 
-    An ignored signal stays ignored (``nohup``). In a thread other than the main thread this function does nothing,
-    because Python sets handlers in the main thread only.
+    A signal that the process ignores stays ignored (``nohup``). Outside the main thread, the context manager does
+    nothing, because Python sets handlers in the main thread only.
     """
 
     def terminate(number: int, _: FrameType | None) -> NoReturn:
@@ -101,15 +100,15 @@ def raise_on_termination(names: Iterable[str] = ("SIGTERM", "SIGHUP")) -> Abstra
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Defer all signals that have a handler in Python to the end of the ``with``. Its body must be short.
+    """Context manager that defers signals to its end, if they have a Python handler. The body must be short.
 
-    The function installs handlers. It does not block the signals in the kernel, because a process that is started
-    meanwhile would inherit the blocked signals. A signal that has no handler is not deferred: it is ignored, or it ends
-    this process at once.
+    It replaces the handlers. It does not block the signals in the kernel, because a process that the body starts would
+    inherit the blocked signals. A signal without a Python handler is not deferred: it is ignored, or it ends this
+    process at once.
     """
     deferred: list[int] = []
-    # One C call marks all deferred signals as received (rule 1 in `interrupts`), and their handlers run after it. If a
-    # loop sent them, the exception of the first handler would end the loop.
+    # One C call marks all deferred signals as received (rule 1 in `interrupts`), and their handlers run after it. In a
+    # loop, the exception of the first handler would end the loop.
     receive: partial[Any] = partial(list, map(system.receive_signal, deferred))
     try:
         with _handling(lambda number, _: deferred.append(number), *signal.Signals.__members__, only_handled=True):
@@ -119,9 +118,9 @@ def defer_signals() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Ignore Ctrl-C, SIGTERM and SIGHUP from now on, in a program that ends when the process that started it has ended.
+    """Ignore Ctrl-C, SIGTERM and SIGHUP from now on. Programs that this process starts also ignore them.
 
-    Programs that this process starts ignore the signals, too.
+    Call it only in a program that ends when its parent process ends.
     """
     for number in (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")):
         if number is not None:
@@ -129,10 +128,10 @@ def ignore_signals() -> None:
 
 
 def forward_signals(call: Callable[[int], object], names: Iterable[str]) -> AbstractContextManager[None]:
-    """Call `call` with the number of each of the signals `names` that comes in the body of the ``with``.
+    """Return a context manager in which the signals `names` only call `call`, with the signal number.
 
-    The signals have no other effect. `call` runs in the main thread, at any point of the body. An ignored signal stays
-    ignored. In a thread other than the main thread this function does nothing.
+    `call` runs in the main thread, at any point of the body. A signal that the process ignores stays ignored. Outside
+    the main thread, the context manager does nothing.
     """
     return _handling(lambda number, _: call(number), *names)
 
@@ -141,12 +140,10 @@ def forward_signals(call: Callable[[int], object], names: Iterable[str]) -> Abst
 def _handling(
     handler: Callable[[int, FrameType | None], object], *names: str, only_handled: bool = False
 ) -> Iterator[None]:
-    """Handle each of the signals `names` by `handler` in the body of the ``with``.
+    """Context manager that makes `handler` the handler of the signals `names`.
 
-    A signal that is ignored, or that this system does not have, is left alone. With `only_handled`, so is a signal
-    without a handler.
-
-    In a thread other than the main thread this function does nothing.
+    Signals that the process ignores, or that this system does not have, are not changed. With `only_handled`, signals
+    without a Python handler are not changed either. Outside the main thread, the context manager does nothing.
     """
     if system.threading.current_thread() is not system.threading.main_thread():
         yield
@@ -159,7 +156,8 @@ def _handling(
     is_over = False
 
     def handle(number: int, frame: FrameType | None) -> None:
-        # An exception of another handler may end the block before all handlers are restored. Then this one stays.
+        # An exception of another handler may end the ``finally`` before all handlers are restored. Then this function
+        # remains the handler, and passes the signal to the earlier handler.
         usual = before[number] if is_over else handler
         if callable(usual):
             usual(number, frame)

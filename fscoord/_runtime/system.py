@@ -1,7 +1,7 @@
-"""The operating system, as other modules use it. Only this module imports modules for files, locks and clocks.
+"""System calls for the other modules. Only this module imports the standard modules for files, locks and clocks.
 
-Other modules call ``system.os.read(...)``, which costs one attribute lookup. So pyfakefs and the fault tests have one
-place where they can replace the system under the whole package.
+Other modules call ``system.os.read(...)``, for example. So pyfakefs and the fault tests can replace the system for the
+whole package in one place. The price is one attribute lookup per call.
 
 Under pyfakefs ``os.pread``, ``os.pwrite``, ``os.readv``, ``os.writev``, `mmap` and ``select.poll`` act on the *real*
 descriptor of the same number. Code that uses one of them checks `is_fake_fs` first.
@@ -49,7 +49,7 @@ from fscoord.errors import StoreUnavailableError
 
 try:
     import fcntl
-except ImportError:  # Windows: the package imports, FileStore refuses
+except ImportError:  # on Windows the package can be imported, but FileStore raises an error
     fcntl = None  # type: ignore[assignment]
 
 P = ParamSpec("P")
@@ -57,12 +57,11 @@ R = TypeVar("R")
 
 
 def _copy_of_time() -> Any:
-    """Return a second module `time`, with functions that no other program has replaced.
+    """Return a second module `time`, whose functions test libraries such as freezegun don't replace.
 
-    Test libraries such as freezegun replace the functions of the module `time` in the whole process, and also every
-    attribute of another module that refers to one of them. While the clock is stopped, no deadline would pass. The copy
-    is not in `sys.modules`, so they don't find it. Only ``sleep`` is that of the program, because under gevent and
-    eventlet it must let the other green threads run.
+    These libraries stop the clock: they replace the functions of `time`, and every reference to them in other modules.
+    With a stopped clock, no deadline would pass. The libraries don't find the copy, because it is not in `sys.modules`.
+    Only ``sleep`` calls the program's function. Under gevent and eventlet, that function lets other green threads run.
     """
     program, spec = sys.modules["time"], cast(Any, time.__spec__)
     copy: Any = sys.modules["_frozen_importlib"].module_from_spec(spec)
@@ -90,15 +89,15 @@ O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 def is_fake_fs() -> bool:
-    """Return whether `os` has been replaced by a fake with its own files, such as that of pyfakefs."""
+    """Return whether a test has replaced `os` by a fake file system, such as pyfakefs."""
     return not isinstance(os, ModuleType)
 
 
 fake_fs_mutex = threading.RLock()
-"""Held around all file operations under a fake `os`, which is not thread-safe.
+"""Held during all file operations on a fake file system, because pyfakefs is not thread-safe.
 
-Since Python 3.13, while one thread is inside a call of pyfakefs' ``os``, the calls of all other threads reach the real
-``os``. In these calls the descriptors of fake files stand for real files.
+Since Python 3.13, while one thread is in a call of pyfakefs, the calls of all other threads reach the real ``os``. It
+would apply the descriptor numbers of fake files to real files.
 """
 
 
@@ -111,7 +110,7 @@ after_fork_in_child("faked files", _renew_faked_mutex)
 
 
 def serialized_on_fake_fs(method: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a method that uses files without the mutex of a log. Under a fake `os` it holds `fake_fs_mutex`."""
+    """Make `method` hold `fake_fs_mutex` on a fake file system. Needed if it uses files without the mutex of a log."""
 
     @functools.wraps(method)
     def alone(*arguments: P.args, **named: P.kwargs) -> R:
@@ -124,7 +123,7 @@ def serialized_on_fake_fs(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def hostname() -> str:
-    """Return the name of this host, as gethostname(2)."""
+    """Return the name of this host (gethostname(2))."""
     if hasattr(os, "uname"):
         return os.uname().nodename
     name: str = import_uninterrupted("socket").gethostname()  # Windows
@@ -132,12 +131,12 @@ def hostname() -> str:
 
 
 def process_name(pid: int | str | None = None) -> str:
-    """Return ``host:pid`` of process `pid` of this host, as one word (`escape_word`); by default of this process."""
+    """Return ``host:pid`` for process `pid` of this host, as one word (`escape_word`). Default: this process."""
     return f"{escape_word(hostname())}:{os.getpid() if pid is None else pid}"
 
 
 def boot_id() -> bytes:
-    """Return the random id of this boot (proc_sys_kernel(5)), 16 bytes; zeros if the system has none."""
+    """Return the 16 bytes of the random id of this boot (proc_sys_kernel(5)); zeros if the system has none."""
     return bytes.fromhex(_proc_text("/proc/sys/kernel/random/boot_id").replace("-", "") or "00" * 16)
 
 
@@ -155,7 +154,7 @@ def namespace(kind: str) -> int:
 
 
 def is_zombie(pid: int) -> bool:
-    """Return whether process `pid` has ended with all its threads and its parent has not waited for it yet."""
+    """Return whether process `pid` has ended with all its threads, but its parent has not waited for it yet."""
     fields = _stat_fields(pid)
     return len(fields) > 17 and fields[0] in "ZX" and int(fields[17]) <= 1
 
@@ -166,19 +165,19 @@ def process_state(pid: int) -> str:
 
 
 def _stat_fields(pid: int | str) -> list[str]:
-    """Return the fields of process `pid` in proc_pid_stat(5), from its state on; none if they are unknown."""
+    """Return the fields of proc_pid_stat(5) of process `pid`, beginning with the state; [] if they are unknown."""
     return _proc_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def _proc_text(path: str) -> str:
     files: list[Any] = []
     found: list[bytes] = []
-    # Not opened as text: that may import a codec; see rule 5 in `interrupts`.
+    # Opened in binary mode, because text mode may import a codec; see rule 5 in `interrupts`.
     opening = functools.partial(files.extend, map(open, (path,), ("rb",)))
     reading = functools.partial(found.extend, map(operator.methodcaller("read"), files))
     closing: functools.partial[Any] = functools.partial(list, map(operator.methodcaller("close"), files))
     with ignoring(OSError):
-        # In one chain: an interruption between two of them would leave an open file to the collector, which warns.
+        # In one chain, because an interruption between two calls would leave the file open. Its collection would warn.
         in_one_chain(opening, reading, closing)
     for file in files:  # after an error of the read
         file.close()
@@ -186,11 +185,12 @@ def _proc_text(path: str) -> str:
 
 
 TIME_MAX: Final = (1 << 64) - (1 << 32)
-"""The latest time that a record can hold, in ns since 1970, less some for the records after it: in the year 2554."""
+"""The latest time that `wall_time_ns` returns, in ns since 1970 (in the year 2554). A record holds a time in 64 bits;
+the remaining 4 s are for later records, whose times must be greater."""
 
 
 def wall_time_ns() -> int:
-    """Return the time by the wall clock, in ns since 1970. A clock that is set before 1970 or after 2554 is clamped."""
+    """Return the time of the wall clock in ns since 1970, from 0 to `TIME_MAX`."""
     return min(max(time.time_ns(), 0), TIME_MAX)
 
 
@@ -200,19 +200,20 @@ def random_bytes(count: int) -> bytes:
 
 
 def aligned_memory(size: int) -> mmap.mmap:
-    """Return `size` bytes of memory that begin at a page, as direct reads and writes require (open(2))."""
+    """Return `size` bytes of page-aligned memory, as direct I/O requires (O_DIRECT in open(2))."""
     return mmap.mmap(-1, size)
 
 
 class Descriptors(set[int]):
-    """The open descriptors of one owner. A forked child closes them; see rule 1 in `interrupts`.
+    """The set of the open descriptors of one owner. A forked child closes them.
 
-    Remove a number before closing it: the next open(2) in any thread may return the same number.
+    Add a number in the chain of C calls that opens it (rule 1 in `interrupts`). Remove a number before closing it: the
+    next open(2) in any thread may return the same number.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.close = os.close  # the close of the `os` that opens the descriptors
+        self.close = os.close  # of the `os`, real or fake, that opens the descriptors
         if is_fake_fs():
             self.close = functools.partial(_close_fake, os.close)
         _descriptors.add(self)
@@ -230,16 +231,16 @@ _close = os.close
 """The real close(2), even if a test replaces `os`."""
 _descriptors: WeakObjects[Descriptors] = WeakObjects()
 loose = Descriptors()
-"""The descriptors without an owner. All threads add to this set and remove from it at any time."""
+"""The descriptors without an owner. Any thread may change this set at any time."""
 
 
 opens_under_way: dict[int, str] = {}
-"""The paths of the files that threads are opening. open(2) runs without Python's lock. If another thread forks then,
-the child inherits a descriptor whose number the parent has not recorded yet."""
+"""The paths of the files that threads are opening at this moment. If another thread forks during an open(2), the child
+inherits a descriptor whose number the parent has not recorded yet."""
 
 
 def _close_inherited() -> None:
-    """Close all descriptors in a forked child, each once. Unlock nothing, because the locks are the parent's."""
+    """Close all descriptors in a forked child, each once. Don't unlock any file, because the parent holds the locks."""
     found: dict[Callable[[int], None], set[int]] = {}
     for kept in _descriptors:
         found.setdefault(kept.close, set()).update(kept)
@@ -252,11 +253,11 @@ def _close_inherited() -> None:
 
 
 def _close_unfinished_opens() -> None:
-    """Close, in a forked child, the files that threads of the parent were just opening.
+    """Close the files that threads of the parent were opening during the fork.
 
-    `_close_inherited` has closed all recorded descriptors. Any other descriptor of these files belongs to such an open,
-    unless the program has opened the file by itself. Descriptors of the program lack the flags with which this package
-    opens its files.
+    `_close_inherited` has closed all recorded descriptors. Another descriptor of one of these files belongs to an
+    unfinished open, or the program itself has opened the file. The descriptors of the program lack the flags with which
+    this package opens files.
     """
     paths, flags = set(opens_under_way.values()), os.O_NOFOLLOW | os.O_NONBLOCK
     with contextlib.suppress(Exception):  # there may be no /proc, and a fake `os` may raise anything
@@ -272,13 +273,13 @@ after_fork_in_child("descriptors", _close_inherited)
 
 
 def forget_descriptors() -> None:
-    """Never close any descriptor that is open now: their numbers may belong to files of the program."""
+    """Forget all open descriptors without closing them, because the program may have reused their numbers."""
     for kept in _descriptors:
         kept.clear()
 
 
 def duplicate(fd: int, owned_fds: set[int]) -> int:
-    """Return another descriptor of the open file `fd`, which is added to `owned_fds` in the same chain of C calls."""
+    """Duplicate `fd` (dup(2)), and add the new descriptor to `owned_fds` in the same chain of C calls. Return it."""
     opened: list[int] = []
     in_one_chain(functools.partial(opened.extend, map(os.dup, (fd,))), functools.partial(owned_fds.update, opened))
     return opened[0]
@@ -287,9 +288,9 @@ def duplicate(fd: int, owned_fds: set[int]) -> int:
 def occupy_standard_descriptors() -> None:
     """Open the null device on each of the descriptors 0, 1 and 2 that is closed, as Git and the runtime of Rust do.
 
-    open(2) returns the lowest free number. A descriptor of the package with one of these numbers would get what the
-    program prints, and the dup2(2) of a program that becomes a daemon would replace it. Each function of the package
-    that makes descriptors calls this function first.
+    Each function of the package that opens descriptors calls this function first. Otherwise open(2) could return a
+    number from 0 to 2. Then the output of the program would go to the package's file, or a program that becomes a
+    daemon would replace the descriptor.
     """
     for number in range(3):
         try:
@@ -301,11 +302,11 @@ def occupy_standard_descriptors() -> None:
 
 
 def open_file(path: str, flags: int, mode: int, owned_fds: set[int], *, dir_fd: int | None = None) -> int:
-    """Open `path` without following a symbolic link, blocking on a FIFO, or passing the descriptor to a new program.
+    """Open `path` safely: O_NOFOLLOW, O_NONBLOCK for FIFOs, and O_CLOEXEC are added to `flags`.
 
-    This function opens every file of the package whose name another user might have replaced. It adds the descriptor to
-    `owned_fds` in the same chain of C calls that opens it (rule 1 in `interrupts`). With `dir_fd`, `path` is a name in
-    that open directory.
+    Use this function for every file whose name another user might have replaced. The descriptor is added to `owned_fds`
+    in the same chain of C calls that opens it (rule 1 in `interrupts`). With `dir_fd`, `path` is relative to that open
+    directory.
     """
     occupy_standard_descriptors()
     flags |= O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_BINARY
@@ -316,13 +317,13 @@ def open_file(path: str, flags: int, mode: int, owned_fds: set[int], *, dir_fd: 
     try:
         in_one_chain(begin, opening, functools.partial(owned_fds.update, opened))
     finally:
-        # An interruption here leaves the path. The next child then looks for such a descriptor in vain.
+        # An interruption here leaves the path in the dict. Then the next forked child searches in vain.
         opens_under_way.pop(id(opened), None)
     return opened[0]  # not the new member of `owned_fds`, because another thread may have added one
 
 
 def open_regular(path: str) -> IO[bytes]:
-    """Open a regular file for reading, whose name another user may have given to a link, a FIFO or a device.
+    """Open a regular file for reading. Refuse a link, a FIFO or a device that another user may have put at `path`.
 
     Raises:
         OSError: the file can't be opened, or is not a regular file.
@@ -340,9 +341,9 @@ def open_regular(path: str) -> IO[bytes]:
 
 
 def at_end_of_child(call: Callable[[], object]) -> None:
-    """Call `call` when this process ends, if it is a child of multiprocessing; otherwise do nothing.
+    """If this process is a child of multiprocessing, call `call` when it ends. Otherwise do nothing.
 
-    Such a child may end by os._exit, which calls no function of `atexit`, but runs the finalizers of multiprocessing.
+    A child of multiprocessing may end without the functions of `atexit`. It always runs multiprocessing's finalizers.
     """
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None:
@@ -362,19 +363,19 @@ def make_node(
     publish: Callable[..., object],
     owned_fds: set[int],
 ) -> int:
-    """Make a directory or a FIFO, set its permissions, and publish it at `path`. Return a descriptor of it.
+    """Create a directory or a FIFO, set its permissions, and move it to `path`. Return a descriptor of it.
 
-    mkdir(2) and mkfifo(2) return no descriptor. In a directory in which other users may rename, any of them could put
-    another file of this user in the place of the new one before its permissions are set. So the node is made in a new
-    directory of mode 0700, in which no other user can rename.
+    mkdir(2) and mkfifo(2) return no descriptor. Before the permissions are set, another user who may rename files in
+    the parent directory could replace the new node by another file of this user. So the node is created in a new
+    directory of mode 0700, where no other user can rename files.
 
     Args:
         path: the path of the node.
         make: `os.mkdir` or `os.mkfifo`.
         mode: the permissions, before the umask.
-        permit: sets further permissions of the descriptor that it is given.
-        publish: `os.rename`, which replaces an empty directory, or `os.link` without `follow_symlinks`.
-        owned_fds: the descriptors are added to this set. The caller closes the one that is returned.
+        permit: called with the descriptor to set further permissions.
+        publish: moves the node to `path`: `os.rename`, or `os.link` without `follow_symlinks`.
+        owned_fds: the descriptors are added to this set. The caller closes the returned descriptor.
     """
     epoch, place, fd = process_epoch(), -1, -1
     draft = f"{path}.{random_bytes(6).hex()}.new"
@@ -384,7 +385,7 @@ def make_node(
         make(_NEW, mode, dir_fd=place)
         fd = open_file(_NEW, os.O_RDONLY, 0, owned_fds, dir_fd=place)
         found, inside = os.fstat(place), os.fstat(fd)
-        # The owners are compared with each other, because a file server may map the users of this host (root squash).
+        # Compare the owners with each other and not with this user: a file server may map user ids (root squash).
         if found.st_mode & 0o077 or found.st_uid != inside.st_uid:
             raise PermissionError(errno.EPERM, "another user has replaced this new directory", draft)
         permit(fd)
@@ -414,10 +415,12 @@ def _close_owned(fd: int, owned_fds: set[int]) -> None:
 
 
 def make_directory(path: str, mode: int, permit: Callable[[int], object]) -> int:
-    """Make the directory `path`, or replace an empty one, see `make_node`. `close_quietly` closes the descriptor.
+    """Create the directory `path`, or replace an empty directory, with `make_node`. Return its descriptor.
+
+    The caller closes the descriptor with `close_quietly`.
 
     Raises:
-        FileExistsError: there is a file, or a directory that is not empty.
+        FileExistsError: `path` is a file, or a directory that is not empty.
     """
     try:
         return make_node(path, os.mkdir, mode, permit, os.rename, loose)
@@ -430,7 +433,7 @@ def make_directory(path: str, mode: int, permit: Callable[[int], object]) -> int
 def sync_data(fd: int) -> None:
     """Write the data of `fd` to the disk (fdatasync(2)), so that they survive a power failure.
 
-    On macOS fsync(2) returns while the data are in the cache of the disk; F_FULLFSYNC of fcntl(2) empties that cache.
+    On macOS, fsync(2) only writes to the disk's volatile cache. There, F_FULLFSYNC of fcntl(2) also flushes this cache.
     """
     full = getattr(fcntl, "F_FULLFSYNC", None)
     if full is not None:
@@ -440,7 +443,7 @@ def sync_data(fd: int) -> None:
 
 
 def sync_file(fd: int) -> None:
-    """Write the data and the metadata of `fd` to the disk (fsync(2)), on macOS as `sync_data`."""
+    """Write the data and the metadata of `fd` to the disk (fsync(2); on macOS F_FULLFSYNC)."""
     if hasattr(fcntl, "F_FULLFSYNC"):
         sync_data(fd)
     else:
@@ -454,16 +457,17 @@ def drop_cached_pages(fd: int) -> None:
 
 
 def readiness(fd: int, *, writing: bool = False) -> Callable[[float], Any]:
-    """Return a function that waits, at most so many milliseconds, until a read or a write of `fd` does not block.
+    """Return a function that waits until `fd` is ready to be read, or with `writing` to be written.
 
-    Its result is true if `fd` is ready, or closed: then the next read or write raises the error.
+    The argument of the function is the longest wait in milliseconds. Its result is true if `fd` is ready or closed. If
+    it is closed, the next read or write raises the error.
     """
     if hasattr(select, "poll"):
         poll = select.poll()
         poll.register(fd, select.POLLOUT if writing else select.POLLIN)
         return poll.poll
 
-    def wait(milliseconds: float) -> bool:  # Windows has no poll(2), and there select(2) has no limit at 1024
+    def wait(milliseconds: float) -> bool:  # Windows has no poll(2). Its select(2) has no limit of 1024 descriptors
         readers, writers = ((), (fd,)) if writing else ((fd,), ())
         with ignoring(OSError):
             return any(select.select(readers, writers, (), min(milliseconds / 1000, SLEEP_MAX_S)))
@@ -481,31 +485,32 @@ def close_quietly(*descriptors: int) -> None:
 
 
 def close_all(close: Callable[[int], None], descriptors: set[int]) -> None:
-    """Close `descriptors` with `close`, a function of the `os` that opened them; empty the set and ignore errors.
+    """Close `descriptors` with `close`, and remove them from the set. Errors of `close` are ignored.
 
-    If a signal handler raises, the set has the descriptors that are still open, and a second call closes them.
+    `close` must belong to the same real or fake `os` that opened the descriptors. If a signal handler raises an
+    exception, the set keeps the descriptors that are still open, and a second call closes them.
     """
     for fd in list(descriptors):
         forget = functools.partial(descriptors.remove, fd), functools.partial(loose.discard, fd)
         try:
             in_one_chain(*forget, functools.partial(close, fd))
         except KeyError as error:
-            if error.args != (fd,):  # another thread has not removed it; a signal handler raised
+            if error.args != (fd,):  # a signal handler raised this error; otherwise another thread has removed `fd`
                 raise
         except OSError as error:
             raise_if_foreign(error)
 
 
 _closers: dict[int, weakref.ref[Any]] = {}
-"""For each `Descriptors` of a living owner, by id, the weak reference to that owner. Its callback closes them."""
+"""{id of a `Descriptors`: weak reference to its owner}. The callback of the reference closes the descriptors."""
 
 
 def close_when_collected(owner: object, descriptors: Descriptors) -> None:
     """Close `descriptors` as soon as `owner` is collected.
 
-    `weakref.finalize` is written in Python. A signal handler may run in it after it has removed its own record, and
-    Python drops what a handler raises there: the descriptors would stay open for ever. So the callback consists of C
-    functions only (rule 1 in `interrupts`): `next` looks in vain for a true result among the results of the calls.
+    `weakref.finalize` is written in Python. If a signal handler interrupted it with an exception, the descriptors would
+    stay open for ever. So the callback consists of C functions only (rule 1 in `interrupts`). `next` drives the
+    iterator of all calls to its end, because no call returns a true value.
     """
     if os.close is not _close:  # the `os` of a test, whose functions may be written in Python
         weakref.finalize(owner, close_all, descriptors.close, descriptors).atexit = False
@@ -515,9 +520,9 @@ def close_when_collected(owner: object, descriptors: Descriptors) -> None:
 
 
 def _closing(descriptors: Descriptors) -> Iterator[Any]:
-    """Return an iterator that closes each of `descriptors` when it is exhausted. It consists of C functions only."""
+    """Return an iterator that consists of C functions. Iterating over it to the end closes all `descriptors`."""
     removed: Iterator[int] = map(set.pop, itertools.takewhile(len, itertools.repeat(descriptors)))
-    # Without -1, which some C functions return instead of a descriptor: os.closerange(-1, 0) closes all descriptors.
+    # Leave out -1, which a failed C function returns as a descriptor, because os.closerange(-1, 0) closes everything.
     removed = filter((-1).__lt__, removed)
     first, again = itertools.tee(removed)
     return itertools.chain(
@@ -527,9 +532,10 @@ def _closing(descriptors: Descriptors) -> Iterator[Any]:
 
 
 def owned_for_a_while() -> tuple[Descriptors, Callable[[], object]]:
-    """Return an empty set of descriptors, and the function that closes the set once, for a ``finally``.
+    """Return an empty set of descriptors, and a function that closes the descriptors in the set.
 
-    It is a C function: rule 3 in `interrupts`. Errors of close(2) are ignored.
+    The function is a C function, so a ``finally`` can begin with it (rule 3 in `interrupts`). Call it once. Errors of
+    close(2) are ignored.
     """
     opened = Descriptors()
     if os.close is not _close:  # as in `close_when_collected`
@@ -542,10 +548,10 @@ SLEEP_MAX_S: Final = 1.0
 
 
 class AutoResetEvent:
-    """An event for one waiting thread. The end of a wait resets the event.
+    """An event that wakes one waiting thread and is reset when the thread wakes.
 
-    The event consists of one bare lock. `threading.Event` is not used, because it guards its state by a lock. If a
-    signal interrupted the thread that holds this lock, a handler that sets the event or waits for it would deadlock.
+    It consists of a single lock without an owner. `threading.Event` would not do, because it guards its state by a
+    second lock. If a signal interrupted the thread that holds this lock, a handler that uses the event would deadlock.
     """
 
     def __init__(self) -> None:
@@ -553,7 +559,7 @@ class AutoResetEvent:
         self._lock.acquire()
 
     def set(self) -> bool:
-        """Set the event, which wakes the waiter or ends its next wait at once. Return False if it was set already."""
+        """Set the event: wake the waiter, or end its next wait at once. Return False if the event was set already."""
         try:
             self._lock.release()
         except RuntimeError as error:
@@ -567,8 +573,8 @@ class AutoResetEvent:
             return self._lock.acquire(timeout=max(seconds, 0.0))
         ends = time.monotonic() + seconds
         while seconds > SLEEP_MAX_S:
-            # A signal that arrives after CPython's last check for signals, but before the system call blocks, does not
-            # end the call. Without this slicing Ctrl-C would have no effect until the end of the wait.
+            # Sleep in short slices. A signal that arrives after CPython's last check for signals, but before the system
+            # call blocks, does not end the call. In one long call, Ctrl-C would have no effect until the end.
             if self._lock.acquire(timeout=SLEEP_MAX_S):
                 return True
             seconds = ends - time.monotonic()
@@ -576,18 +582,19 @@ class AutoResetEvent:
 
 
 exiting: list[int] = []
-"""The number of this process, once it is known to be exiting."""
+"""The id of this process, once the process is known to be exiting; before, the list is empty."""
 
 EXIT_MAX_S: Final = 60.0
-"""The longest sleep of `is_ended_by_exit`, in seconds, because an exit handler of the program may join the thread."""
+"""How long a daemon thread sleeps at exit, in seconds; see `is_ended_by_exit`. The sleep has an end, because an exit
+handler of the program may join the thread."""
 
 
 def is_ended_by_exit() -> bool:
-    """Return whether this is a daemon thread of the program, and its process is exiting.
+    """Return whether this is a daemon thread of the program, and the process is exiting.
 
-    The interpreter ends such a thread within moments. An operation that can't succeed any more sleeps for `EXIT_MAX_S`
-    before it raises, because its error would be a traceback at the normal end of a program. The thread must hold no
-    mutex meanwhile, because the main thread may need it to close a store.
+    Then the interpreter soon ends the thread. An operation that can't succeed any more should sleep for `EXIT_MAX_S`
+    seconds before it raises its error. Otherwise a program that ends normally would print a traceback. The thread must
+    hold no mutex during the sleep, because the main thread may need the mutex to close a store.
     """
     if not exiting or exiting[-1] != os.getpid():
         return False
@@ -608,10 +615,9 @@ def start_thread(name: str, call: Callable[..., object], *arguments: Any) -> thr
 
 
 def try_kernel_thread(name: str, call: Callable[..., object], *arguments: Any) -> threading.Thread | RuntimeError:
-    """Start a thread as `try_thread` does, for a `call` that blocks in the kernel. Green threads are refused.
+    """Like `try_thread`, for a `call` that blocks in the kernel. Return an error under gevent or eventlet.
 
-    gevent and eventlet replace `_thread.start_new_thread`. Then a call that blocks in the kernel would block every
-    thread of the program, so the caller must poll.
+    Their green threads are all blocked when one of them blocks in the kernel. So the caller must poll instead.
     """
     if not isinstance(_thread.start_new_thread, BuiltinFunctionType):
         return RuntimeError("a green thread must not block in the kernel")
@@ -619,11 +625,11 @@ def try_kernel_thread(name: str, call: Callable[..., object], *arguments: Any) -
 
 
 def thread_refused(name: str, refusal: RuntimeError) -> StoreUnavailableError:
-    """Return the error of an operation that needs the thread `name`, which the interpreter refuses with `refusal`.
+    """Return the error of an operation that can't start the thread `name`. `refusal` is the interpreter's error.
 
-    From Python 3.12 on, an interpreter that exits refuses threads before it calls the first exit function. So this
-    function sleeps at exit, as `is_ended_by_exit` says. No exit function of this package needs a mutex that a caller of
-    this function holds.
+    Since Python 3.12, the interpreter starts no threads at exit, even before it calls the first exit function. So at
+    exit this function sleeps, as `is_ended_by_exit` describes. Its callers may hold mutexes of this package, but none
+    that an exit function of this package needs.
     """
     if str(refusal).endswith("at interpreter shutdown"):
         exiting.append(os.getpid())
@@ -634,19 +640,19 @@ def thread_refused(name: str, refusal: RuntimeError) -> StoreUnavailableError:
 
 
 start_bare_thread = _thread.start_new_thread
-"""Start a thread in one C call: no signal handler runs in the middle."""
+"""Starts a thread in one C call, which no signal handler can interrupt."""
 
 receive_signal: Callable[..., None] = _thread.interrupt_main
-"""Mark a signal as received, if it has a handler in Python. The main thread runs the handler after the call."""
+"""Marks a signal with a Python handler as received. The main thread runs the handler after the call."""
 
 
 def load_flock_locker() -> Any:
-    """Return portalocker's locker for flock(2), and the module of portalocker's exceptions."""
+    """Return portalocker's `FlockLocker`, and the module with its exceptions."""
     return import_uninterrupted("portalocker.portalocker").FlockLocker(), import_uninterrupted("portalocker.exceptions")
 
 
 def flock_holder(fd: int) -> str | None:
-    """Return ``host:pid`` of the process of this host that holds flock(2) on `fd`'s file (proc_locks(5)), or None."""
+    """Return ``host:pid`` of the process that holds flock(2) on the file of `fd`. None: no process of this host."""
     inode = f":{os.fstat(fd).st_ino}"
     for line in _proc_text("/proc/locks").splitlines():
         fields = line.split()
@@ -658,8 +664,8 @@ def flock_holder(fd: int) -> str | None:
 def range_lock_holder(inode: int, seconds: float) -> str | None:
     """Return ``host:pid`` of another process of this host that locks a range of the file `inode`, or None.
 
-    The kernel shows the holder of an open-file-description lock only in proc_pid_fdinfo(5) of the holder. So this
-    function searches all processes, for at most `seconds`.
+    The kernel shows the holder of an open-file-description lock only in the holder's own proc_pid_fdinfo(5). So this
+    function searches all processes, for at most `seconds` seconds.
     """
     deadline = time.monotonic() + seconds
     mark = f":{inode} "
@@ -682,12 +688,12 @@ def _numbers_in(directory: str) -> list[str]:
 
 
 def mount_table() -> list[str]:
-    """Return the lines of this process's mount table (proc_mountinfo(5)); none if the system has no such table."""
+    """Return the lines of this process's mount table (proc_mountinfo(5)); [] if the system does not show it."""
     return _proc_text("/proc/self/mountinfo").splitlines()
 
 
 def nfs_recovers_lost_locks() -> bool:
-    """Return whether the NFS client reacquires locks that the server has dropped: parameter ``recover_lost_locks``."""
+    """Return whether the NFS client reacquires locks that the server has dropped (option ``recover_lost_locks``)."""
     return _proc_text("/sys/module/nfs/parameters/recover_lost_locks").upper() in ("Y", "1")
 
 
@@ -698,13 +704,13 @@ FLOCK_STRUCT: Final = struct.Struct("hhqqi4x")
 def has_ofd_locks() -> bool:
     """Return whether this platform has open-file-description locks (fcntl(2), Linux 3.15).
 
-    Another system may have constants of these names, but `FLOCK_STRUCT` is that of Linux.
+    The result is False outside Linux, because `FLOCK_STRUCT` is the layout of Linux.
     """
     return sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
 
 
 def has_inotify() -> bool:
-    """Return whether inotify(7) can be used, which needs Linux and real files."""
+    """Return whether inotify(7) can be used. It needs Linux, and does not work on a fake file system."""
     return sys.platform == "linux" and not is_fake_fs()
 
 
@@ -714,7 +720,7 @@ def platform() -> str:
 
 
 def import_path() -> str:
-    """Return the ``PYTHONPATH`` with which a new Python in any directory finds the modules that this one finds."""
+    """Return a ``PYTHONPATH`` for child processes: the entries of this process's `sys.path` as absolute paths."""
     return os.pathsep.join([os.path.abspath(entry) for entry in sys.path if entry] or [""])
 
 
@@ -726,7 +732,7 @@ def make_private_directory() -> str:
 
 
 def unnamed_file(data: bytes) -> IO[bytes]:
-    """Create a temporary file without a name, write `data` to it, and return it open at its beginning."""
+    """Create a nameless temporary file, write `data` to it, seek to its beginning, and return the open file."""
     import tempfile
 
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
@@ -740,14 +746,14 @@ def unnamed_file(data: bytes) -> IO[bytes]:
 
 
 def remove_directory(directory: str, files: Any, owner: int) -> None:
-    """Remove `directory` and the files of the store in it, which is called ``store``, if this is process `owner`.
+    """Remove `directory` and the store named ``store`` in it. Do nothing in any other process than `owner`.
 
-    Other users may be able to put another directory at that path. So no link is followed, and no other file is removed.
+    Another user may have put another directory at the path. So no link is followed, and no other file is removed.
 
     Args:
         directory: the path of the directory.
-        files: the `os` that made the directory, which may be a fake.
-        owner: the id of the process that made the directory.
+        files: the real or fake `os` that created the directory.
+        owner: the id of the process that created the directory.
     """
     if files.getpid() != owner:
         return

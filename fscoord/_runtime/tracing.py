@@ -1,19 +1,19 @@
-"""`Recorder`: writes the spans of this process to a file of its own. It never blocks and never fails the program.
+"""`Recorder` writes the spans of this process to its own trace files. It never blocks and never fails the program.
 
-A span is a piece of time in which the process waited, held a lock or ran an operation of interest. `docs/trace.md`
-specifies the file. The module is in the lowest layer, so that every part of the package may record spans. Code that
-waits first tests whether the global `recorder` is None, and then calls nothing of this module.
+A span is a period in which the process waited, held a lock or ran an operation of interest. `docs/trace.md` specifies
+the files. The module is in the lowest layer, so that every part of the package may record spans. If the global
+`recorder` is None, the callers don't call this module.
 
-These rules keep the recorder out of the program's way:
+These rules keep the cost for the program low:
 
 - A finished span is appended to a deque, which needs no lock. The thread whose span completes a batch writes the batch.
-  While one thread writes, other threads only append their spans to the deque. So does a signal handler that interrupts
-  the writing thread.
-- One write(2) to the page cache writes a batch. There is no sync. The file is not in append mode, because an append
-  would request the length of the file from a file server.
-- An error of the system may lose spans, and never fails an operation. The first error is logged. After an error the
-  recorder tries again only `RETRY_S` later.
-- The deque, the open spans and the files are bounded. A process has two files, its segments, which it fills in turn.
+  While one thread writes, other threads only append their spans to the deque. A signal handler that interrupts the
+  writing thread does the same.
+- A batch is written by one write(2) to the page cache, without a sync. The file is not in append mode, because an
+  append would request the length of the file from a file server.
+- A failed system call may lose spans, but never fails an operation. The first error is logged. After an error the
+  recorder drops spans for `RETRY_S` seconds, and then tries again.
+- The deque, the open spans and the files are bounded. A process has two files, called segments. It fills them in turn.
 """
 
 from __future__ import annotations
@@ -45,40 +45,42 @@ BATCH: Final = 128
 """The number of finished spans that are written at once."""
 
 LONGEST_DELAY_NS: Final = 1_000_000_000
-"""A span that ends so long after the last write is written at once."""
+"""A span that ends more than this many ns after the last write is written at once."""
 
 LONG_SLEEP_S: Final = 0.1
-"""Before a sleep that may last longer, in a wait or after a wait of that length, the open spans are written."""
+"""A wait or a sleep of more than so many seconds is long. Open spans are written before the next sleep of a long wait,
+and before a long sleep."""
 
 PENDING_MAX: Final = 8192
 OPEN_MAX: Final = 8192
 
 ROUNDS: Final = 8
-"""How often one thread writes at most before it goes on, if other threads record spans meanwhile."""
+"""How many batches one thread writes in one call of `flush`, if other threads keep recording spans."""
 
 RETRY_S: Final = 10.0
-"""How long the recorder drops spans after an error of the system, in seconds."""
+"""How long the recorder drops spans after a failed system call, in seconds."""
 
 Span = list[Any]
-"""One span: a list of `KIND`, number, thread, `BEGIN`, `END`, name, place, rank, `OUTCOME`, and facts after these.
+"""One span: a list of `KIND`, number, thread, `BEGIN`, `END`, name, place, rank and `OUTCOME`, followed by facts.
 
-A list costs a quarter of an object with attributes, and is encoded as it is. The facts are names and values in turn:
-``"world_size", 64``. `docs/trace.md` lists the kinds, the outcomes and the facts. Other modules only pass spans on.
+A list needs a quarter of the time of an object with attributes, and can be encoded directly. The facts are names and
+values in turn: ``"world_size", 64``. `docs/trace.md` lists the kinds, the outcomes and the facts. Other modules pass
+spans on and don't read them.
 """
 
 KIND, NUMBER, THREAD, BEGIN, END, NAME, PLACE, RANK, OUTCOME = range(9)
-"""The indices of a span. `BEGIN` and `END` are in ns of the monotonic clock. The end of an open span is 0. The place is
-the text that identifies the store on all hosts. The rank is that of the caller, or None."""
+"""The indices of a span. `BEGIN` and `END` are in ns of the monotonic clock; the `END` of an open span is 0. The place
+is a text that identifies the store on all hosts. The rank is the caller's rank, or None."""
 
 
 class Recorder:
-    """The recorder of this process.
+    """Records the spans of this process. All threads share it.
 
-    Threads share it. A forked child has files of its own, and none of the spans of its parent.
+    A forked child writes files of its own, and drops the spans of its parent.
 
     Args:
-        directory: the directory of the files, absolute. The recorder makes it with the first file.
-        segment_bytes: the size in bytes at which a segment is full. The other segment is then begun anew.
+        directory: the absolute path of the directory of the files. The recorder creates it with the first file.
+        segment_bytes: the size in bytes at which a segment is full. Then the recorder replaces the other segment.
     """
 
     def __init__(self, directory: str, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -95,26 +97,26 @@ class Recorder:
         _all.add(self)
 
     def forget(self) -> None:
-        """Drop all spans and files, because they belong to the parent of this process, which was just forked."""
+        """Drop all spans and files in a forked child, because they belong to its parent."""
         self._busy = system.threading.Lock()  # held by the thread that writes; no thread waits for it
         self._numbers = count(1)
         self._pending: deque[Span] = deque(maxlen=PENDING_MAX)
         self._open: dict[int, Span] = {}
         self._written: set[int] = set()  # the numbers of the open spans that are in the file
         self._descriptors.clear()
-        self._is_fake = False  # whether the descriptor is of a faked file
+        self._is_fake = False  # whether the descriptor belongs to a fake file system
         self._fd = -1
         self._token = ""
         self._serial = 0
         self._size = 0
         self._is_torn = False
-        self._due = 0  # the time of the next write, if a span ends then
+        self._due = 0  # a span that ends after this time is written at once
         self._tries_at = 0.0
 
     # -- spans -----------------------------------------------------------------------------------------------------
 
     def begin(self, kind: str, name: str, place: str = "", rank: int | None = None, *facts: Any) -> Span:
-        """Return a new span, which `end` completes. `Span` describes the arguments."""
+        """Return a new, open span. Call `end` to complete it. `Span` describes the arguments."""
         if not system.fork_marker[0]:
             system.recover_from_fork()
         number = next(self._numbers)
@@ -137,13 +139,13 @@ class Recorder:
             self.flush()
 
     def end_later(self, span: Span, outcome: str) -> None:
-        """End `span` without a write, because the caller holds a lock for which other processes wait."""
+        """End `span`, but don't write it now. Use it while a lock is held for which other processes wait."""
         if self._open.pop(span[NUMBER], None) is span:
             span[END], span[OUTCOME] = system.time.monotonic_ns(), outcome
             self._pending.append(span)
 
     def add(self, span: Span, *facts: Any) -> None:
-        """Add `facts` to the open `span`. If the file has the span already, the span is written again."""
+        """Add `facts` to the open span `span`. A span that is in the file already will be written again."""
         span += facts
         self._written.discard(span[NUMBER])
 
@@ -152,11 +154,11 @@ class Recorder:
         self.end(self.begin(kind, name, place, rank, *facts), "done")
 
     def before_sleep(self, span: Span, seconds: float) -> None:
-        """Write the open spans before a long sleep, so that they are not lost if the process is killed in the sleep.
+        """Write the open spans before a long sleep, so that they are not lost if the process is killed during it.
 
         Args:
-            span: the span of the wait that sleeps.
-            seconds: the length of the sleep at most; ``math.inf`` for a call that may block.
+            span: the span of the wait that is going to sleep.
+            seconds: the longest duration of the sleep; ``math.inf`` for a call that may block.
         """
         if span[NUMBER] not in self._written:
             waited = (system.time.monotonic_ns() - span[BEGIN]) / 1e9
@@ -166,7 +168,7 @@ class Recorder:
     # -- the file --------------------------------------------------------------------------------------------------
 
     def flush(self, *, with_open: bool = False) -> None:
-        """Write the finished spans, and with `with_open` also the open spans, unless another thread is writing."""
+        """Write the finished spans, and with `with_open` also the open spans. If another thread writes, return."""
         if with_open:
             still_open = self._open
             self._written.intersection_update(list(still_open))
@@ -174,8 +176,8 @@ class Recorder:
                 if span[NUMBER] not in self._written:
                     self._written.add(span[NUMBER])
                     self._pending.append(span[:])  # a copy, because the span may end before it is encoded
-        # Another thread that finds the lock held leaves its spans in the deque. So this thread looks there again after
-        # it has released the lock, but not for ever, because other threads may record spans all the time.
+        # Another thread that finds the lock held leaves its spans in the deque. So this thread checks the deque again
+        # after it has released the lock, at most `ROUNDS` times, because other threads may never stop recording.
         for _ in range(ROUNDS):
             if not self._pending or not self._busy.acquire(False):
                 return
@@ -193,7 +195,7 @@ class Recorder:
         system.close_all(system.os.close, self._descriptors)
 
     def _write_pending(self) -> None:
-        # Only the holder of the lock takes spans, so there are at least as many as the deque had.
+        # Only the holder of the lock removes spans, so the deque can't become shorter meanwhile.
         take = self._pending.popleft
         spans = [take() for _ in range(len(self._pending))]
         self._due = system.time.monotonic_ns() + LONGEST_DELAY_NS
@@ -216,7 +218,7 @@ class Recorder:
 
     def _write(self, text: str) -> None:
         if self._fd >= 0 and self._is_fake != system.is_fake_fs():
-            return  # a test has put faked files under the package, or removed them: the descriptor is of the others
+            return  # a test has begun or ended to fake the file system, so the descriptor is not valid in this `os`
         if self._fd < 0 or self._size + len(text) > self._segment_bytes:
             self._next_segment()
         if self._is_torn:
@@ -228,9 +230,9 @@ class Recorder:
         self._is_torn = written < len(data)
 
     def _next_segment(self) -> None:
-        """Begin the next segment, and write its header and those open spans that the file has shown.
+        """Begin the next segment. Write its header, and the open spans that the previous segment contains.
 
-        The segment before the last one is removed, not emptied: another user may have put another file at its name.
+        The old file of this name is removed and not truncated, because another user may have replaced it.
         """
         if not self._token:
             self._token = system.random_bytes(4).hex()
@@ -238,13 +240,13 @@ class Recorder:
         host = system.hostname()
         name = f"{host.replace('/', '_')}-{system.os.getpid()}-{self._token}.{self._serial % 2}.trace"
         path = system.os.path.join(self.directory, name)
-        self._fd = -1  # until the header is there: without it no line after it could be read
+        self._fd = -1  # until the header is written: without a header the lines of a segment can't be read
         system.close_all(system.os.close, self._descriptors)
         with ignoring(FileNotFoundError):
             system.os.unlink(path)
         flags = system.os.O_WRONLY | system.os.O_CREAT | system.os.O_EXCL
         fd = system.open_file(path, flags, 0o600, self._descriptors)
-        written = self._written if self._serial else ()  # the first segment gets them from the caller
+        written = self._written if self._serial else ()  # the caller writes them to the first segment
         known = [span[:] for number, span in list(self._open.items()) if number in written]
         data = (self._header(host) + (self._line(known) if known else "")).encode("ascii")
         self._size = system.os.write(fd, data)
@@ -271,7 +273,7 @@ class Recorder:
         return self._encode(facts) + "\n"
 
     def _line(self, spans: list[Span]) -> str:
-        """Return the line of `spans`. Encoding them together takes half the time of encoding each."""
+        """Return one line of JSON for `spans`. Encoding them together takes half the time of encoding each one."""
         try:
             return self._encode(spans) + "\n"
         except (TypeError, ValueError):  # a fact of a foreign type, such as a rank of numpy
@@ -285,7 +287,7 @@ def _plain(span: Span) -> Span:
 _all = system.reset_in_child("trace", Recorder.forget)
 
 recorder: Recorder | None = None
-"""The recorder of this process, or None if it records no trace."""
+"""The recorder of this process, or None if the process records no trace."""
 
 
 def start(directory: str | system.os.PathLike[str]) -> None:
@@ -326,12 +328,12 @@ def event(kind: str, name: str, place: str = "", rank: int | None = None, *facts
 def record_steps(
     span: Span | None, steps: Generator[Any, Any, T], describe: Callable[[T], tuple[Any, ...]] | None = None
 ) -> Generator[Any, Any, T]:
-    """Run `steps`, the generator of a recipe or a collective, and end `span` when they end.
+    """Delegate to the generator `steps` of a recipe or a collective, and end `span` when the generator ends.
 
     Args:
-        span: the span.
+        span: the span, or None if the process records no trace.
         steps: the generator.
-        describe: returns further facts of the span for the result of `steps`.
+        describe: given the result of `steps`, returns facts for the end of the span.
     """
     try:
         result = yield from steps
@@ -357,7 +359,7 @@ _OUTCOMES: Final = {
 
 
 def outcome_of(error: BaseException) -> str:
-    """Return the word for the outcome of a span that `error` has ended."""
+    """Return the outcome of a span that ends with `error`, as one word. `_OUTCOMES` lists the usual outcomes."""
     name = type(error).__name__
     word = _OUTCOMES.get(name)
     if word is None and isinstance(error, FscoordError):
@@ -366,7 +368,7 @@ def outcome_of(error: BaseException) -> str:
 
 
 def _start_from_environment() -> None:
-    """Start the recorder if the environment names a directory. An error is logged, so that the import does not fail."""
+    """Start the recorder if the environment names a directory. An error is logged, so that the import succeeds."""
     directory = system.os.environ.get(ENVIRONMENT_VARIABLE)
     if directory:
         try:

@@ -1,4 +1,4 @@
-"""`Awaited`, the purpose of a wait in words, and `ShownWait`, the description of a wait for other processes."""
+"""`Awaited`, the object for which a caller waits, and `ShownWait`, the description of a wait for other processes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SEMAPHORE: Final = "semaphore"
 WORK: Final = "work"
 
 KEYS_SHOWN: Final = 2
-"""How many keys the words for a wait name. The others are counted."""
+"""How many keys `ShownWait.words` lists. The other keys are only counted."""
 
 
 class Awaited(NamedTuple):
-    """The purpose of a wait. Its text is `kind` and the quoted `name`, such as ``barrier 'epoch 7'``.
+    """The object for which a caller waits. Its `str` is the kind and the quoted name, such as ``barrier 'epoch 7'``.
 
     Attributes:
-        kind: the kind of object, as a noun that stands before a name: one of the constants of this module.
+        kind: the kind of the object: one of the constants of this module.
         name: the name that the caller gave to the object.
         size: how many ranks or nodes must arrive; 0 if the number is unknown, or does not apply.
     """
@@ -42,14 +42,14 @@ class ShownWait(NamedTuple):
     """The longest wait of one session, as a store shows it to other processes.
 
     Attributes:
-        kind: the kind of object that the session waits for, such as ``barrier`` or ``lock``; ``key`` or ``queue`` for a
-            plain wait.
+        kind: the kind of object that the session waits for, such as ``barrier`` or ``lock``. It is ``key`` or ``queue``
+            if the program itself waits for a key or a queue.
         name: the name that the caller gave to the object; empty if only the keys are known.
-        keys: the keys that are missing, or the first of them.
-        key_count: how many keys are missing.
+        keys: the first of the missing keys.
+        key_count: how many keys are missing in all.
         size: how many ranks must arrive; 0 if unknown.
         seconds: how long the session has waited.
-        more: how many further waits the session has.
+        more: how many other waits the session has.
     """
 
     kind: str

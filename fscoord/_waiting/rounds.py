@@ -1,18 +1,18 @@
-"""The tokens by which ranks arrive at a barrier: the rounds that they make, and which arrival is the last. Pure.
+"""Parses the tokens that ranks append to a key when they arrive at a barrier. The functions are pure.
 
-The key ``{prefix}/arrivals`` has three kinds of tokens, each with a space after it:
+The value of the key ``{prefix}/arrivals`` is a list of tokens, each followed by a space. There are three kinds:
 
-- ``RANK/WORLD_SIZE`` is an arrival. Each rank appends one, or a rank that has found it in a slot does.
+- ``RANK/WORLD_SIZE`` is an arrival. The rank appends it. If the rank has arrived in an arrival slot of a `FileStore`,
+  another rank may append it.
 - ``-RANK/WORLD_SIZE`` is a time-out token. A rank appends it when its call times out. The arrival of the rank still
   counts, and the rank may call again, even after all ranks have passed.
-- ``!N:R,R`` is a verdict: the ranks R are dead. A verdict counts only if N rounds were broken before it, and one of the
-  ranks R had not arrived. If it counts, the round is broken for all ranks that had arrived, and a new round begins
-  after the token.
+- ``!N:R,R`` is a verdict: the ranks R are dead. A verdict is valid only if N rounds were broken before it, and at least
+  one of the ranks R had not arrived. A valid verdict breaks the round for all ranks that had arrived, and begins a new
+  round.
 
-The rank that completes the round sets ``{prefix}/complete``, so each waiting rank waits for one key only.
+The last rank to arrive sets ``{prefix}/complete``. The other ranks wait for this key only.
 
-A barrier without ranks counts its callers in ``{prefix}/num_members``, and the last caller sets
-``{prefix}/last_member``.
+A barrier without ranks counts its callers in ``{prefix}/num_members``. The last caller sets ``{prefix}/last_member``.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ LAST: Final = b"/last_member"
 
 
 class Verdict(NamedTuple):
-    """The reason why a round is broken: the ranks that had arrived, and the other ranks that are dead."""
+    """Why a round is broken: `came` are the ranks that had arrived, `dead` the ranks that died before they arrived."""
 
     came: frozenset[int]
     dead: list[int]
 
 
 class Rounds(NamedTuple):
-    """The contents of ``{prefix}/arrivals``.
+    """The parsed value of ``{prefix}/arrivals``.
 
     Attributes:
-        events: the tokens of the present round, in order: each arrival as (rank, True), each time-out as (rank, False).
-        verdicts: the verdict on each broken round before the present one, in order.
-        world_sizes: the world sizes in the tokens of the present round, each with the first rank that gave it.
+        events: the tokens of the current round, in order: each arrival as (rank, True), each time-out as (rank, False).
+        verdicts: the valid verdicts, in order: one for each broken round.
+        world_sizes: {world size: the first rank that gave it}, from the tokens of the current round.
     """
 
     events: list[tuple[int, bool]]
@@ -63,7 +63,7 @@ class Rounds(NamedTuple):
     world_sizes: dict[int, int]
 
     def came(self, end: int | None = None) -> frozenset[int]:
-        """Return the ranks that have arrived in the present round, by its first `end` events; None: by all of them."""
+        """Return the ranks that arrive in the first `end` events of the current round. None: in all events."""
         return frozenset(rank for rank, came in self.events[:end] if came)
 
 
@@ -71,7 +71,7 @@ def parse(text: bytes) -> Rounds:
     """Parse `text`, the value of ``{prefix}/arrivals``.
 
     Raises:
-        MalformedText: a token has another form. The argument of the error is this token.
+        MalformedText: a token is malformed. The argument of the error is the token.
     """
     rounds = Rounds([], [], {})
     for token in text.split():
@@ -95,14 +95,14 @@ def parse(text: bytes) -> Rounds:
 
 
 def is_last(text: bytes, own: bytes, world_size: int) -> bool | None:
-    """Return whether the arrival that made the value `text` is the last of `world_size`.
+    """Return whether the newest arrival in `text` is the last of `world_size` arrivals.
 
-    Return None if the caller must decide: by `parse`, or because there are too many arrivals.
+    Return None if this quick test can't tell, or if there are too many arrivals. Then the caller must `parse` the text.
 
     Args:
         text: the new value of the key of the arrivals.
-        own: the token of the arrival, with its space; empty if `text` is a counter.
-        world_size: how many must arrive.
+        own: the token of the newest arrival, with its space; empty if `text` is a counter.
+        world_size: how many ranks must arrive.
     """
     if not own:
         arrived = int(text)
@@ -120,10 +120,10 @@ def is_last(text: bytes, own: bytes, world_size: int) -> bool | None:
 def add_arrivals(
     text: bytes, ranks: Iterable[int], own: int | None, world_size: int, *, is_first: bool = False
 ) -> tuple[bytes, bool] | None:
-    """Return the tokens that add the arrivals of `ranks` and `own` to `text`, and whether all ranks have then arrived.
+    """Return the tokens to append to `text` for the arrivals of `ranks` and `own`, and whether the round is complete.
 
-    Return None if `text` has tokens other than arrivals and time-outs in this world size. With `is_first`, the token of
-    `own` is added even if `text` has one, and the result is None if `text` has the arrivals of all ranks.
+    Return None if `text` has a verdict, a malformed token or another world size. With `is_first`, a token for `own` is
+    returned even if `text` has one already, and the result is None if all ranks have arrived in `text`.
     """
     size, come = b"/%d" % world_size, set()
     for token in text.split():
@@ -147,12 +147,12 @@ def _are_all(names: list[bytes], world_size: int) -> bool:
 
 
 class RoundState(NamedTuple):
-    """The present round of a barrier that is not complete.
+    """The current round of a barrier that is not complete.
 
     Attributes:
         name: the name of the barrier.
         done_key: the key for which the ranks wait.
-        world_size: how many ranks must arrive; 0 if the keys do not show the number.
+        world_size: how many ranks must arrive; 0 if the store does not know the number.
         come: how many ranks have arrived.
         missing: the ranks that have not arrived; None if the callers gave no ranks.
     """
@@ -170,7 +170,7 @@ def is_of_barrier(key: bytes) -> bool:
 
 
 def open_rounds(values: Mapping[bytes, bytes], keys: Collection[bytes]) -> list[RoundState]:
-    """Return the rounds that have begun and are not complete, in the order of their names.
+    """Return the barrier rounds that have begun and are not complete, sorted by the barriers' names.
 
     Args:
         values: the values of the keys for which `is_of_barrier` is true.

@@ -1,9 +1,8 @@
-"""`ShownWaits`: the waits of one handle that have lasted for long, which its store shows to other processes.
+"""`ShownWaits` publishes the long waits of one handle, so that other processes can see them.
 
-The store passes a function that writes the longest wait, and the number of further waits, to the place where other
-processes read them. No lock guards the write. Two threads of the handle may write at the same moment, and the older of
-the two states may be written last. So each thread checks after its write whether another thread has changed the waits
-since, and then writes again.
+The store passes a function that writes the longest wait and the number of other waits to a place where other processes
+read them. No lock guards the write. If two threads write at the same moment, the older state may be written last. So
+after each write, a thread checks whether another thread has changed the waits since. If so, it writes again.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ __all__ = ["Shown", "ShownWaits"]
 
 
 class Shown:
-    """One wait that is shown: the value of `SlowWaitLogger.shown`.
+    """One published wait: the value of `SlowWaitLogger.shown`.
 
     Args:
-        waits: the waits of the handle.
-        awaited: the purpose of the wait.
+        waits: the published waits of the handle.
+        awaited: the object for which the caller waits.
         keys: the missing keys.
         started: when the wait began, by the monotonic clock.
     """
@@ -34,16 +33,16 @@ class Shown:
         self._waits = waits
 
     def withdraw(self) -> None:
-        """Stop showing the wait."""
+        """Stop publishing the wait."""
         self._waits.withdraw(self)
 
 
 class ShownWaits:
-    """The waits of one handle that are shown.
+    """The published waits of one handle.
 
     Args:
-        write: writes the longest wait, or None if there is none, and the number of further waits. If it can't write, it
-            must not raise an error, because the wait itself must not fail.
+        write: called with the longest wait, or None if there is none, and the number of other waits. It must not raise
+            an error when it can't write, because the wait itself must not fail.
     """
 
     def __init__(self, write: Callable[[Shown | None, int], object]) -> None:
@@ -53,11 +52,11 @@ class ShownWaits:
         self._changes = 0
 
     def show(self, slow_logger: SlowWaitLogger, kind: str, keys: Sequence[bytes]) -> None:
-        """Show the wait of `slow_logger`, unless it is shown already.
+        """Publish the wait of `slow_logger`, unless it is published already.
 
         Args:
-            slow_logger: the wait.
-            kind: the kind of the missing keys, for a wait without a stated purpose.
+            slow_logger: the logger of the wait.
+            kind: ``key`` or ``queue``, for a wait whose `SlowWaitLogger.awaited` is None.
             keys: the missing keys.
         """
         if slow_logger.shown is not None:
@@ -72,7 +71,7 @@ class ShownWaits:
         self._write_present()
 
     def withdraw(self, shown: Shown) -> None:
-        """Stop showing the wait `shown`."""
+        """Stop publishing the wait `shown`."""
         if shown in self._waits and self._epoch == system.process_epoch():
             self._waits.remove(shown)
             self._changes += 1

@@ -10,28 +10,28 @@ from fscoord._runtime.logging import logger
 from fscoord._waiting.awaited import Awaited
 
 FREE_TRIES: Final = 16
-"""The number of tries that may fail before the pauses begin and the limit applies. A try fails only if another caller
-has succeeded."""
+"""How many tries are made without pauses, even if the time limit has passed. A try fails only if another caller has
+succeeded."""
 
 FIRST_PAUSE_S: Final = 0.001
 LONGEST_PAUSE_S: Final = 0.05
 
 FIRST_S: Final = 30.0
-"""How long a wait lasts before the first warning, in seconds. This time doubles before each further warning."""
+"""How long a wait lasts before the first warning, in seconds. Each later warning comes when this time has doubled."""
 
 SHOW_S: Final = 1.0
 """How long a wait lasts before a store shows it to other processes, in seconds. A shorter wait writes nothing."""
 
 
 STILL_WAITING: Final = "still waiting for %s, after %.0f s"
-"""The text of a warning. A program that tells of its waits in its own way finds the warning by it."""
+"""The text of the warning. A logging filter can recognise the warning by this text."""
 
 
 class Backoff:
     """Counts the tries of one operation, and pauses between them.
 
     Args:
-        limit: for how many seconds the operation may be tried.
+        limit: the time limit for all tries, in seconds.
     """
 
     def __init__(self, limit: float) -> None:
@@ -41,7 +41,7 @@ class Backoff:
         self._pause = FIRST_PAUSE_S
 
     def waited(self) -> float:
-        """Return how many seconds the operation has been tried so far."""
+        """Return the number of seconds since the first try."""
         return system.time.monotonic() - self._started
 
     def pause(self) -> bool:
@@ -58,23 +58,22 @@ class Backoff:
 
 
 class SlowWaitLogger:
-    """Logs the warnings about one wait, and keeps the facts by which a store shows the wait to other processes.
+    """Logs warnings about one long wait, and says when the store must show the wait to other processes.
 
-    A wait may consist of several requests to the store, one after another: a contender for a lock looks at the line
-    once in a second. To a user they are one wait, so they share this object. The code that makes the object calls `end`
-    when the wait is over.
+    A wait may consist of several requests to the store. For example, a process that waits for a lock sends a request
+    every second. All requests of one wait share one `SlowWaitLogger`. The code that creates it calls `end` when the
+    wait is over.
 
     Args:
         name: the name of the logger.
-        describe: returns the text that names the object of the wait, for calls of `warn_if_due` without an argument. It
-            is called only when a warning is logged. It is never called under a lock of the store, so it may use the
-            store.
+        describe: returns a text that says what the caller waits for. `warn_if_due` uses it by default. It is never
+            called under a lock of the store, so it may use the store.
         started: when the wait began, by the monotonic clock; None: now.
-        awaited: the purpose of the wait; None: the keys of the request describe it.
+        awaited: the object for which the caller waits; None: the store names the missing keys.
 
     Attributes:
         due: when the store must next show the wait or log a warning, by the monotonic clock.
-        shown: the store's record of the wait, once the store shows it; see `end`.
+        shown: the published wait (`shown_waits.Shown`); None while the wait is not shown.
     """
 
     def __init__(
@@ -97,17 +96,17 @@ class SlowWaitLogger:
         return max(0.0, self._next - system.time.monotonic())
 
     def is_long(self, now: float) -> bool:
-        """Return whether the wait has lasted for `SHOW_S` at the time `now`, by the monotonic clock."""
+        """Return whether the wait has lasted for `SHOW_S` seconds at the time `now` of the monotonic clock."""
         return now >= self.started + SHOW_S
 
     def next_due(self, now: float) -> float:
-        """Return the first time after `now` at which the store must show the wait or log a warning; see `due`."""
+        """Set `due` to the next time after `now` at which the store must show the wait or log a warning. Return it."""
         is_next_shown = self.shown is not None
         self.due = self._next if is_next_shown else min(self._next, max(now, self.started) + SHOW_S)
         return self.due
 
     def warn_if_due(self, describe: Callable[[], str] | None = None) -> None:
-        """Log that the wait continues, if a warning is due. The message has the text that `describe` returns."""
+        """Log that the wait continues, if a warning is due. `describe` returns a text that says what is waited for."""
         now = system.time.monotonic()
         if now >= self._next:
             waited = now - self.started
@@ -115,10 +114,7 @@ class SlowWaitLogger:
             logger(self._name).warning(STILL_WAITING, (describe or self._describe)(), waited)
 
     def end(self) -> None:
-        """End the wait.
-
-        A store that shows the wait to other processes stops showing it. This method may be called twice.
-        """
+        """End the wait: the store stops showing it to other processes. This method may be called twice."""
         shown = self.shown
         if shown is not None:
             self.shown = None

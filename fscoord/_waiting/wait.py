@@ -1,18 +1,16 @@
-"""Waits: `WaitRequest`, the request to wait; `Wait`, one wait; `block_on` and `next_look`, the drivers.
+"""`WaitRequest`, a request to wait; `Wait`, one wait; `block_on` and `next_look`, the drivers of waits.
 
-A recipe or a collective is written once, as a generator that yields a `WaitRequest` wherever it would wait
-(`WaitSteps`). `fscoord.store.run_blocking` runs such a generator in a thread, and `fscoord.aio` runs it in a task of an
-event loop. For each request, the store makes a `Wait`. A driver runs the wait, and the answer is sent into the
+A recipe or a collective is written once, as a generator that yields a `WaitRequest` wherever it must wait
+(`WaitSteps`). `fscoord.store.run_blocking` runs this generator in a thread, and `fscoord.aio` runs it in a task of an
+event loop. For each request, the store creates a `Wait`. A driver runs the wait, and sends the answer into the
 generator.
 
-A `Wait` decides nothing about how it is driven. It returns for how long to sleep, and has a waker that ends a sleep
-early. There are two drivers: `block_on` for threads, which calls ``sleep``, and `next_look` for event loops, which
-sleep by themselves. Code that leaves its blocking to a driver is known as "sans-I/O".
+A `Wait` does not block ("sans-I/O"). It returns how long to sleep, and has a waker that ends a sleep early. There are
+two drivers. `block_on` blocks a thread, by `Wait.sleep`. `next_look` serves an event loop, which sleeps by itself.
 
-A look first arms the wait, so that every later change ends the next sleep, and then tests the condition. So no change
-is missed: the test finds a change that came before the arming, and a later change ends the sleep. In the other order, a
-change could come between the test and the arming. Then the test would not find it, no writer would end the sleep, and
-the sleep would last until the next poll.
+`Wait.look` first arms the wait, and then tests the condition. To *arm* a wait is to request a wake-up at the next
+change. So no change is missed: the test finds an earlier change, and a later change ends the next sleep. In the reverse
+order, a change between the test and the arming would be missed. Then the sleep would last until the next poll.
 """
 
 from __future__ import annotations
@@ -33,16 +31,16 @@ ITEM: Final = "item"
 
 
 class NeededRanks:
-    """The ranks on which a wait depends, if the value of one key shows which of these ranks are still needed.
+    """Ranks that a wait needs alive. The value of `key` shows which of these ranks are still needed.
 
-    An iteration yields the ranks that were needed at the beginning. A store that does not read the key watches all
-    these ranks, so it may report the death of a rank that is not needed any more.
+    Iteration yields the ranks that were needed at the beginning. A store that ignores `key` watches all of them, so it
+    may report the death of a rank that is not needed any more.
 
     Args:
         ranks: the ranks that are needed at the beginning.
-        key: the key whose value decides, checked.
-        judge: returns the ranks that are needed when the key has the given value. If no rank is needed, the wait ends.
-            A store may call it under its lock, so it must neither use the store nor raise.
+        key: the key, as returned by `key_bytes`.
+        judge: returns the ranks that are still needed, given the value of `key`. If no rank is needed, the wait ends.
+            A store may call it under its lock, so it must neither use the store nor raise an exception.
     """
 
     def __init__(self, ranks: list[int], key: bytes, judge: Callable[[bytes], list[int]]) -> None:
@@ -54,7 +52,7 @@ class NeededRanks:
         return iter(self._ranks)
 
     def with_prefix(self, prefix: bytes) -> NeededRanks:
-        """Return the same ranks for a store in which the key has `prefix` before it."""
+        """Return a copy of this object with `prefix` prepended to the key."""
         return NeededRanks(self._ranks, prefix + self.key, self.judge)
 
 
@@ -64,17 +62,17 @@ class WaitRequest(NamedTuple):
     Attributes:
         kind: the condition that ends the wait. `KEYS`: each key has a value or a non-empty queue. `VALUES`: each key
             has a value. `ITEM`: a queue has a value.
-        keys: the keys, checked, of which the wait needs all; for `ITEM`, the name of the queue. A wait for one of two
-            outcomes is a wait for one key, whose value is the outcome.
+        keys: the keys, as returned by `key_bytes`. The wait ends when all of them fulfil the condition. For `ITEM`: the
+            name of the queue.
         timeout: the longest wait, in seconds.
         ranks: for `KEYS`: the wait also ends when one of these ranks is known dead. With `NeededRanks` it also ends
             when no rank is needed any more.
         sessions: for `KEYS`: the wait also ends when one of these sessions is known dead.
         slow_logger: logs warnings if the wait is long. None: the store logs its own warnings.
 
-    The answer for `KEYS` is the list of the dead ranks or sessions. It is empty when all keys are there, or no rank is
-    needed any more. The answer for `VALUES` is the list of the values. The answer for `ITEM` is the value that was
-    taken from the queue.
+    The answer for `KEYS` is the list of the dead ranks or sessions. It is empty if all keys are present, or if no rank
+    is needed any more. The answer for `VALUES` is the list of the values. The answer for `ITEM` is the value that was
+    removed from the queue.
     """
 
     kind: str
@@ -86,29 +84,29 @@ class WaitRequest(NamedTuple):
 
 
 class ArrivalRequest(NamedTuple):
-    """A request to record an arrival under one key, and to wait for another key, which the last arrival sets.
+    """A request to arrive at a barrier: record an arrival in `key`, and wait for `done`. The last rank sets `done`.
 
-    A store may make one operation of it: the arrival is recorded, and the wait armed, under one hold of its lock. So no
-    look is needed between the two. `fscoord._waiting.rounds.is_last` decides which arrival is the last.
+    A store may record the arrival and arm the wait in one operation, under one hold of its lock.
+    `fscoord._waiting.rounds.is_last` tells which arrival is the last.
 
     Attributes:
-        key: the key of the arrivals, checked.
-        token: the token of a rank, which is appended to the value of `key`. Empty: the value is a counter, to which 1
-            is added.
-        done: the key to wait for, checked.
-        world_size: how many must arrive.
-        timeout: the longest time from `started` until `done` is set, in seconds. The write itself is limited by the
-            timeout of the store, which counts from the write.
-        new_slow_logger: returns the logger of the warnings about a long wait, given the time when the wait began. None:
-            the store logs its own warnings.
+        key: the key of the arrivals, as returned by `key_bytes`.
+        token: the token of the rank, to be appended to the value of `key`. Empty: the value is a counter, to which 1 is
+            added.
+        done: the key to wait for, as returned by `key_bytes`.
+        world_size: how many ranks must arrive.
+        timeout: the longest time from `started` until `done` is set, in seconds. The write has a separate limit: the
+            timeout of the store, from the beginning of the write.
+        new_slow_logger: returns the logger of warnings about a long wait, given the time when the wait began. None: the
+            store logs its own warnings.
         started: when the call began, by the monotonic clock; None: now.
-        waits: whether the request includes the wait. Otherwise it ends with the arrival.
-        all_wait: whether every rank waits until all have arrived. Then a store may record their arrivals only at the
+        waits: whether to wait for `done`. If False, the request ends when the arrival is recorded.
+        all_wait: whether every rank waits for `done`. If True, a store may postpone the records of all arrivals to the
             end of the barrier.
-        begun: the arrival that `Store._meet` has begun; None: none.
+        begun: the unfinished arrival that `Store._meet` has returned; None: a new arrival.
 
-    The answer is the new value of `key` if the caller must decide whether the arrival is the last. Otherwise the answer
-    is None, when `done` is set.
+    The answer is None if `done` is set, or is not waited for. It is the new value of `key` if `is_last` can't tell
+    which arrival is the last. Then the caller must parse the value.
     """
 
     key: bytes
@@ -124,12 +122,12 @@ class ArrivalRequest(NamedTuple):
 
 
 new_tuple: Final = tuple.__new__
-"""Makes a named tuple from its class and all its values, in half of the time that the class itself takes."""
+"""Creates a named tuple from its class and a tuple of all values, in half the time of a call of the class."""
 
 Request = WaitRequest | ArrivalRequest
 
 WaitSteps = Generator[Request, Any, T]
-"""A generator that yields its requests and returns a `T`. The driver sends it each answer, or raises an error in it."""
+"""A generator that yields requests and returns a `T`. The driver sends each answer into it, or throws an error."""
 
 
 class NotYet:
@@ -137,21 +135,21 @@ class NotYet:
 
 
 NOT_YET: Final = NotYet()
-"""The result of a look while the condition of the wait does not hold."""
+"""The result of `Wait.look` if the condition does not hold."""
 
 
 class Waker(Protocol):
-    """The object that ends the sleep of one wait."""
+    """Ends the sleep of one wait."""
 
     def set(self) -> bool:
-        """Wake the waiter, or end its next sleep at once; return False if the waker was set already.
+        """Wake the waiter. If it is not asleep, its next sleep ends at once. Return False if the waker was set already.
 
         Any thread may call this method.
         """
 
 
 class WaitBackend:
-    """The way in which waits sleep and receive file events. This class is the backend for threads."""
+    """Defines how waits sleep and receive file events. This class is the backend for threads."""
 
     new_waker: Callable[[], Waker] = system.AutoResetEvent
     """Returns the waker of a new wait."""
@@ -160,7 +158,7 @@ class WaitBackend:
         """Make an event loop call `on_readable` whenever `events` is readable.
 
         Returns:
-            False if there is no event loop, so that a waiting thread must read `events` itself.
+            False if there is no event loop. Then a waiting thread must read `events`.
         """
         return False
 
@@ -173,40 +171,40 @@ THREAD_BACKEND: Final = WaitBackend()
 
 
 class Wait(Protocol[T_co]):
-    """One wait, from its first look to its last. One thread at a time may use it.
+    """One wait. Only one thread at a time may use it.
 
-    An operation that changes the store may arm a wait while it still holds the store's lock. Then the read that the
-    operation makes under this lock is the first look of the wait.
+    An operation that changes the store may arm a wait while it still holds the store's lock. Then the operation has
+    tested the condition under this lock, and the wait needs no `look` before its first sleep.
     """
 
     def look(self) -> T_co | NotYet:
-        """Return the answer to the request, or `NOT_YET` if the condition does not hold.
+        """Test the condition. Return the answer to the request, or `NOT_YET` if the condition does not hold.
 
-        Unless the driver must look again at once, every change after this look ends the next sleep.
+        Every change after this call ends the next sleep, unless `max_sleep` is 0.0: then the driver does not sleep.
 
         Raises:
             StoreTimeoutError: the condition does not hold at the deadline.
         """
 
     def max_sleep(self) -> float:
-        """Return the longest time to sleep, in seconds; 0.0 when the next look is due.
+        """Return the longest time to sleep before the next call of `look`, in seconds. 0.0: call `look` now.
 
-        The driver calls this method again after each sleep, because a sleep may end early although no look is due.
+        The driver calls this method again after each sleep, because a sleep may end too early.
         """
 
     def sleep(self) -> object:
-        """Sleep in this thread until the next look is due, as `max_sleep` says."""
+        """Sleep in this thread for `max_sleep` seconds, or until the waker is set."""
 
     @property
     def waker(self) -> Waker:
-        """The waker that ends a sleep. An event loop sleeps on it and does not call `sleep`."""
+        """The waker that ends a sleep. An event loop waits for it and does not call `sleep`."""
 
     def close(self) -> None:
         """End the wait, and disarm it. This method may be called twice."""
 
 
 def block_on(wait: Wait[T]) -> T:
-    """Carry out `wait`, sleeping in this thread, and return its answer."""
+    """Run `wait` to its end in this thread, and return its answer."""
     try:
         while True:
             found = wait.look()
@@ -218,9 +216,9 @@ def block_on(wait: Wait[T]) -> T:
 
 
 def next_look(wait: Wait[T]) -> tuple[T | NotYet, float]:
-    """Carry out the part of `wait` between two sleeps, and close the wait if it has ended.
+    """Run `wait` until it must sleep, and close the wait if it has ended.
 
-    An event loop makes this call in another thread, because arming and looking may block for a moment.
+    An event loop makes this call in another thread, because `Wait.look` may block for a moment.
 
     Returns:
         The answer and 0.0; or `NOT_YET` and the longest time to sleep before the next call, in seconds.

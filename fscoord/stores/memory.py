@@ -1,10 +1,9 @@
 """`HashStore`: the store contract in the memory of one process.
 
 `HashStore` is also the model with which tests compare the other stores. So the implementation is simple: one lock
-guards a dict of values and a dict of queues. A waiter registers its waker under the first key that is missing, and
-sleeps until a writer of this key sets the waker. A write wakes no waiters of other keys, and a sleeping waiter uses no
-CPU time. `threading.Condition` is not used, because a Ctrl-C while it reacquires its lock can leave the lock locked for
-ever.
+guards a dict of values and a dict of queues. A waiter registers its waker under the first missing key, and sleeps until
+a writer of this key sets the waker. A write wakes no waiters of other keys, and a sleeping waiter uses no CPU time.
+`threading.Condition` is not used, because a Ctrl-C in its methods can leave its lock locked for ever.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _Waiters = dict[bytes, list[Waker]]
 
 
 class _Shared:
-    """The data and the waiters of one store, which all its handles share. `lock` guards all of it."""
+    """The data and the waiters of one store. All its handles share them, and `lock` guards them."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
@@ -62,8 +61,8 @@ class _Shared:
         _all_shared.add(self)
 
     def begin(self) -> None:
-        """Set the state without waiters: at the beginning, and in a forked child, which has no waiting threads."""
-        # A bare lock: ``with`` acquires it and enters the block without a point at which a Ctrl-C could interrupt.
+        """Create the lock, and forget all waiters. A forked child calls it, because it has no waiting threads."""
+        # A bare lock: a Ctrl-C can't interrupt between the moment when ``with`` acquires it and the block.
         self._lock = system.threading.Lock()
         self.readers: _Waiters = {}  # waiters for a value or a non-empty queue: a write wakes all of them
         self.poppers: _Waiters = {}  # waiters that take a value from a queue: each value wakes one of them
@@ -75,8 +74,8 @@ class _Shared:
         return self._lock
 
     # Ctrl-C may interrupt a write between any two steps. So a write first wakes the waiters, and then changes the data
-    # in one step. The waiters look under the lock, and therefore after the write. In the other order, an interrupted
-    # write could change the data and wake no waiter.
+    # in one step. The waiters need the lock to read the data, so they read after the write. In the reverse order, an
+    # interrupted write could change the data and wake no waiter.
 
     def put(self, pairs: list[tuple[bytes, bytes]]) -> None:
         for key, _ in pairs:
@@ -116,7 +115,7 @@ _named_lock = [system.threading.Lock()]
 
 
 def _renew(shared: _Shared) -> None:
-    """Reset `shared` in a forked child, and the lock of the names: a thread that holds it has just made a `_Shared`."""
+    """Reset `shared` and the lock of the names in a forked child."""
     _named_lock[0] = system.threading.Lock()
     shared.begin()
 
@@ -125,14 +124,14 @@ _all_shared = system.reset_in_child("memory stores", _renew)
 
 
 class HashStore(Store):
-    """A store in the memory of this process, for threads and for tests, with the whole contract of `Store`.
+    """A store in the memory of this process, for threads and for tests, named like torch's ``HashStore``.
 
-    The name is that of torch's c10d ``HashStore``.
-    `clone` returns another handle on the same data, and so do `named` and ``open_store("mem:NAME")``. The data exists
-    as long as a handle is open. A forked child has its own copy of the data and shares nothing with its parent.
+    To get another handle on the same data, use `clone`, or use `named` or ``open_store("mem:NAME")`` several times with
+    the same name. The data exists as long as a handle is open. A forked child has its own copy of the data and shares
+    nothing with its parent.
 
     Args:
-        timeout: the time that operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
+        timeout: the default timeout of operations, in seconds or as a `timedelta`; None means 300 seconds.
     """
 
     capabilities: Capabilities = Capabilities(knows_write_outcome=True, changes_conditionally=True)
@@ -145,9 +144,9 @@ class HashStore(Store):
 
     @classmethod
     def named(cls, name: str, *, timeout: Timeout | None = None) -> HashStore:
-        """Return a new handle on the store named `name` of this process. The first call creates the store.
+        """Return a new handle on this process's store named `name`. The first call creates the store.
 
-        `timeout` is that of the constructor, and holds for this handle only.
+        `timeout` is the default timeout of the new handle, as in the constructor.
         """
         store = cls(timeout=timeout)
         system.process_epoch()
@@ -281,7 +280,7 @@ class HashStore(Store):
         return other
 
     def close(self) -> None:
-        """Close this handle. Threads that wait on it raise `~fscoord.StoreClosedError`. Other handles stay open."""
+        """Close this handle. Its waits in other threads raise `~fscoord.StoreClosedError`. Other handles stay open."""
         with self._shared.lock:
             self._closed = True
             for waiters in (self._shared.readers, self._shared.poppers):
@@ -308,7 +307,7 @@ class _Wait:
 
     Args:
         store: the handle that waits.
-        request: the request that the wait carries out.
+        request: the request of the caller.
         waker: ends the sleeps of the wait.
     """
 
@@ -327,7 +326,7 @@ class _Wait:
         self._has_found = False
 
     def _find(self) -> Any:
-        """Return the answer to the request, or None if the condition does not hold yet. The caller holds the lock."""
+        """Return the answer to the request, or None if the condition does not hold. The caller must hold the lock."""
         if self._kind == ITEM:
             return self._shared.pop(self._keys[0])
         if self._kind == VALUES:
@@ -370,7 +369,7 @@ class _Wait:
     def close(self) -> None:
         self._disarm()
         if self._kind == ITEM and not self._has_found:
-            # A push may have woken only this waiter, which leaves the value in the queue. So wake the other waiters.
+            # A push may have woken only this waiter. It leaves the value in the queue, so wake the other waiters.
             with self._shared.lock:
                 notify(self._shared.poppers, self._keys[0])
 
@@ -400,7 +399,7 @@ class _Wait:
 
 
 def notify(waiters: _Waiters, key: bytes, count: int | None = None) -> None:
-    """Wake the waiters under `key` in the order of their arrival: at most `count` of them, or all if it is None."""
+    """Wake the first `count` waiters of `key`, in the order of their arrival. If `count` is None, wake all of them."""
     waiting = waiters.get(key, [])
     while waiting and count != 0:
         waiting[0].set()

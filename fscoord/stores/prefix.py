@@ -1,4 +1,4 @@
-"""`PrefixStore`: a view of the keys of another store that begin with one prefix."""
+"""`PrefixStore`: a view of those keys of another store that begin with a given prefix."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ T = TypeVar("T")
 class PrefixStore(StoreView):
     """A view of `store` in which the key ``k`` is the key ``{prefix}/k`` of `store`, as in c10d.
 
-    A view of a view is possible. `num_keys` and `list_keys` use the view's own keys only (c10d counts all keys). The
-    view has the timeout of the underlying store, and `set_timeout` sets the timeout there. Errors name the full key of
-    the underlying store.
+    `store` may be a view itself. `num_keys` and `list_keys` use only the keys with the prefix (c10d counts all keys).
+    The view and the underlying store have a common timeout, which `set_timeout` sets. Errors name the full key of the
+    underlying store.
 
-    `close` ends the view and leaves the underlying store open, because other views and the program itself may use it.
-    `clone` returns a view of a clone of the underlying store. Closing this view also closes the clone.
+    `close` closes the view and leaves the underlying store open, because other views and the program itself may use it.
+    `clone` returns a view of a clone of the underlying store. Closing the returned view also closes the cloned store.
 
     Args:
-        prefix: the prefix of the view's keys in `store`, without the slash after it. It may be empty.
+        prefix: the prefix of the view's keys in `store`, without the slash at its end. It may be empty.
         store: the underlying store.
 
     Raises:
@@ -43,7 +43,11 @@ class PrefixStore(StoreView):
         self._closed = False
 
     def __init_subclass__(cls, **given: Any) -> None:
-        """Give a subclass the defaults of `Store` for the hooks that stand for operations that it may override."""
+        """Replace the hooks of `_COMPOSED` in a subclass by the defaults of `Store`.
+
+        The defaults call the public operations, which the subclass may override. The hooks of this class would bypass
+        the overridden operations.
+        """
         super().__init_subclass__(**given)
         for name in _COMPOSED:
             if getattr(cls, name) is getattr(PrefixStore, name):
@@ -54,7 +58,7 @@ class PrefixStore(StoreView):
 
     @property
     def underlying_store(self) -> Store:
-        """The store that was given to the constructor, which may be a view itself."""
+        """The store that was passed to the constructor."""
         return self._inner
 
     barrier = on_key(Store.barrier)
@@ -66,7 +70,7 @@ class PrefixStore(StoreView):
         return len(self._open().list_keys(self._prefix))
 
     def list_keys(self, prefix: Key = "") -> list[str]:
-        # The prefix ends in a slash. So it ends with a whole character, and can be removed from the decoded text.
+        # The prefix ends in a slash, not in the middle of a character. So it can be removed from the decoded text.
         cut = len(key_text(self._prefix))
         return [name[cut:] for name in self._open().list_keys(self._full(prefix))]
 
@@ -83,7 +87,7 @@ class PrefixStore(StoreView):
         return self._open()._new_wait(self._full_wait(request), notifier)
 
     def _wait(self, request: WaitRequest) -> Any:
-        if not self._open()._shows_waits:  # it may override operations that wait
+        if not self._open()._shows_waits:  # the underlying store may override operations that wait
             return super()._wait(request)
         return wait_on(self._open(), self._full_wait(request))
 
@@ -115,7 +119,7 @@ class PrefixStore(StoreView):
         try:
             wanted: Any = next(steps)
             while True:
-                try:  # the caller carries out the waits on this view
+                try:  # the caller waits on this view, so the keys are those of the view
                     answer = yield wanted._replace(keys=[name[cut:] for name in wanted.keys])
                 except BaseException as error:  # noqa: BLE001 - raised in `steps`, which may catch it
                     wanted = steps.throw(error)
@@ -150,7 +154,7 @@ class PrefixStore(StoreView):
         return other
 
     def close(self) -> None:
-        """End this view. The underlying store stays open, unless `clone` made it for this view."""
+        """Close this view. The underlying store stays open, unless `clone` created it for this view."""
         self._closed = True
         if self._owns_inner:
             self._inner.close()

@@ -1,4 +1,4 @@
-"""The addresses of stores, read and written: `open_store` opens a store by one, `register_scheme` adds a kind."""
+"""Parses and builds the addresses of stores. `open_store` opens a store; `register_scheme` adds a kind of address."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fscoord._runtime import system
 from fscoord.store import Store
 
 ENTRY_POINTS = "fscoord.stores"
-"""The group of entry points by which other packages add schemes."""
+"""The group of the entry points with which other packages register schemes."""
 
 ENVIRONMENT_VARIABLE = "FSCOORD_STORE"
 """The environment variable with the address that `open_store` uses by default."""
@@ -37,31 +37,31 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
 
     The address has one of these forms:
 
-    - ``file:///shared/job/store?timeout=10``: `FileStore` on that path; ``file:store`` is below the current directory.
-    - ``/shared/job/store``, or a ``Path``: the same, without options and without decoding.
+    - ``file:///shared/job/store?timeout=10``: `FileStore` on this path. ``file:store`` is in the current directory.
+    - ``/shared/job/store``, or a ``Path``: `FileStore` on this path. Here ``?`` and ``%`` have no special meaning.
     - ``mem:NAME``: the `HashStore` named NAME of this process.
     - ``mem:``: a new `HashStore`.
-    - ``tcp://host:port``: `TCPStore`, as a client unless ``?is_master=1``, which needs the extra ``torch``.
-    - ``etcd://host:port,host:port/prefix``: `EtcdStore` (extra ``etcd``); the default port is 2379.
+    - ``tcp://host:port``: `TCPStore` as a client. With ``?is_master=1``: as the server (extra ``torch``).
+    - ``etcd://host:port,host:port/prefix``: `EtcdStore` (extra ``etcd``). The default port is 2379.
 
-    Characters that have a meaning in a URL are percent-encoded in paths and options (``%3F`` is a question mark). A
-    path with a colon before its first slash is written ``./a:b``. A ``~`` at the beginning of a path stands for the
-    home directory, as in a shell; a directory with that name is written ``./~``. A ``Path`` is taken as it is.
+    In a URL, percent-encode characters with a special meaning in paths and options (``%3F`` is a question mark). Write
+    ``./a:b`` for a path with a colon before its first slash. In text, a ``~`` at the beginning of a path stands for the
+    home directory, as in a shell. Write ``./~`` for a directory named ``~``. A ``Path`` is not changed.
 
     Args:
         url: the address. None: the address in the environment variable ``FSCOORD_STORE``.
-        options: arguments of the store's constructor: for ``file:`` ``timeout``, ``world_size``, ``rank``, ``label``,
+        options: arguments of the store's constructor. For ``file:`` ``timeout``, ``world_size``, ``rank``, ``label``,
             ``lock``, ``watch``, ``durable``, ``read_only``, ``mode``, ``coherence``, ``trust_locks``,
-            ``compact_bytes``, ``run_id``, ``spill_bytes`` and ``trace``; for ``mem:`` ``timeout``; for ``tcp:``
-            ``timeout``, ``world_size``, ``is_master``, ``wait_for_workers``, ``multi_tenant`` and ``use_libuv``; for
+            ``compact_bytes``, ``run_id``, ``spill_bytes`` and ``trace``. For ``mem:`` ``timeout``. For ``tcp:``
+            ``timeout``, ``world_size``, ``is_master``, ``wait_for_workers``, ``multi_tenant`` and ``use_libuv``. For
             ``etcd:`` ``timeout``, ``user``, ``password``, ``tls``, ``cacert``, ``cert``, ``key``, ``session_ttl`` and
-            ``rank``. They can also be given in the URL's query, as text: times in seconds, ``mode`` in octal, booleans
-            as ``1`` and ``0``. An argument overrides the query, except ``timeout=None``. In the query ``run_id`` is an
-            id without order, or, together with a number ``restart``, a job and its restart count.
+            ``rank``. Options can also be given in the URL's query, as text: times in seconds, ``mode`` in octal,
+            booleans as ``1`` and ``0``. An argument overrides the query, except ``timeout=None``. The query
+            ``run_id=ID`` gives a plain id; ``run_id=JOB&restart=N`` gives a job and its restart count.
 
     Raises:
-        ValueError: there is no address, or its scheme or an option is unknown or invalid. Other packages may add
-            schemes, see `~fscoord.stores.url.register_scheme`.
+        ValueError: there is no address, its scheme is unknown, or an option is unknown or invalid. Other packages may
+            add schemes; see `~fscoord.stores.url.register_scheme`.
         TypeError: the address is neither text nor an ``os.PathLike[str]``, or an option has a wrong type.
         FscoordError: the store can't be opened; see the class of the store.
         ImportError: the extra that the scheme needs is not installed.
@@ -87,34 +87,33 @@ def open_store(url: str | system.os.PathLike[str] | None = None, **options: Any)
 def register_scheme(scheme: str, opener: Opener, options: Mapping[str, Converter]) -> None:
     """Register a scheme, so that `open_store` opens addresses that begin with ``{scheme}:``.
 
-    A package can also register its scheme without being imported first. Then it has an entry point with the name of the
-    scheme in the group ``fscoord.stores``. The entry point is a function without arguments that calls
-    `register_scheme`. `open_store` calls the entry point when an address has the scheme.
+    A package may instead declare an entry point in the group ``fscoord.stores``, with the name of the scheme. The entry
+    point is a function without arguments that calls `register_scheme`. `open_store` calls the function when an address
+    has an unknown scheme, so the program need not import the package.
 
     Args:
-        scheme: two letters, then letters, digits, ``+``, ``-`` and ``.``. Case does not count.
-        opener: the function that returns the open store. It is called as ``opener(host, path, **options)``. The host of
-            ``x://host/path`` is the text between the slashes, and the host of ``x:path`` is empty. Host and path are
-            percent-decoded.
-        options: the options that `opener` takes, by name. Each value is a function that converts the text of the
-            option, or raises `ValueError`.
+        scheme: at least two characters: a letter, then letters, digits, ``+``, ``-`` and ``.``. Case does not matter.
+        opener: called as ``opener(host, path, **options)``; returns the open store. For ``x://host/path`` the host is
+            the text between the slashes. For ``x:path`` the host is empty. Host and path are percent-decoded.
+        options: {option: converter}, the options of `opener`. A converter converts the text of the option, or raises
+            `ValueError`.
 
     Raises:
-        ValueError: the scheme is registered already, or has another form.
+        ValueError: the scheme is registered already, or is malformed.
     """
     name = scheme.lower()
     if not _SCHEME.fullmatch(name + ":"):
-        raise ValueError(f"{scheme!r} is not a scheme: two letters or more, then letters, digits, '+', '-' and '.'")
+        raise ValueError(f"{scheme!r} is not a scheme: use a letter, then one or more letters, digits, '+', '-' or '.'")
     if name in _schemes:
         raise ValueError(f"the scheme {name}: is registered already; use another name")
     _schemes[name] = _Scheme(opener, dict(options))
 
 
 def parse_url(address: str | system.os.PathLike[str]) -> tuple[str, str, str, dict[str, str]]:
-    """Split `address` and return its scheme, host, path and options, percent-decoded.
+    """Split `address` into its scheme, host, path and options, and percent-decode them.
 
-    `urllib.parse.unquote` decodes the parts. `urlsplit` and `parse_qsl` are not used. `urlsplit` removes tabs, newlines
-    and carriage returns from a path. `parse_qsl` reads ``a+b`` as ``a b``, and drops an option that has no value.
+    `urlsplit` is not used, because it removes tabs, newlines and carriage returns from a path. `parse_qsl` is not used,
+    because it reads ``a+b`` as ``a b``, and drops options without a value.
     """
     if not isinstance(address, str):
         path = system.os.fspath(address)
@@ -152,7 +151,7 @@ def file_url(path: str, options: Mapping[str, object]) -> str:
 
 
 def with_options(url: str, options: Mapping[str, object]) -> str:
-    """Return `url` with `options` in its query, as `open_store` reads them."""
+    """Add `options` to the query of `url`, in the form that `open_store` reads, and return the new URL."""
     for name, value in options.items():
         text = format(value, "o" if name == "mode" else "d") if isinstance(value, int) else str(value)
         url = f"{url}{'&' if '?' in url else '?'}{quoted(name)}={quoted(text)}"
@@ -160,7 +159,7 @@ def with_options(url: str, options: Mapping[str, object]) -> str:
 
 
 def absolute(address: str | system.os.PathLike[str]) -> str:
-    """Return `address` in a form that means the same in other directories."""
+    """Return `address` in a form that does not depend on the current directory."""
     path, text = file_path(address), system.os.fspath(address)
     if path is None:
         return text
@@ -179,7 +178,7 @@ def quoted(text: str) -> str:
 
 
 def _with_home(path: str) -> str:
-    """Return `path` with the home directory in place of a ``~`` or ``~user`` at its beginning."""
+    """Replace ``~`` or ``~user`` at the beginning of `path` by the home directory, and return the path."""
     return system.os.path.expanduser(path) if path.startswith("~") else path
 
 
@@ -199,7 +198,9 @@ def _options(query: str) -> dict[str, str]:
 def _decode(text: str) -> str:
     bad = _BAD_PERCENT.search(text)
     if bad:
-        raise ValueError(f"{text!r} contains a percent sign without two hexadecimal digits; write %25 in a URL")
+        raise ValueError(
+            f"{text!r} contains a percent sign without two hexadecimal digits; write %25 for a percent sign"
+        )
     if "%" not in text:
         return text
     from urllib.parse import unquote  # imported here: few addresses need it, and the import takes long
@@ -213,7 +214,7 @@ def _scheme(name: str) -> _Scheme:
 
         for entry in entry_points(group=ENTRY_POINTS, name=name):
             try:
-                entry.load()()  # which registers the scheme
+                entry.load()()  # this function registers the scheme
             except Exception as error:
                 raise ValueError(f"the entry point {entry.value} of the scheme {name}: failed: {error}") from error
     if name in _schemes:
@@ -226,10 +227,10 @@ def _scheme(name: str) -> _Scheme:
 
 
 def convert(query: dict[str, str], scheme: str) -> dict[str, Any]:
-    """Return the options in `query`, all of which `scheme` knows, with values of the types that its opener takes.
+    """Convert the texts of the options `query` to the types that the opener of `scheme` takes.
 
     Raises:
-        ValueError: a value has another type.
+        ValueError: a text can't be converted.
     """
     converted = {}
     for name, text in query.items():

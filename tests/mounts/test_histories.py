@@ -156,7 +156,7 @@ def test_large_history_is_linearizable_in_the_order_of_the_log(
     # gives that process the result of its addition any more. See `fscoord._log.shared.combining.outcomes`.
     undecided = witnessed.undecided
     assert len(undecided) <= nemesis.happened["kill"], undecided
-    assert all("the operation took effect, and its result can't be read any more" in text for text in undecided)
+    assert all("the operation took effect, but its result is lost" in text for text in undecided)
     counts = [("calls", calls), ("generations", generations), ("undecided", len(undecided))]
     for what, number in [*nemesis.happened.items(), *counts]:
         record_property(what, number)

@@ -1463,8 +1463,8 @@ MUTANTS = (
         "FileWait.close",
         """\
             self._waiter = None
-            # Not before `_waiter` is None: a second `close`, after a signal handler has interrupted the first, must not
-            # close a waiter that another wait uses by then.
+            # Only now, when `_waiter` is None: if a signal handler interrupts this call, a second `close` must not
+            # close a waiter that another wait already uses.
             self._notifier.keep_spare(waiter)
 """,
         """\
@@ -1548,7 +1548,7 @@ MUTANTS = (
         "ChangeNotifier.open_bell",
         """\
             bell = self._bell = self._find_or_warn()
-            # After the bell is open: another thread that writes meanwhile would find no bell, and not ring.
+            # Set this only when the bell is open. Otherwise another thread that writes meanwhile would find no bell.
             self._announcements = count
 """,
         """\

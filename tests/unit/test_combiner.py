@@ -639,7 +639,7 @@ def test_author_that_compactions_have_left_behind_learns_from_the_snapshot(write
 
 def test_sum_that_a_snapshot_does_not_tell_is_an_error_that_says_that_it_was_added(path: str) -> None:
     assert left_behind_by_compactions(path, lambda store: store.add("n", 1), writes=False) == 1
-    with pytest.raises(StoreUnavailableError, match="took effect, and its result can't be read") as caught:
+    with pytest.raises(StoreUnavailableError, match="took effect, but its result is lost") as caught:
         left_behind_by_compactions(path, lambda store: store.add("n", 1), writes=True)
     assert caught.value.maybe_applied
 

@@ -194,7 +194,7 @@ def test_long_result_that_can_not_be_read_any_more_is_an_error_that_says_so() ->
     decider = KeyValueDecider(state, no_fetch, refuse, "/log")
     for operation, value in [(Operation(record.POP, b"q"), b""), (Operation(record.ADD, b"n", b"2"), Spilled(0, 1, 0))]:
         noted = decider.note(operation, (operation.kind, operation.key, value, 1, 1))
-        with pytest.raises(StoreUnavailableError, match="took effect, and its result can't be read") as caught:
+        with pytest.raises(StoreUnavailableError, match="took effect, but its result is lost") as caught:
             decider.begin().resume(operation, noted)
         assert caught.value.maybe_applied
 

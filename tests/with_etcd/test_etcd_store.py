@@ -435,7 +435,7 @@ def test_session_taken_for_dead_can_no_longer_write(server: Server, open_store: 
         lambda: store.queue_push("q", "v"),
         lambda: store.multi_set(["k", "l"], ["v", "v"]),
     ):
-        with pytest.raises(fscoord.SessionDeadError, match="taken for dead"):
+        with pytest.raises(fscoord.SessionDeadError, match="its lease was not renewed"):
             call()
     assert other.num_keys() == 0
     assert store.check(["k"]) is False

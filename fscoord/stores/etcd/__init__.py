@@ -1,9 +1,9 @@
-"""`EtcdStore`: the store contract on etcd, for jobs that need more than one file system.
+"""`EtcdStore`: the store contract on etcd, for jobs whose hosts share no file system.
 
-This module expresses each operation of the contract as transactions. The module `requests` makes the JSON of the
-transactions; it is pure. Only `client` uses HTTP. `transactions` has reads, writes and waits, with their retries.
-`sessions` keeps the lease of a handle. No lock is needed between processes, because etcd orders the transactions. The
-end of a session's lease is the death of the session.
+This module expresses each operation of the contract as transactions of etcd. The module `requests` builds the JSON of
+the transactions. Only `client` uses HTTP. `transactions` has reads, writes and waits, with their retries. `sessions`
+renews the lease of a handle. Processes need no lock between them, because etcd orders the transactions. A session is
+dead when its lease has ended.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ __all__ = ["EtcdStore", "GatewayClient", "cas_delay"]
 T = TypeVar("T")
 
 VALUE_MAX: Final = 3 << 19
-"""1.5 MiB: the most bytes of a request at a server's default ``--max-request-bytes``."""
+"""1.5 MiB: the largest request that a server accepts by default (``--max-request-bytes``)."""
 
 CACHED_KEYS_MAX: Final = 1024
-"""The most keys whose last revision a handle keeps. The next change of such a key takes one request and not two."""
+"""How many keys a handle caches with their last revision. A change of a cached key takes one request instead of two."""
 
 CACHED_VALUE_BYTES_MAX: Final = 64
 
 QUEUE_HEADS_MAX: Final = 16
-"""The number of values at a queue's head that one request reads. etcd sorts the whole queue for each request, so the
-handle keeps the values that it has read. They stay the head of the queue: a value that is pushed later has a higher
-creation revision. If another handle takes one of them first, the condition of the deletion fails.
+"""How many values one request reads from the head of a queue. etcd sorts the whole queue for each request, so the
+handle caches the keys of these values. The cached keys stay at the head, because later values have higher creation
+revisions. If another handle has removed one of them, the condition of the deletion fails.
 """
 
 
 class GatewayClient(Protocol):
-    """A client of etcd3gw: the attributes from which `EtcdStore` takes the address and the TLS files."""
+    """The attributes of an etcd3gw client from which `EtcdStore` reads the address and the TLS files."""
 
     @property
     def host(self) -> str:
@@ -93,30 +93,28 @@ class GatewayClient(Protocol):
 
 
 class EtcdStore(Store):
-    """A store in the keys of an etcd cluster, version 3.4 or newer, below one prefix (extra ``etcd``).
+    """A store in the keys of an etcd cluster (version 3.4 or newer) that begin with a prefix. Needs the extra ``etcd``.
 
-    A wait is one watch from the revision after the last read. So no change is missed, and the store does not poll.
-    Waits continue when the servers restart. If the response of a write is lost, the error has ``maybe_applied`` set. A
-    write that never reached a member is sent to the next member, until the timeout. Timeouts are kept, with one
-    exception: a server that accepts a connection and then does not answer has five seconds, however short the timeout.
+    A wait watches the keys from the revision after its last read. So it misses no change and does not poll. Waits
+    continue when the servers restart. If the response of a write is lost, the error has ``maybe_applied`` set. A write
+    that never reached a member is sent to the next member, until the timeout. A server that accepts a connection and
+    then does not answer is given five seconds, even if the timeout is shorter.
 
-    A transaction has at most 4096 keys, so a `multi_set` of more keys is refused. A request has at most 1.5 MiB, unless
-    the server is configured otherwise. Beyond these limits `~fscoord.LimitExceededError` is raised, and nothing is
-    written. `add`, `append` and `compare_set` retry if another process has changed the key first. Each push wakes a
-    blocked `queue_pop`.
+    A `multi_set` may have at most 4096 keys. A request may have at most 1.5 MiB, unless the server is configured
+    otherwise. Beyond these limits `~fscoord.LimitExceededError` is raised, and nothing is written. `add`, `append` and
+    `compare_set` retry if another process has changed the key first. Each push wakes a blocked `queue_pop`.
 
-    A handle that announces its rank or calls `register` holds a lease of etcd from then on, which a thread renews. When
-    a process dies, its lease expires, and its session is reported dead. The lease of a process that was stopped or cut
-    off for `session_ttl` seconds also expires, because the process could not renew the lease. From then on the writes
-    of this process raise `~fscoord.SessionDeadError`.
+    When a handle announces its rank or calls `register`, it acquires a lease of etcd, and a thread renews the lease.
+    When the process dies, its lease expires, and its session is dead. The lease also expires if the process was stopped
+    or cut off for `session_ttl` seconds. Then the writes of this process raise `~fscoord.SessionDeadError`.
 
     Args:
         client_or_url: the address of the cluster, such as ``"etcd://h1:2379,h2:2379"`` (or ``http://``, ``https://``,
-            or no scheme); or a client of etcd3gw, whose address and TLS files are used.
-        prefix: the beginning of all keys of this store in etcd, ``str`` or ``bytes``. A slash is added if the prefix
-            does not end in one. Stores with other prefixes do not see the keys of this store. No part of the prefix may
-            begin with an equals sign.
-        timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
+            or no scheme). Or a client of etcd3gw, whose address and TLS files are used.
+        prefix: the beginning of all keys of this store in etcd, ``str`` or ``bytes``. A slash is added if it does not
+            end in one. Stores with different prefixes don't see each other's keys. No part of the prefix may begin with
+            an equals sign.
+        timeout: the default timeout of operations, in seconds or as a `timedelta`; None means 300 seconds.
         etcd_client: another name for `client_or_url`, as in torch.
         etcd_store_prefix: another name for `prefix`, as in torch.
         user: the name to log in with, if the cluster requires a login.
@@ -125,11 +123,11 @@ class EtcdStore(Store):
         cacert: the file with the certificates to trust, instead of the system's certificates.
         cert: the file with the certificate of the client.
         key: the file with the key of that certificate.
-        session_ttl: the time to live of a session's lease, in seconds. etcd deletes a lease that has not been renewed
-            for this time, and the session is dead.
+        session_ttl: the time to live of a session's lease, in seconds. If the lease is not renewed for this time, etcd
+            deletes it, and the session is dead.
 
     Attributes:
-        client: the client or the address that was given, as in torch.
+        client: the argument `client_or_url`, as in torch.
 
     Raises:
         ImportError: urllib3 is not installed.
@@ -188,15 +186,15 @@ class EtcdStore(Store):
 
     @property
     def address(self) -> str:
-        """The address by which `~fscoord.open_store` opens this store. It contains the password, if there is one."""
+        """The address of this store for `~fscoord.open_store`. It contains the password, if there is one."""
         return self._client.access.url(self._prefix, session_ttl=self._session.ttl)
 
     def below(self, name: str) -> EtcdStore:
-        """Return a store with the prefix ``{prefix}/{name}/``, whose keys this store does not see."""
+        """Return a store with the prefix ``{prefix}/{name}/``. The two stores don't see each other's keys."""
         return self._with_prefix(self._prefix + key_bytes(name))
 
     def erase(self) -> None:
-        """Delete all keys of this store in etcd, sessions included. No process may use the store any more."""
+        """Delete all keys of this store in etcd, including its sessions. No process may use the store any more."""
         own = self._prefix + b"="
         self._transactions.write([delete(own, after_prefix(own))], self._timeout)
 
@@ -263,7 +261,7 @@ class EtcdStore(Store):
     def wait(
         self, keys: Iterable[Key], timeout: Timeout | None = None, *, override_timeout: Timeout | None = None
     ) -> None:
-        """Wait as `Store.wait` does. `override_timeout` is the name of `timeout` in torch."""
+        """Wait as `Store.wait` does. `override_timeout` is torch's name for `timeout`."""
         names = keys_bytes(keys)
         limit = self._seconds(timeout_given(timeout, "override_timeout", override_timeout))
         if names:
@@ -308,7 +306,7 @@ class EtcdStore(Store):
 
     @property
     def has_liveness(self) -> bool:
-        """Whether `members` reports which sessions are alive: always true."""
+        """Always true: the store detects dead sessions."""
         return True
 
     def register(self) -> int:
@@ -367,7 +365,8 @@ class EtcdStore(Store):
             dead = find()
             if not dead:
                 return seen._replace(also=[deaths])
-            return dead if isinstance(self._look(names, left), KeySnapshot) else []  # the dead may have set the keys
+            # A dead process may have set the keys before it died, so check them again.
+            return dead if isinstance(self._look(names, left), KeySnapshot) else []
 
         return self._watcher.wait(limit, look, "key")
 
@@ -377,13 +376,13 @@ class EtcdStore(Store):
         return self._with_prefix(self._prefix)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the address, the prefix and the timeout. The user and the password are left out."""
+        """Pickle the address, the prefix and the timeout, but neither the user nor the password."""
         access: Any = self._client.access._replace(user=None, password="")
         return partial(EtcdStore, access, self._prefix, self._timeout, session_ttl=self._session.ttl), ()
 
     def _with_prefix(self, prefix: bytes) -> EtcdStore:
         self._client.refuse_if_closed()
-        access: Any = self._client.access  # which only this class passes
+        access: Any = self._client.access  # only this class passes an `Access`
         return EtcdStore(
             access, prefix, self._timeout, user=access.user, password=access.password, session_ttl=self._session.ttl
         )
@@ -431,20 +430,19 @@ class EtcdStore(Store):
         return self._watcher.wait(limit, look, "key", (lambda value: [value]) if len(names) == 1 else None)
 
     def _change(self, name: bytes, change: Callable[[bytes | None], bytes | None]) -> bytes | None:
-        """Set the key `name` to the value that `change` computes from its present value.
+        """Set the key `name` to the value that `change` computes from its current value.
 
-        The transaction has the condition that the key still has the revision of the value that was passed to `change`.
-        If etcd answers that the condition failed, nothing was written, and the answer contains the new value. Only then
-        the transaction is retried. If the response is lost, the call raises: a retry could find the earlier write of
-        this call, and add or append a second time.
+        The transaction has a condition: the key still has the revision of the value that was passed to `change`. If the
+        condition fails, nothing was written, the answer contains the new value, and the transaction is retried. If the
+        response is lost, it is not retried, because the first try may have added or appended already.
 
         The first try uses the revision and the value in the cache, which may be out of date. So if `change` raises or
         returns None for a cached value, the key is read, and `change` is called again.
 
         Args:
             name: the key.
-            change: returns the new value, or None to set nothing. Its argument is the present value, or None if the key
-                is missing.
+            change: given the current value, or None if the key is missing, returns the new value. If it returns None,
+                nothing is written.
 
         Returns:
             The value of the key after the call.
@@ -483,11 +481,11 @@ class EtcdStore(Store):
             is_certain = True
 
     def _pop(self, name: bytes, limit: float) -> bytes | KeySnapshot:
-        """Take the oldest value from queue `name`. If the queue is empty, return the snapshot from which to wait.
+        """Remove and return the oldest value of queue `name`. If the queue is empty, return a snapshot to watch from.
 
-        The deletion has the condition that the head still has its creation revision, so two handles never take the same
-        value. If the condition fails, the answer contains the new heads. If the response is lost, the value may have
-        been deleted.
+        The deletion has the condition that the first key still has its creation revision, so two handles never remove
+        the same value. If the condition fails, the answer contains the new first keys. If the response is lost, the
+        value may have been removed.
         """
         items = self._queue_range(name)
         oldest = range_of(
@@ -515,28 +513,28 @@ class EtcdStore(Store):
 
 
 def cas_delay() -> None:
-    """Sleep for up to 0.1 s, at random, as torch's ``etcd_store.cas_delay`` does between two tries of a caller's own.
+    """Sleep for a random time up to 0.1 s, as torch's ``etcd_store.cas_delay``. A program may use it between retries.
 
-    The store itself does not need it: its tries pause by `Backoff`.
+    The store itself does not need it, because `Backoff` makes the pauses between its retries.
     """
     system.time.sleep(system.random_bytes(1)[0] / 2560)
 
 
 def _keep(cache: dict[bytes, T], name: bytes, value: T) -> None:
-    """Set ``cache[name]`` to `value`. A full cache is emptied first."""
+    """Set ``cache[name]`` to `value`. If the cache is full, remove all its entries first."""
     if len(cache) >= CACHED_KEYS_MAX:
         cache.clear()
     cache[name] = value
 
 
 def _value_in(answer: dict[str, Any]) -> bytes | None:
-    """Return the value in the answer to a read or a deletion of one key, or None if the key had no value."""
+    """Return the value from `answer`, the answer to a read or a deletion of one key. None: the key had no value."""
     found = key_values(answer)
     return unb64(found[0].get("value")) if found else None
 
 
 def _check_prefix(prefix: Key) -> bytes:
-    """Return `prefix` as bytes that end with a slash."""
+    """Check `prefix`, and return it as bytes that end with a slash."""
     name = key_bytes(prefix)
     if not name.strip(b"/"):
         raise ValueError(f"the prefix {prefix!r} is empty: give the store a name of its own in etcd, such as 'job42/'")

@@ -1,13 +1,11 @@
-"""`Client`, one process's connections to the members of an etcd cluster, and `Access`, its addresses and credentials.
+"""`Client`, the connections to the members of an etcd cluster, and `Access`, the addresses and credentials.
 
-The HTTP library is urllib3, which etcd3gw uses as well. etcd3gw itself is not used, for four reasons. It takes only one
-address, it does not report the revision from which to watch, it can't end a watch, and it takes twice as long for a
-request (``benchmarks etcd``).
+The HTTP library is urllib3. etcd3gw is not used, for four reasons. It takes only one address, it does not report the
+revision from which to watch, it can't end a watch, and it takes twice as long for a request (``benchmarks etcd``).
 
-grpcio is not used either. A read by a bare grpcio 1.85 call, without decoding the answer, took 442 us where
-`~fscoord.EtcdStore.get` took 1,107 and a bare urllib3 request 842 (p50, one etcd 3.4 on loopback, 15 rounds in turns,
-busy machine). A change (``Put``) took 1,084 us instead of 1,605, and most of that time is etcd's sync of its disk. The
-gain does not justify 19 MB of compiled code and grpcio's restrictions on forks (its ``doc/fork_support.md``).
+grpcio is not used either. A read took 442 us with a bare call of grpcio, and 1,107 us with `~fscoord.EtcdStore.get`
+(medians, etcd 3.4 on loopback). For a write the times were 1,084 us and 1,605 us. This gain does not justify 19 MB of
+compiled code and grpcio's restrictions on forks (its ``doc/fork_support.md``).
 """
 
 from __future__ import annotations
@@ -32,36 +30,36 @@ if TYPE_CHECKING:
     from fscoord.stores.etcd import GatewayClient
 
 PORT: Final = 2379
-"""The port of an address that names none. It is etcd's default port."""
+"""The port of an address without a port: etcd's default port."""
 
 CONNECTIONS: Final = 64
-"""The most idle connections that are kept for each member. Each thread that makes a call uses one connection."""
+"""How many idle connections are kept for each member. Each thread uses one connection during a call."""
 
 BODY_MAX: Final = 16 << 20
-"""The most bytes of a request. etcd's manual warns of requests over 10 MiB, and base64 makes four bytes of three."""
+"""The largest request, in bytes. etcd's manual warns of requests over 10 MiB, to which base64 adds a third."""
 
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.5
 
 CONNECT_MIN_S: Final = 0.2
 ANSWER_MIN_S: Final = 1.0
-"""The least time in seconds that a member has to answer a read, if another member can be asked next."""
+"""The shortest time, in seconds, that a read waits for one member before it asks the next member."""
 
 SILENCE_MAX_S: Final = 5.0
-"""How many seconds a read waits for one member before it asks another member.
+"""The longest time, in seconds, that a read waits for one member before it asks the next member.
 
-It is also the least time that the last member, and a member that has received a write, have for their answer. Before
-some answers a member must sync its disk, which took over a second where other programs wrote to the same disk.
+A write, and a read from the last member, wait at least this long, even if the timeout is shorter. Before it answers, a
+member may have to sync its disk. This can take more than a second if other programs use the same disk.
 """
 
-# Codes of gRPC (https://grpc.io/docs/guides/status-codes/) for requests that were refused, and so have had no effect.
+# Codes of gRPC (https://grpc.io/docs/guides/status-codes/) for refused requests, which have had no effect.
 INVALID, NOT_FOUND, DENIED, EXHAUSTED, PRECONDITION, OUT_OF_RANGE, UNAUTHENTICATED = 3, 5, 7, 8, 9, 11, 16
 
 _ENDPOINT: Final = r"(?:(?P<scheme>[a-z]+)://)?(?:\[(?P<address>[0-9A-Fa-f:.%]+)\]|(?P<name>[^\[\]/:@,\s]+))(?::(?P<port>[0-9]{1,5}))?/?"
 
 
 class Access(NamedTuple):
-    """The addresses of a cluster's members, and the credentials for the cluster.
+    """The addresses of the members of a cluster, and the credentials of the user.
 
     Attributes:
         endpoints: host and port of each member.
@@ -87,7 +85,7 @@ class Access(NamedTuple):
         return f"etcd://{','.join(names)}"
 
     def url(self, prefix: bytes, **options: object) -> str:
-        """Return the address by which `~fscoord.open_store` opens the store with `prefix`. It contains the password."""
+        """Return the address of the store with `prefix` for `~fscoord.open_store`. It contains the password."""
         from urllib.parse import quote, urlencode
 
         known = {"cacert": self.cacert, "cert": self.cert, "key": self.key, "user": self.user}
@@ -102,7 +100,7 @@ class Access(NamedTuple):
 def parse_access(
     client_or_url: str | GatewayClient | Access, *, tls: bool, cacert: str | None, cert: str | None, key: str | None
 ) -> Access:
-    """Return the access that the arguments of an `~fscoord.EtcdStore` describe.
+    """Convert the arguments of an `~fscoord.EtcdStore` to an `Access`.
 
     Raises:
         ValueError: `client_or_url` is not an address, or two of its parts contradict each other.
@@ -131,7 +129,7 @@ def parse_access(
     if {"http", "https"} <= schemes or ("http" in schemes and (tls or cacert or cert)):
         raise ValueError(
             f"{client_or_url!r} mixes addresses with TLS and without: https:// and http://, or http:// and one of tls,"
-            " cacert and cert"
+            " cacert and cert; write https:// for all members"
         )
     secure = tls or "https" in schemes or cacert is not None or cert is not None
     return Access(tuple(endpoints), secure, cacert, cert, key)
@@ -156,11 +154,11 @@ class CompactedError(FscoordError):
 
 
 class _NotSent(Exception):
-    """The request has had no effect: no member received it, or the member refused it before reading it."""
+    """The request has had no effect: no member received it, or a member refused it."""
 
 
 class _Unanswered(Exception):
-    """The request may have had an effect: a member may have received it, and the response was lost."""
+    """The request may have had an effect: a member may have received it, but the response was lost."""
 
 
 class _Unauthenticated(Exception):
@@ -168,9 +166,9 @@ class _Unauthenticated(Exception):
 
 
 class Client:
-    """The connections to the members of a cluster. A request is first sent to the member that answered last.
+    """Sends requests to the members of a cluster, first to the member that has answered the last request.
 
-    Threads share the pools of connections, which have locks of their own. `_lock` guards the set of open streams.
+    Threads share the pools of connections, which are thread-safe. `_lock` guards the set of open streams.
     """
 
     def __init__(self, access: Access) -> None:
@@ -187,18 +185,17 @@ class Client:
         return str(self.access)
 
     def call(self, path: str, body: Request, limit: float, *, writes: bool = False) -> dict[str, Any]:
-        """Return the answer to the request `body`.
+        """Send the request `body`, and return the answer.
 
-        A read is sent to one member after the other, until a member answers. A write is repeated only if the failed try
-        can't have had an effect, because there was no connection or the member refused the request. If the response of
-        a write is lost, etcd may commit the write at once, later, or never, and no later request can determine which.
-        So the write is not repeated, and the error has `maybe_applied` set.
+        A read is sent to one member after the other, until a member answers. A write is sent again only if the failed
+        try had no effect, because there was no connection or the member refused the request. If the response of a write
+        is lost, etcd may commit the write at once, later, or never. So the write is not sent again.
 
         Raises:
-            StoreUnavailableError: no member answered within `limit` seconds, or the server refuses. For a write whose
-                response was lost, `maybe_applied` is true.
+            StoreUnavailableError: no member answered within `limit` seconds, or the server refused the request. If the
+                response of a write was lost, `maybe_applied` is true.
             LimitExceededError: the request is larger than the server accepts.
-            CompactedError: the requested revision is gone.
+            CompactedError: etcd has removed the requested revision.
         """
         data = json.dumps(body).encode()
         if len(data) > BODY_MAX:
@@ -222,9 +219,9 @@ class Client:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def open_stream(self, request: Request, limit: float) -> Stream | None:
-        """Return the stream of answers to `request` for a watch, which the caller must close.
+        """Begin the watch `request`, and return the stream of its answers. The caller must close the stream.
 
-        Return None if there is no connection, or no answer within `limit` seconds.
+        Return None if no member can be reached, or none answers within `limit` seconds.
         """
         data = json.dumps(request).encode()
         try:
@@ -245,7 +242,7 @@ class Client:
         """Close `stream` and its connection.
 
         Raises:
-            StoreClosedError: another thread has called `close` meanwhile, which interrupts the stream.
+            StoreClosedError: another thread has closed the client.
         """
         with self._lock:
             self._streams.discard(stream)
@@ -258,8 +255,8 @@ class Client:
             raise StoreClosedError(f"{self}: this handle was closed; open the store again")
 
     def close(self) -> None:
-        """Close all connections. Threads that wait on one of them raise `StoreClosedError`."""
-        system.process_epoch()  # in a child of a fork(2) in C this abandons the parent's connections
+        """Close all connections. Waits on them in other threads raise `StoreClosedError`."""
+        system.process_epoch()  # in the child of a fork by C code, this abandons the parent's connections
         self._is_closed = True
         with self._lock:
             streams = list(self._streams)
@@ -271,9 +268,9 @@ class Client:
     def after_fork(self) -> None:
         """Abandon the inherited connections in a forked child.
 
-        If two processes used one connection, each could read the answers to the other's requests. urllib3 empties the
-        queue of a pool when the pool is destroyed, and at the end of the process. A thread of the parent may have held
-        the lock of this queue during the fork. So the queue is initialized again in place.
+        If two processes used one connection, each could read the answers to the other's requests. urllib3 locks the
+        queue of a pool when it destroys the pool. A thread of the parent may have held this lock during the fork. So
+        the queue is initialized again in place.
         """
         for pool in self._pools:
             if pool.pool is not None:
@@ -281,7 +278,7 @@ class Client:
         self._connect()
 
     def _connect(self) -> None:
-        """Make the pools of connections. A pool connects at its first request."""
+        """Create the pools of connections. A pool connects at its first request."""
         access = self.access
         self._lock = system.threading.Lock()
         self._streams: set[Stream] = set()
@@ -300,7 +297,7 @@ class Client:
         self._pools = [kind(host, port, **options) for host, port in access.endpoints]
 
     def _ask_each(self, path: str, data: bytes, ends: float, writes: bool) -> dict[str, Any] | Exception:
-        """Return the answer of the first member that answers. If no member answers, return the last failure."""
+        """Ask one member after the other. Return the first answer. If no member answers, return the last failure."""
         failure: Exception = _NotSent("no member was asked")
         for turn in range(len(self._pools)):
             index = (self._first + turn) % len(self._pools)
@@ -340,7 +337,7 @@ class Client:
         system.process_epoch()
         headers = {"Content-Type": "application/json"}
         if streams:
-            headers["Grpc-Metadata-hasleader"] = "true"  # a member that is cut off from the others then ends the watch
+            headers["Grpc-Metadata-hasleader"] = "true"  # so a member that is cut off from the others ends the watch
         if self.access.user is not None and path != "auth/authenticate":
             headers["Authorization"] = self._token or self._log_in(index, connect)
         failures = self._failures
@@ -360,7 +357,7 @@ class Client:
         except (failures.HTTPError, OSError) as error:
             self.refuse_if_closed()
             message = _innermost_message(error)
-            is_cut_off = "EOF" in message or "reset" in message  # of a TLS error: only the connection has ended
+            is_cut_off = "EOF" in message or "reset" in message  # a TLS error that only means a lost connection
             if isinstance(error, failures.SSLError) and not is_cut_off:
                 raise StoreUnavailableError(
                     f"{self._member(index)}: {message}; check which certificates both sides trust"
@@ -428,7 +425,7 @@ class Client:
 
 
 class Stream:
-    """A stream of answers that arrive one after the other on one connection, such as those of a watch."""
+    """Reads the answers of a watch one after the other, from one connection."""
 
     def __init__(self, response: Any, failures: Any) -> None:
         self._response = response
@@ -437,7 +434,7 @@ class Stream:
         self._rest = b""
 
     def next(self, limit: float) -> dict[str, Any] | None:
-        """Return the next answer. Return None if no answer comes within `limit` seconds, or the connection is lost."""
+        """Return the next answer, or None if no answer comes within `limit` seconds or the connection is lost."""
         ends = system.time.monotonic() + limit
         while b"\n" not in self._rest:
             left = ends - system.time.monotonic()
@@ -455,7 +452,7 @@ class Stream:
             return None
 
     def interrupt(self) -> None:
-        """Make `next` return, if any thread is calling it."""
+        """Make a call of `next` in another thread return."""
         try:
             self._response.shutdown()
         except (OSError, ValueError, RuntimeError) as error:  # it is closed already
@@ -470,7 +467,7 @@ _all = system.reset_in_child("etcd connections", Client.after_fork)
 
 
 def _timeout(limit: float) -> float | None:
-    """Return `limit` in the form in which urllib3 takes a timeout: a positive number, or None for no limit."""
+    """Convert `limit` to a timeout of urllib3: a positive number, or None for no limit."""
     return None if limit > system.threading.TIMEOUT_MAX else max(limit, 0.001)
 
 

@@ -1,7 +1,7 @@
-"""`KeySpace`, the keys that an `~fscoord.EtcdStore` uses, and functions that make requests for etcd's JSON gateway.
+"""`KeySpace`, the keys that an `~fscoord.EtcdStore` uses, and functions that build requests for etcd's JSON gateway.
 
 The requests have the form of ``rpc.proto`` (https://etcd.io/docs/v3.5/learning/api/): bytes are in base64, 64-bit
-integers are text, and zero values are left out. The module is pure: it uses no network and no clock.
+integers are text, and zero values are left out. The functions are pure.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import Any, Final
 Request = dict[str, Any]
 
 GROUP: Final = 64
-"""The most operations in one inner transaction. A server takes 128 operations, counted over all levels of nesting on
-the path to an operation."""
+"""The maximum number of operations in one inner transaction. A server's default limit is 128: the operations of the
+outer transaction and of one inner transaction together."""
 
 OPERATIONS_MAX: Final = GROUP * GROUP
-"""The most operations in one transaction, which has up to `GROUP` inner transactions, at the server's default limit."""
+"""The maximum number of operations in one transaction: it has up to `GROUP` inner transactions."""
 
 
 class KeySpace:
-    """The etcd keys of the store with `prefix`.
+    """Maps keys and sessions of the store with `prefix` to keys of etcd.
 
-    Every key begins with the prefix and an equals sign. No part of a prefix may begin with an equals sign, so no key of
-    one store is also a key of another store. A queue's prefix contains the length of the queue's name, so no key of one
-    queue is also a key of another queue.
+    Every key of etcd begins with the prefix and an equals sign. Two stores have no key in common, because no part of a
+    prefix may begin with an equals sign. Two queues have no key in common, because the prefix of a queue contains the
+    length of the queue's name.
 
     Attributes:
         values: the prefix of all values.
         queues: the prefix of all queues.
         members: the prefix of all session records.
-        lives: the prefix of the lease keys, one for each session. etcd deletes the key when the session's lease
-            expires.
-        waits: the prefix of the shown waits, one key for each session that waits for long.
-        counter: the key with the number of the last session.
+        lives: the prefix of the lease keys, one for each session. When the lease of a session expires, etcd deletes
+            the key.
+        waits: the prefix of the shown waits, one key for each session with a long wait.
+        counter: the key that holds the number of the last session.
     """
 
     def __init__(self, prefix: bytes) -> None:
@@ -50,7 +50,7 @@ class KeySpace:
         return self.values + key
 
     def queue(self, key: bytes) -> bytes:
-        """Return the prefix of all values in queue `key`."""
+        """Return the prefix of the values in queue `key`."""
         return b"%s%d/%s/" % (self.queues, len(key), key)
 
     def member(self, number: int) -> bytes:
@@ -58,7 +58,7 @@ class KeySpace:
         return b"%s%010d" % (self.members, number)
 
     def life(self, number: int) -> bytes:
-        """Return the key that exists as long as session `number` lives."""
+        """Return the lease key of session `number`, which exists as long as the session lives."""
         return b"%s%010d" % (self.lives, number)
 
     def wait(self, number: int) -> bytes:
@@ -67,18 +67,18 @@ class KeySpace:
 
 
 def after_prefix(prefix: bytes) -> bytes:
-    """Return the first key after all keys that begin with `prefix`. The prefix must have a byte other than 0xff."""
+    """Return the first key after all keys that begin with `prefix`. At least one byte of `prefix` must not be 0xff."""
     head = prefix.rstrip(b"\xff")
     return head[:-1] + bytes([head[-1] + 1])
 
 
 def b64(data: bytes) -> str:
-    """Return `data` in base64, as a request contains it."""
+    """Encode `data` in base64, for a request."""
     return b2a_base64(data, newline=False).decode("ascii")
 
 
 def unb64(data: str | None) -> bytes:
-    """Return the bytes of `data`, the base64 text of a reply. None stands for no bytes."""
+    """Decode `data`, a base64 text from a reply. A reply leaves out an empty value, so None becomes ``b""``."""
     return a2b_base64(data) if data else b""
 
 
@@ -89,7 +89,7 @@ def put(key: bytes, value: bytes, lease: int = 0) -> Request:
 
 
 def range_of(key: bytes, end: bytes | None = None, **options: Any) -> Request:
-    """Return the operation that reads `key`, or all keys from `key` to before `end`.
+    """Return the operation that reads `key`. With `end`, it reads all keys from `key` up to but not including `end`.
 
     Args:
         key: the key, or the first key of the range.
@@ -101,18 +101,19 @@ def range_of(key: bytes, end: bytes | None = None, **options: Any) -> Request:
 
 
 def delete(key: bytes, end: bytes | None = None, **options: Any) -> Request:
-    """Return the operation that deletes `key`, or all keys from `key` to before `end`."""
+    """Return the operation that deletes `key`, or the range from `key` to `end`; see `range_of`."""
     return {"request_delete_range": range_of(key, end, **options)["request_range"]}
 
 
 def compare(key: bytes, what: str, value: int | bytes, result: str = "EQUAL") -> Request:
-    """Return the condition that a revision of `key`, or its value, is `value`.
+    """Return a condition of a transaction: it compares a revision of `key`, or the value of `key`, with `value`.
 
     Args:
         key: the key.
-        what: ``"create"`` or ``"mod"``, the kind of the revision; or ``"value"``, which never holds for a missing key.
-        value: the revision, where 0 means that the key is missing; or the value.
-        result: the result of the comparison for which the condition holds.
+        what: ``"create"`` or ``"mod"`` to compare this revision, or ``"value"`` to compare the value. A missing key has
+            the revision 0. For a missing key, a condition on the value is false.
+        value: the expected revision or value.
+        result: the comparison: ``"EQUAL"``, ``"GREATER"``, ``"LESS"`` or ``"NOT_EQUAL"``.
     """
     if isinstance(value, bytes):
         return {"key": b64(key), "target": "VALUE", "result": result, "value": b64(value)}
@@ -120,9 +121,9 @@ def compare(key: bytes, what: str, value: int | bytes, result: str = "EQUAL") ->
 
 
 def nest_operations(operations: Sequence[Request]) -> list[Request]:
-    """Return `operations` as inner transactions with up to `GROUP` operations each.
+    """Split more than `GROUP` operations into inner transactions of up to `GROUP` operations each.
 
-    A server refuses more than 128 operations on one level. Inner transactions take effect together with the outer
+    A server refuses a transaction with more than 128 operations. Inner transactions take effect together with the outer
     transaction.
     """
     if len(operations) <= GROUP:
@@ -132,7 +133,7 @@ def nest_operations(operations: Sequence[Request]) -> list[Request]:
 
 
 def flatten_responses(responses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the answer to each operation of a transaction, in order, without the nesting of `nest_operations`."""
+    """Return the answers to the operations of a transaction, in order. This reverses `nest_operations`."""
     flat: list[dict[str, Any]] = []
     for response in responses:
         for kind, answer in response.items():
@@ -144,10 +145,10 @@ def flatten_responses(responses: Iterable[Mapping[str, Any]]) -> list[dict[str, 
 
 
 def key_values(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the keys and values that a range found, or that a deletion with ``prev_kv`` deleted."""
+    """Return the keys and values from the answer to a read, or to a deletion with ``prev_kv``."""
     return list(answer.get("kvs") or answer.get("prev_kvs") or ())
 
 
 def revision_of(reply: Mapping[str, Any]) -> int:
-    """Return the revision of etcd at which `reply` was made."""
+    """Return the revision of etcd in the header of `reply`."""
     return int(reply["header"]["revision"])

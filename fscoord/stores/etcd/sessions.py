@@ -1,9 +1,9 @@
-"""`LeaseSession`: the session of one `~fscoord.EtcdStore` handle, which a lease keeps alive.
+"""`LeaseSession`: the session of one `~fscoord.EtcdStore` handle. It lives as long as its lease.
 
-A session has a number, a record key that stays, and a lease key. etcd deletes the lease key when the lease has not been
-renewed for `session_ttl` seconds (https://etcd.io/docs/v3.5/learning/api/#lease-api). The deletion is the death of the
-session, at one revision for all readers. From then on the session can't write, because each of its writes has the
-condition that the lease key exists (see `Transactions.write`).
+A session has a number, a permanent record key, and a lease key. etcd deletes the lease key when the lease has not been
+renewed for `session_ttl` seconds (https://etcd.io/docs/v3.5/learning/api/#lease-api). Then the session is dead. All
+readers agree on it, because the deletion has one revision. A dead session can't write, because each of its writes has
+the condition that the lease key exists (see `Transactions.write`).
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ RENEWALS_PER_TTL: Final = 3
 """The number of renewals of a lease during its time to live."""
 
 WAIT_WRITE_S: Final = 2.0
-"""The limit in seconds for the write that shows what a session waits for."""
+"""The timeout, in seconds, of the write that shows the wait of a session."""
 
 KEYS_SHOWN: Final = 32
-"""How many missing keys such a write names. The others are counted."""
+"""How many missing keys are listed in a shown wait. The other keys are only counted."""
 
 END_TIMEOUT_S: Final = 1.0
-"""The limit in seconds for the revocation of a lease. If the revocation fails, the lease expires by itself."""
+"""The timeout, in seconds, of the revocation of a lease. If the revocation fails, the lease expires by itself."""
 
 
 class Lease:
-    """A lease that a thread renews until `end` is called.
+    """Renews a lease in a thread until `end` is called.
 
     Args:
-        access: the cluster. The thread has connections of its own to it.
+        access: the address of the cluster. The thread opens its own connections.
         number: the id of the lease.
-        ttl: the time to live in seconds. etcd ends the lease if it is not renewed for this time.
+        ttl: the time to live, in seconds. If the lease is not renewed for this time, etcd ends it.
     """
 
     def __init__(self, access: Access, number: int, ttl: int) -> None:
@@ -68,7 +68,7 @@ class Lease:
                 return  # it has expired, and the next write raises
 
     def end(self) -> None:
-        """Revoke the lease. A forked child does nothing, because the lease is its parent's."""
+        """Revoke the lease. Do nothing in a forked child, because the lease belongs to the parent."""
         if self._owner != system.os.getpid():
             return
         self._over.set()
@@ -79,10 +79,10 @@ class Lease:
 
 
 class LeaseSession:
-    """The session of one handle, which begins with its first `register`. It also reads the records of all sessions.
+    """Registers the session of one handle, and reads the records of all sessions.
 
-    `_lock` is held while the session is registered or its ranks change. Without it, two threads could register the
-    handle twice.
+    The session begins with the first call of `register`. `_lock` is held while the session is registered or its ranks
+    change. Without it, two threads could register the handle twice.
     """
 
     def __init__(self, client: Client, keys: KeySpace, transactions: Transactions, ttl: int) -> None:
@@ -94,14 +94,14 @@ class LeaseSession:
         _all.add(self)
 
     def reset(self) -> None:
-        """Set the state without a session: at the beginning, and in a forked child, which gets a session of its own."""
+        """Forget the session: in the constructor, and in a forked child, which needs a session of its own."""
         self._lock = system.threading.Lock()
         self._lease: Lease | None = None
         self._ranks: tuple[int, ...] = ()
         self._transactions.session_number = 0
 
     def register(self, rank: int | None, limit: float) -> int:
-        """Register the session, and record `rank` if it is given, unless that was done before; return the number."""
+        """Register the session if it is new, record `rank` if it is given and new, and return the session's number."""
         system.process_epoch()
         with self._lock:
             ranks = self._ranks if rank is None or rank in self._ranks else (*self._ranks, rank)
@@ -122,9 +122,7 @@ class LeaseSession:
             lease.end()
 
     def roster(self, limit: float) -> dict[int, tuple[dict[str, Any], bool]]:
-        """Return the record of each session, and whether the session lives, by the number of the session.
-
-        All records are of one revision.
+        """Return {session number: (its record, whether it lives)}, read at one revision.
 
         Raises:
             StoreError: a record is not the record of a session.
@@ -145,10 +143,10 @@ class LeaseSession:
         return roster
 
     def write_wait(self, longest: Shown | None, more: int) -> None:
-        """Write the wait of this session under a key with the session's lease, or delete the key after the wait.
+        """Show the wait `longest` of this session to other processes. If `longest` is None, stop showing a wait.
 
-        `longest` is None after the wait. A handle without a session shows no wait. If the write fails, the wait is not
-        shown, and no error is raised.
+        The wait is written to a key with the session's lease. A handle without a session shows no wait. If the write
+        fails, the wait is not shown, and no error is raised.
         """
         number, lease = self._transactions.session_number, self._lease
         if not number or lease is None:
@@ -161,7 +159,7 @@ class LeaseSession:
             logger(__name__).info("%s: what this process waits for is not shown: %s", self._client, str(error))
 
     def waits(self, limit: float) -> dict[int, ShownWait]:
-        """Return the shown wait of each session. Values that no session writes are left out."""
+        """Return {session number: its shown wait}. Malformed values are left out."""
         waits = self._keys.waits
         answers, _ = self._transactions.read([range_of(waits, after_prefix(waits))], limit)
         found = {}
@@ -171,7 +169,7 @@ class LeaseSession:
         return found
 
     def dead_ranks(self, ranks: list[int], limit: float) -> list[int]:
-        """Return the ranks among `ranks` that have sessions, all of which are dead."""
+        """Return those of `ranks` that are dead: sessions have announced the rank, and all these sessions are dead."""
         alive: dict[int, list[bool]] = {}
         for record, lives in self.roster(limit).values():
             for rank in record["ranks"]:
@@ -182,8 +180,8 @@ class LeaseSession:
         """Register a session with `record`, and return its number.
 
         One transaction writes the counter, the record and the lease key. Otherwise a reader could find a session
-        without a lease key, and take the session for dead. The registration fails if the response is lost, or if
-        another process takes the number first in each try. Then no thread renews the granted lease, which expires.
+        without a lease key, and consider it dead. The registration fails if the response is lost, or if other processes
+        take the number first in each try. Then the new lease is never renewed, and expires.
         """
         lease = int(self._client.call("lease/grant", {"TTL": str(self.ttl)}, limit)["ID"])
         counter = self._keys.counter
@@ -234,7 +232,7 @@ def _new_record(ranks: tuple[int, ...]) -> bytes:
 
 
 def _wait_text(longest: Shown, more: int) -> bytes:
-    """Return the value that describes the wait `longest` and the number `more` of further waits."""
+    """Return the text of a shown wait: `longest`, and the number `more` of other waits."""
     import json
 
     began = system.time.time() - (system.time.monotonic() - longest.started)
@@ -254,7 +252,7 @@ def _parse_wait(text: bytes) -> ShownWait:
     """Parse `text` as the shown wait of a session.
 
     Raises:
-        MalformedText: no session writes such a text.
+        MalformedText: `text` is not the text of a shown wait.
     """
     found = _parse(text, _WAIT_KINDS, "keys", str)
     seconds = max(0.0, system.time.time() - found["began"])
@@ -266,13 +264,13 @@ def parse_record(text: bytes) -> dict[str, Any]:
     """Parse `text` as the record of a session.
 
     Raises:
-        MalformedText: no session writes such a record.
+        MalformedText: `text` is not the record of a session.
     """
     return _parse(text, _RECORD_KINDS, "ranks", int)
 
 
 def _parse(text: bytes, kinds: dict[str, type], listed: str, item: type) -> dict[str, Any]:
-    """Parse `text` as an object of JSON with values of `kinds`, and with a list `listed` of values of type `item`."""
+    """Parse `text` as a JSON object. `kinds` are the types of its values, `item` the type in its list `listed`."""
     import json  # here, so that `import fscoord` does not load it
 
     try:
@@ -287,7 +285,7 @@ def _parse(text: bytes, kinds: dict[str, type], listed: str, item: type) -> dict
 
 
 def _parse_int(digits: str) -> int:
-    """Return the integer in `digits`. `int` refuses very long texts with a plain `ValueError`."""
+    """Convert `digits` to an integer. Refuse long texts, for which `int` may raise a plain `ValueError`."""
     if len(digits) > 20:
         raise MalformedText(f"a number of {len(digits)} digits")
     return int(digits)

@@ -33,17 +33,17 @@ T = TypeVar("T")
 Requests = Sequence[Request]
 
 WATCH_MAX_S: Final = 10.0
-"""How many seconds a watch lasts before the keys are read again. A member that is cut off from the other members, or
-from this host, keeps its watch open and sends nothing. The read detects such a member."""
+"""How many seconds a watch lasts before the keys are read again. The read detects a member that is cut off from the
+other members or from this host: it keeps its watch open, but sends nothing."""
 
 BROKEN_WATCH_PAUSE_S: Final = 0.02
 """How many seconds to sleep after a watch that ended without an answer."""
 
 
 class WatchRange(NamedTuple):
-    """A range of keys to watch: `key`, or all keys from `key` to before `end`.
+    """A range of keys to watch: `key` if `end` is None, otherwise all keys from `key` up to but not including `end`.
 
-    If `deletions` is true, deletions are watched, otherwise writes.
+    If `deletions` is true, only deletions are watched, otherwise only writes.
     """
 
     key: bytes
@@ -56,13 +56,13 @@ class WatchRange(NamedTuple):
 
 
 class KeySnapshot(NamedTuple):
-    """The names that a read at `revision` did not find, and the ranges to watch for them.
+    """The result of a read that did not find all names: what to watch until they exist.
 
     Attributes:
         revision: the revision of the read.
         missing: the missing names.
-        watched: for each missing name, the ranges of keys. A write to one of these keys makes the name exist.
-        also: further ranges. An event in one of them ends the sleep as well.
+        watched: for each missing name, the ranges to watch. A write in one of them makes the name exist.
+        also: other ranges. An event in one of them also ends the watch.
     """
 
     revision: int
@@ -75,9 +75,8 @@ class TxnResult(NamedTuple):
     """The outcome of a write.
 
     Attributes:
-        is_done: whether the conditions held, so that the write was committed.
-        answers: the answers to the operations that were executed: the operations of the write, or the operations for
-            its failure.
+        is_done: whether the conditions were true, so that the write was committed.
+        answers: the answers to the executed operations: `success` or `failure` of `Transactions.write`.
         revision: the revision of the transaction.
     """
 
@@ -87,10 +86,10 @@ class TxnResult(NamedTuple):
 
 
 class Transactions:
-    """The reads and writes of one handle.
+    """Executes the reads and writes of one handle.
 
     Attributes:
-        session_number: the number of this handle's session, or 0 if it has none. `LeaseSession` sets it.
+        session_number: the number of this handle's session, or 0 if the handle has none. `LeaseSession` sets it.
     """
 
     def __init__(self, client: Client, keys: KeySpace) -> None:
@@ -99,10 +98,10 @@ class Transactions:
         self.session_number = 0
 
     def read(self, operations: Requests, limit: float) -> tuple[list[dict[str, Any]], int]:
-        """Read all of `operations` at one revision. Return the answer to each operation, and the revision.
+        """Execute the reads `operations` at one revision. Return the answers, and the revision.
 
         Raises:
-            StoreUnavailableError: no answer within `limit` seconds, or etcd compacted during each try.
+            StoreUnavailableError: no answer within `limit` seconds, or etcd compacted its history during each try.
         """
         from fscoord.stores.etcd.client import CompactedError
 
@@ -118,7 +117,7 @@ class Transactions:
                     reply = self._client.call("kv/txn", {"success": nest_operations(batch)}, limit)
                     revision = revision or revision_of(reply)
                     answers += flatten_responses(reply.get("responses", ()))
-            except CompactedError as error:  # etcd removed the first transaction's revision before the last transaction
+            except CompactedError as error:  # etcd removed the revision before the last transaction could read at it
                 if backoff.pause():
                     continue
                 raise StoreUnavailableError(
@@ -128,14 +127,13 @@ class Transactions:
             return answers, revision
 
     def write(self, success: Requests, limit: float, conditions: Requests = (), failure: Requests = ()) -> TxnResult:
-        """Execute the operations `success` if all `conditions` hold, or else the operations `failure`.
+        """Execute the operations `success` if all `conditions` are true, and otherwise the operations `failure`.
 
-        If the response of a write is lost, the write is never repeated: etcd may have committed it, and a second
-        execution would add, append or pop twice. `Client.call` then raises an error with ``maybe_applied`` set. A
-        caller may retry a write only if `is_done` is false, because then nothing was written.
+        A caller may retry a write if `is_done` is false, because then nothing was written. It must not retry after an
+        error with ``maybe_applied``, because it could add, append or pop twice: etcd may have committed the first try.
 
-        A handle with a session adds the condition that its lease key exists. After etcd has deleted the lease key,
-        other processes may have read that the session is dead. So no write of the session may take effect any more.
+        If the handle has a session, the existence of its lease key is one more condition. When etcd has deleted the
+        lease key, other processes may know that the session is dead. Then no write of the session may take effect.
 
         Raises:
             LimitExceededError: there are too many operations for one transaction.
@@ -147,7 +145,7 @@ class Transactions:
                 f"{self._client}: {len(success)} keys are over the limit of {OPERATIONS_MAX} that etcd writes in one"
                 " transaction; nothing was written. Write them in several calls"
             )
-        system.process_epoch()  # in a child of a fork(2) in C this resets `session_number`, which is the parent's
+        system.process_epoch()  # in the child of a fork by C code, this resets the parent's `session_number`
         number = self.session_number
         if number:
             life = self._keys.life(number)
@@ -159,18 +157,18 @@ class Transactions:
         is_done = bool(reply.get("succeeded"))
         if number and not is_done and not key_values(answers.pop()):
             raise SessionDeadError(
-                f"{self._client}: session {number} of this handle was taken for dead: etcd received no sign of life"
-                " from it for longer than session_ttl; nothing was written. Open the store again"
+                f"{self._client}: session {number} of this handle is dead, because its lease was not renewed for longer"
+                " than session_ttl; nothing was written. Open the store again"
             )
         return TxnResult(is_done, answers, revision_of(reply))
 
     def pause_before_retry(self, backoff: Backoff, others: str, name: bytes = b"") -> None:
-        """Pause before the next try of a write whose conditions failed.
+        """Pause before the next try of a write whose conditions were false.
 
-        `others` describes the changes of other processes.
+        `others` describes the changes of other processes, for the message.
 
         Raises:
-            StoreTimeoutError: the time of `backoff` is over.
+            StoreTimeoutError: the time limit of `backoff` has passed.
         """
         if not backoff.pause():
             raise StoreTimeoutError(
@@ -182,12 +180,12 @@ class Transactions:
 
 
 class KeyWatcher:
-    """The waits of one handle. Each wait reads, and then watches from the revision after the read.
+    """Waits for keys on behalf of one handle. Each wait reads, and then watches from the revision after the read.
 
     Args:
-        client: the connections of the handle.
-        show: shows a long wait to other processes. Its arguments are the logger of the wait, the kind of the missing
-            names, and the names.
+        client: the client of the handle.
+        show: called to show a long wait to other processes, with the logger of the wait, the kind of the missing names,
+            and the names.
     """
 
     def __init__(self, client: Client, show: Callable[[SlowWaitLogger, str, list[bytes]], object]) -> None:
@@ -197,7 +195,7 @@ class KeyWatcher:
 
     @contextmanager
     def part_of(self, slow_logger: SlowWaitLogger | None) -> Iterator[None]:
-        """Make the waits of this thread a part of the wait of `slow_logger`, which is shown and logged as one wait."""
+        """Context manager in which all waits of this thread are shown and logged as one wait, that of `slow_logger`."""
         self._outer.slow_logger = slow_logger
         try:
             yield
@@ -211,15 +209,15 @@ class KeyWatcher:
         what: str,
         accept: Callable[[bytes], T] | None = None,
     ) -> T:
-        """Call `look` at once and after each change of a missing name, until it returns a result; return the result.
+        """Call `look` at once and after each change of a missing name, until it returns a result. Return the result.
 
         Args:
             limit: the longest wait, in seconds.
-            look: reads, and returns a result or a snapshot of the missing names. Its argument is the time that it may
-                take, in seconds.
+            look: reads the names, and returns a result or a snapshot of the missing names. Its argument is its timeout,
+                in seconds.
             what: the kind of the names, for messages.
-            accept: makes the result from the value that a watch reported, without another look. This is correct if only
-                the value of a single key was missing, because the value was written after the look.
+            accept: converts the value that a watch has reported to the result, so that no other read is needed. Pass it
+                only if the wait is for the value of a single key.
 
         Raises:
             StoreTimeoutError: a name was still missing after `limit` seconds.
@@ -255,9 +253,8 @@ class KeyWatcher:
     def watch(self, seen: KeySnapshot, limit: float) -> tuple[list[bytes], bytes | None]:
         """Watch until all missing names of `seen` have been written, or for `limit` seconds.
 
-        The watch starts at the revision after the read, and etcd keeps this revision. So a write between the read and
-        the start of the watch is reported as well. If the watch breaks off, no error is raised, and the caller reads
-        again.
+        The watch starts at the revision after the read. So it also reports a write between the read and the start of
+        the watch. If the connection is lost, no error is raised, and the caller reads again.
 
         Returns:
             The names that are still missing, and the last value that was written.
@@ -292,10 +289,10 @@ class KeyWatcher:
 
 
 def _covering_watch(ranges: Sequence[WatchRange], revision: int) -> Request:
-    """Return one watch request for all `ranges` and the keys between them, from `revision` on.
+    """Return one watch request that covers all `ranges` and the keys between them, from `revision` on.
 
-    A stream could take one request for each range, but over HTTP/1 all except the first may be lost. Go's server
-    discards the unread rest of a body when the response begins (net/http, ResponseWriter.Write).
+    One request for each range would not work: over HTTP/1 all requests except the first may be lost, because Go's
+    server discards the rest of the body when the response begins (net/http, ResponseWriter.Write).
     """
     first, bound = min(each.key for each in ranges), max(each.bound() for each in ranges)
     end = None if len(ranges) == 1 and ranges[0].end is None else bound

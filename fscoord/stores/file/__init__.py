@@ -51,66 +51,68 @@ D = TypeVar("D")
 T = TypeVar("T")
 
 TYPICAL_CALL_S: Final = 0.001
-"""The usual upper bound for a call that only uses the page cache, in seconds."""
+"""The longest usual duration, in seconds, of a call that only uses the page cache."""
 
 
 class FileStore(Sessions):
-    """A store in one file: an append-only log under advisory locks, replayed to serve reads.
+    """A store in one file: an append-only log under advisory locks. Each process replays the log in its memory.
 
     Every process that opens the same path shares the store. There is no server. The file remains when all processes
-    have ended. The design is that of torch's c10d ``FileStore``. "Promises" in the documentation lists the additions.
+    have ended. The design is that of torch's c10d ``FileStore``. The page "Promises" lists what is added to it.
 
     Args:
-        path: the path of the file: `str`, `bytes` or an `os.PathLike`. A missing file is created, in a directory that
-            must exist. A path with a slash at its end names a directory, and is refused. None: a private temporary
-            file, which is removed when this handle is closed or its process exits.
-        world_size: the number of participants, of which this handle is one. The last participant to close the store
-            removes the file. If a participant has failed, the next one begins a new run, with an empty store, and the
-            handles of the run before raise `~fscoord.StaleRunError`. A participant fails if it is closed because of an
-            exception, or if its process dies. A call of `close`, the end of a ``with`` and the exit of the process
-            count as closing, but ``del`` does not. ``None`` (or -1, as in c10d): this handle is not a participant.
+        path: the path of the file: `str`, `bytes` or an `os.PathLike`. If the file is missing, it is created, but its
+            directory must exist. A path with a slash at its end is refused. None: a private temporary file, which is
+            removed when this handle is closed or its process exits.
+        world_size: the number of participants, including this handle. The last participant to close the store removes
+            the file. If a participant fails, the next participant that opens the store begins a new run with an empty
+            store, and the handles of the earlier run raise `~fscoord.StaleRunError`. A participant fails if it is
+            closed because of an exception, or if its process dies. `close`, the end of a ``with`` and the exit of the
+            process close the store, but ``del`` does not. ``None`` (or -1, as in c10d): not a participant.
         file_name: another name for `path`, as in c10d.
-        timeout: how long operations wait by default, in seconds or as a `timedelta`; None means 300 seconds.
-        rank: the rank of this process, which appears in messages and in `members`. A handle with a world size, a rank
-            or a label registers its session when it is opened. Any other handle registers with its first write.
-        label: a name for this process, which appears in messages and in `members`.
-        lock: ``"ofd"`` (open-file-description locks, on Linux), ``"flock"`` or ``"soft"`` (a marker file, for mounts
-            without advisory locks; the marker of a process that died on another host must be removed by hand). All
-            participants must give the same kind.
+        timeout: the default timeout of operations, in seconds or as a `timedelta`; None means 300 seconds.
+        rank: the rank of this process, for messages and for `members`. A handle with a world size, a rank or a label
+            registers its session when it is opened. Any other handle registers with its first write.
+        label: a name for this process, for messages and for `members`.
+        lock: the kind of lock: ``"ofd"`` (open-file-description locks, on Linux), ``"flock"``, or ``"soft"``, a marker
+            file for mounts without advisory locks. All participants must give the same kind. If a process dies on
+            another host while it holds a soft lock, a user must remove its marker.
         watch: how a wait detects writes: ``"auto"`` (by file-system events if the system has them, otherwise by polls),
             ``"inotify"`` (by events, or raise an error) or ``"poll"``. If the user has no inotify instance left, a FIFO
             beside the file reports the events.
-        durable: sync the log before each operation returns, so that acknowledged writes survive a power failure. An
-            existing log that is not durable is refused. On a durable log every handle is durable.
+        durable: sync the log before each operation returns, so that acknowledged writes survive a power failure. A log
+            is durable if its creator has set this option. Then every handle is durable. Otherwise the option is
+            refused.
         read_only: never write, so that no write permission is needed. Writing operations raise `~fscoord.StoreError`.
-        mode: the permissions of a new file. An existing file must not let more users write.
+        mode: the permissions of a new file. An existing file that more users can write is refused.
         coherence: how to read the writes of other hosts: ``"direct"`` (not from a cache), ``"locked"`` (under a lock)
             or ``"local"`` (from the cache). None: the default for the mount.
-        trust_locks: use the locks of a mount on which they are known to exclude no process of another host. Without it
-            such a mount is refused. It is right only if all participants are on one host: two hosts damage the log.
+        trust_locks: use a mount even if its locks are known not to work between hosts. Otherwise the mount is refused.
+            Set it only if all participants are on one host. Writers on two hosts would damage the log.
         compact_bytes: the size in bytes from which the log is compacted automatically, 262144 by default. ``None``
             or 0: only `compact` compacts it.
-        run_id: a job id and a restart count, or an id without order. A new run begins with an empty store, and the
-            handles of an older run raise `~fscoord.StaleRunError`; a failure does not end such a run. ``None``: for a
-            participant the id of the job in the environment, such as Slurm's, if there is one; else the present run.
-        spill_bytes: the size in bytes from which a value is not kept in memory, but read from the file when it is
-            requested, 131072 by default. ``None`` or 0: all values are kept in memory.
-        trace: a directory, in which this process records the spans of all its stores from now on. ``fscoord trace``
-            reads it. A process has one such directory. ``None``: the directory in ``FSCOORD_TRACE``, if there is one.
+        run_id: identifies the run: a job id with a restart count, or a plain id. A new run begins with an empty store.
+            Then handles of an older run raise `~fscoord.StaleRunError`. The failure of a participant does not end a run
+            with an id. ``None``: the current run; for a participant, the id of the job in the environment, if there is
+            one, such as Slurm's.
+        spill_bytes: the size in bytes from which a value is not kept in memory, but read from the file at each request,
+            131072 by default. ``None`` or 0: all values are kept in memory.
+        trace: the directory in which this process records the spans of all its stores from now on, for ``fscoord
+            trace``. A process can have only one. ``None``: the directory in ``FSCOORD_TRACE``, if it is set.
 
     Raises:
         StoreUnavailableError: the file can't be opened or created. The error is raised at once, not after a time-out.
-        InsecurePathError: the path is a symbolic link or not a regular file, or the file belongs to users whom `mode`
-            does not allow, or such users can write it.
+        InsecurePathError: the path is a symbolic link or not a regular file. Or users whom `mode` does not allow own
+            the file or can write it.
         CorruptLogError: the file is not a log of fscoord.
         StoreTimeoutError: another process held the log's lock for the whole timeout.
         StaleRunError: a later run than `run_id` has begun.
         UsedBeforeError: another participant, whose process is alive, has this rank.
-        UnsupportedFilesystemError: the platform or file system has no locks of this kind, or its mount options make
+        UnsupportedFilesystemError: the platform or the file system has no locks of this kind, or mount options make
             them unreliable.
         TypeError: an argument has a wrong type, or both `path` and `file_name` are given.
         ValueError: an argument has a wrong value, `read_only` is given without a path, or the other participants have
-            another world size.
+            given another world size.
     """
 
     capabilities: Capabilities = Capabilities(
@@ -165,7 +167,7 @@ class FileStore(Sessions):
         make = partial(open_log_file, self.path, self._state, self._wanted, session)
         self._exceptions = lifecycle.Exceptions()
         self._log: Log = lifecycle.open_and_join_run(make, self._timeout, shows=rank is not None or bool(label))
-        self._decide = Draft(self._state, self._log.read_locked, self.path).decide  # of one operation alone
+        self._decide = Draft(self._state, self._log.read_locked, self.path).decide  # for one operation at a time
         self._notifier = ChangeNotifier(self._log, self._wanted, watch)
         self._notifiers: weakref.WeakSet[ChangeNotifier] = weakref.WeakSet()
         self._combiner = lifecycle.new_combiner(self._log, self._state, self._notifier.notify)
@@ -181,19 +183,16 @@ class FileStore(Sessions):
 
     @property
     def place_options(self) -> dict[str, Any]:
-        """The options that another store on the same file system also needs.
-
-        Options with their default value are left out.
-        """
+        """The options that another store on the same file system also needs, without options at their defaults."""
         given = {name: self._options[name] for name in ("lock", "coherence", "trust_locks")}
         return {name: value for name, value in given.items() if value not in (None, False, "ofd")}
 
     @property
     def shared_options(self) -> dict[str, Any]:
-        """The options for another store with the same users, without those that have their default value.
+        """The options that another process should use for this store, without options at their defaults.
 
-        These are `place_options`, and the options for writes and waits. An option of this handle alone, such as its
-        rank, is not among them. ``mode`` is not either, because the file itself has the permissions.
+        These are the `place_options`, and the options for writes and waits. Options of this handle, such as its rank,
+        are left out. ``mode`` is also left out, because the file has its permissions.
         """
         usual = {"watch": "auto", "durable": False, "compact_bytes": COMPACT_BYTES, "spill_bytes": SPILL_BYTES}
         given = {name: value for name in usual if (value := self._options[name]) not in (usual[name], None)}
@@ -224,7 +223,7 @@ class FileStore(Sessions):
     def _exchange(
         self, key: bytes, expected: bytes, desired: bytes, present: Sequence[bytes], absent: Sequence[bytes]
     ) -> bytes:
-        # The step is one transaction of this handle, also where other writes are combined.
+        # The exchange is one transaction of this handle, even if other writes are combined.
         state, present, absent = self._state, keys_bytes(present), keys_bytes(absent)
 
         def decide(name: bytes, operation: Operation) -> tuple[bytes, int, Any]:
@@ -323,43 +322,46 @@ class FileStore(Sessions):
     # -- the handle ------------------------------------------------------------------------------------------------
 
     def clone(self) -> FileStore:
-        """Return a new handle on the same log, which is not a participant.
+        """Return a new handle on the same log that is not a participant.
 
-        To close it does not count towards `world_size`.
+        Closing the new handle does not count towards `world_size`.
         """
-        self._log.refresh(self._timeout)  # raises if this handle has ended
+        self._log.refresh(self._timeout)  # raises if this handle is closed or dead
         twin = FileStore(self.path, timeout=self._timeout, **self._options | {"rank": None, "label": None})
         twin._options.update(self._options)  # the clone registers with its first write
         try:
-            self._log.refresh(self._timeout)  # raises if the clone may be of a later run
+            self._log.refresh(self._timeout)  # raises if a later run has begun, to which the clone may belong
         except BaseException:
             twin.close()
             raise
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the path and the options. The unpickled handle is a clone without a rank, and is not a participant."""
+        """Pickle the path and the options. The unpickled handle has no rank, and is not a participant."""
         if self._remove_temporary is not None:
             raise not_copied(self, f"this one has a temporary file: pass its path {self.path!r}, or use clone()")
         options = self._options | {"rank": None, "label": None}
         return partial(FileStore, self.path, timeout=self._timeout, **options), ()
 
     def compact(self) -> None:
-        """Begin a new file of the log with the present contents only, and remove the old file.
+        """Replace the file of the log by a new file with only the current contents.
 
-        The log is also compacted automatically; see ``compact_bytes``. Each other handle uses the new file from its
+        The log is also compacted automatically; see ``compact_bytes``. All other handles use the new file from their
         next operation on.
 
         Raises:
             StoreUnavailableError: a system call failed, for example because the disk is full. The log is unchanged,
                 unless ``maybe_applied`` is true.
-            StoreTimeoutError: the log's lock was not released in time.
+            StoreTimeoutError: another process did not release the log's lock in time.
         """
         self._log.compact(self._timeout)
 
     @system.serialized_on_fake_fs
     def close(self) -> None:
-        """Close the handle. The last of `world_size` participants to close, and a temporary store, remove the file."""
+        """Close the handle.
+
+        Remove the file if this is the last of `world_size` participants to close, or if the file is temporary.
+        """
         self._log.refuse_reentry()
         if not lifecycle.unregister(self, self._log):
             return
@@ -379,7 +381,7 @@ class FileStore(Sessions):
             if self._remove_temporary is not None:
                 self._remove_temporary()
             lifecycle.mark_closed(self._log)
-            if tracing.recorder is not None:  # a child of multiprocessing ends without a word
+            if tracing.recorder is not None:  # a child of multiprocessing ends without calling exit functions
                 tracing.recorder.flush()
 
     # -- between the contract and the log --------------------------------------------------------------------------
@@ -392,20 +394,20 @@ class FileStore(Sessions):
         arm: Callable[[], None] | None = None,
         decide: Decide | None = None,
     ) -> Any:
-        """Carry out `operation`, and return its result.
+        """Perform `operation`, notify the waiters, and return the result.
 
         Args:
             operation: the operation.
-            limit: how long it may take, in seconds; None: the store's timeout.
-            started: when the call of which the operation is a part began (monotonic, in seconds); None: now.
-            arm: arms the wait that follows an arrival.
-            decide: decides the operation, on a log that only this host mounts; None: `Draft.decide`.
+            limit: the timeout, in seconds; None: the store's timeout.
+            started: when the caller's call began, by the monotonic clock; None: now.
+            arm: for an arrival, a function that arms the wait for the end of the barrier.
+            decide: computes the records to append, on a log that only this host mounts; None: `Draft.decide`.
         """
         if limit is None:
             limit = self._timeout
         if self._combiner is not None:
             if arm is not None:
-                arm()  # before the arrival can be in the log, and so before the record of the last arrival
+                arm()  # before the arrival is in the log, because another rank may end the barrier at once
             return self._combiner.write(operation, limit, started)
         kind, name = operation.kind, operation.key
         if decide is None:
@@ -421,11 +423,11 @@ class FileStore(Sessions):
 
     def _decide_delete(self, key: bytes, operation: Operation) -> tuple[Any, int, Any]:
         decided = self._decide(key, operation)
-        if self._slots is not None and (decided[1] or operation.rule != EQUALS):  # also if the log has no such key
+        if self._slots is not None and (decided[1] or operation.rule != EQUALS):  # even if the key is not in the log
             self._slots.clear(key)
         return decided
 
     def _look(self, limit: float, answer: Callable[[], T]) -> T:
-        """Read the new records, and return the result of `answer` on the state of the store at one moment."""
+        """Read the new records of the log, and return the result of `answer`. No thread changes the state meanwhile."""
         result: T = self._log.refresh(limit, answer)
         return result

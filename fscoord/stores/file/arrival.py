@@ -1,4 +1,4 @@
-"""`Arrival`: the wait of one call at a barrier, which begins with the arrival of the caller."""
+"""`Arrival`: one call's arrival at a barrier of a `~fscoord.FileStore`, and its wait for the end of the barrier."""
 
 from __future__ import annotations
 
@@ -23,25 +23,23 @@ from fscoord.stores.file.waits import Condition, Write
 
 
 class Arrival(Condition["bytes | None"]):
-    """The condition that all ranks have arrived. Its first look is the arrival of the caller itself.
+    """The condition that all ranks have arrived at a barrier. `arrive` records the arrival of the caller.
 
     The answer is that of an `ArrivalRequest`. A rank arrives in a slot if the store has slots; see `arrival_slots`.
-    Any other caller arrives in the log.
+    Other callers arrive by a record in the log.
 
     Args:
         log: the log of the store.
-        state: its state.
-        request: the arrival.
-        write: carries out an operation.
-        decide_alone: decides an arrival in the log without slots.
+        state: the state of the store.
+        request: the request to arrive. If its ``begun`` is a `Begun`, the caller has arrived in its slot already.
+        write: performs an operation.
+        decide_alone: computes the records of an arrival in the log, without the slots.
         slots: the slots of the store, or None if the store has no slots.
-
-    If the request has a `Begun`, the caller has arrived in its slot already.
     """
 
-    _begun: Begun | None = None  # the arrival in a slot, or the slots that count with arrivals in the log
+    _begun: Begun | None = None  # the arrival in a slot; after an arrival in the log, the slots to read
     _is_in_log = False  # whether the log has the arrival of this call
-    _is_deleted = False  # whether a key of the barrier was deleted since the arrival, which then does not count again
+    _is_deleted = False  # whether a key of the barrier was deleted after the arrival: then the arrival never counts
 
     def __init__(
         self,
@@ -67,11 +65,11 @@ class Arrival(Condition["bytes | None"]):
         request = self._request
         if request.new_slow_logger is not None:
             return request.new_slow_logger(started)
-        name, _, _ = request.done.rpartition(b"/")  # of a barrier without ranks, which gives no words itself
+        name, _, _ = request.done.rpartition(b"/")  # a barrier without ranks, whose request has no logger
         return SlowWaitLogger(__name__, self._describe, started, Awaited(BARRIER, key_text(name)))
 
     def arrive(self, arm: Callable[[], None], waiter: Waiter | None) -> bytes | NotYet | None:
-        """Arrive, and return what `look` returns. `arm` arms `waiter`, so that the end of the barrier wakes it."""
+        """Arrive, and return the result of `look`. `arm` arms `waiter`, so that the end of the barrier wakes it."""
         slots, waits, timeout = self._slots, self._request.waits, self._request.timeout
         if slots is None:
             found = self._arrive_in_log(arm if waits else None)
@@ -81,7 +79,7 @@ class Arrival(Condition["bytes | None"]):
             if self._begun is not None:
                 arm()
                 return self.look(timeout, reads=True)
-            # Not armed under the lock: other ranks may write their slots until the next look, which arms first.
+            # Don't arm under the lock: the next look arms first, and then reads the slots of other ranks.
             found = self._arrive_in_log(None, self._decide_first)
         return found if waits or not isinstance(found, NotYet) else None
 
@@ -97,10 +95,10 @@ class Arrival(Condition["bytes | None"]):
         return new_tuple(Operation, (kind, self._key, token, b"", rule, self._done, self._size))
 
     def _was_deleted(self, begun: Begun) -> bool:
-        """Return whether a key of the barrier was deleted since the arrival, as far as the handle has read.
+        """Return whether a key of the barrier was deleted after the arrival, in the records read so far.
 
-        If the handle has applied all records again since the arrival, a delete before the arrival can't be told from a
-        later delete, so no delete counts. Then the slots, which a delete clears, are the only evidence.
+        If the handle has replayed the whole log since the arrival, it can't tell earlier deletes from later ones. Then
+        it ignores deletes and relies on the slots, because a delete also clears the slots.
         """
         state, first = self._state, begun.deletes
         if state.values is begun.values and state.deletes != first:
@@ -121,7 +119,7 @@ class Arrival(Condition["bytes | None"]):
         return NOT_YET if self._begun is None else self._look_at_slots(self._begun, timeout)
 
     def _look_at_slots(self, begun: Begun, timeout: float) -> bytes | NotYet | None:
-        """Read the slots, after a look at the log that has not found the end of the barrier."""
+        """Read the slots. The caller has read the log before, and has not found the end of the barrier."""
         bell, content = begun.bell, begun.content
         if bell is None or self._was_deleted(begun):
             return NOT_YET
@@ -134,11 +132,12 @@ class Arrival(Condition["bytes | None"]):
             text = self._state.values.get(self._key)
             if text is None:
                 return NOT_YET
-            if isinstance(text, (bytes, bytearray)):  # otherwise it is spilled, and is read under the lock
+            if isinstance(text, (bytes, bytearray)):  # otherwise it is a spilled value, which is read under the lock
                 added = add_arrivals(bytes(text), ranks_of(found, content), None, self._size)
                 if added is None:
                     return NOT_YET
-                # Ranks that look only at the log must find this rank there, and a time-out names the missing ranks.
+                # This rank must also arrive in the log: some ranks read only the log, and a time-out names the ranks
+                # that are missing there.
                 token = self._request.token
                 self._is_in_log = self._is_in_log or text.startswith(token) or b" " + token in text
                 if not (added[1] or not self._is_in_log or (added[0] and timeout <= 0)):
@@ -146,7 +145,7 @@ class Arrival(Condition["bytes | None"]):
         return self.decide(timeout)
 
     def decide(self, timeout: float) -> bytes | NotYet | None:
-        """Decide under the log's lock, after another look at the slots, and return what `look` returns."""
+        """Read the slots again under the log's lock, append the arrivals, and return the result of `look`."""
         answer: bytes | NotYet | None
         try:
             answer, _ = self._write(self._operation(), timeout, None, None, self._decide)
@@ -158,11 +157,11 @@ class Arrival(Condition["bytes | None"]):
     # -- under the log's lock --------------------------------------------------------------------------------------
 
     def _decide(self, key: bytes, operation: Operation) -> tuple[Arrived, int, Any]:
-        """Decide, after a look at the slots, what this call appends."""
+        """Decide this arrival after the slots were read. Return its outcome, and the record to append."""
         if self._state.has(self._done):
             return PASSED, 0, b""
         begun = self._begun
-        assert begun is not None, "it has looked at the slots"
+        assert begun is not None, "the slots were read before"
         if self._was_deleted(begun):
             return WAITS, 0, b""
         own = None if self._is_in_log else self._rank
@@ -172,7 +171,7 @@ class Arrival(Condition["bytes | None"]):
         return merged
 
     def _decide_first(self, key: bytes, operation: Operation) -> tuple[Arrived, int, Any]:
-        """Decide an arrival in the log. The arrivals in slots count if the log does not have all arrivals."""
+        """Like `_decide`, for an arrival in the log. The slots are read if the barrier is not complete."""
         slots = self._slots
         assert slots is not None, "only callers with ranks get here"
         self._begun = begun = slots.find(self._key, self._size, self._rank)
@@ -181,12 +180,14 @@ class Arrival(Condition["bytes | None"]):
         return self._merge(begun, self._rank, is_first=True) or self._decide_alone(key, operation)
 
     def _merge(self, begun: Begun, own: int | None, *, is_first: bool = False) -> tuple[Arrived, int, Any] | None:
-        """Decide with the arrivals in slots. Return None if the arrivals in the log must be decided without slots.
+        """Combine the arrivals in the log and in slots. Return the outcome and the record to append.
+
+        Return None if the slots can't be used, so that only the arrivals in the log count.
 
         Args:
             begun: the slots of the barrier.
-            own: the rank of the caller if its arrival is to be appended.
-            is_first: whether to append it even if the log has an arrival of this rank.
+            own: the rank of the caller, to append its arrival; None: don't append it.
+            is_first: whether to append the arrival even if the log has an arrival of this rank.
         """
         slots = self._slots
         assert slots is not None, "only callers with ranks get here"
@@ -202,6 +203,6 @@ class Arrival(Condition["bytes | None"]):
         return LAST, SEVERAL, [(record.MULTI_SET, b"", pairs)]
 
     def close(self) -> None:
-        """Give back the slot. It may be called twice."""
+        """Let other threads use the slot. This method may be called twice."""
         if self._begun is not None:
             release(self._begun, self)

@@ -1,25 +1,27 @@
-"""`ArrivalSlots`: slots in the bell, in which the ranks of one host arrive at barriers without the log's lock.
+"""`ArrivalSlots`: the ranks of one host arrive at a barrier by writing to slots, without the log's lock.
 
-A rank arrives by writing its *slot*: a hash of the barrier, and the world size. Then it arms the bell for the end of
-the barrier, reads the log on, and reads the slots of all ranks in one call. The rank that finds all slots written takes
-the log's lock and appends one record, which leaves the same keys as an arrival of each rank would. So a rank neither
-queues for the lock nor decodes the arrivals of the other ranks, and its costs do not grow with their number.
+The slots are in the bell, the small file through which writers wake waiters. A rank arrives by writing its *slot*: a
+hash of the barrier, and the world size. Then it arms its wait, reads the new records of the log, and reads the slots of
+all ranks in one call. The rank that finds all slots written acquires the log's lock and appends one record with all
+arrivals. So a rank neither waits for the lock nor decodes the arrivals of the other ranks, and its costs do not grow
+with their number.
 
-The record is the truth, and slots are hints. It is appended only under the lock, after the log was read on, and only
-if each rank then has an arrival in the log or in its slot. These rules keep that sound:
+Only the record completes a barrier; slots are hints. A rank appends the record under the lock, after it has read the
+log to the end, and only if each rank has an arrival in the log or in its slot. These rules keep the hints safe:
 
-- A rank writes its slot, arms, looks at the log, and then reads the slots. The last rank to read finds all slots, or
-  the barrier has ended since the rank had armed, and the ring wakes it.
-- A handle reads a slot once before it first writes to it, and then reads the log on. If the slot has the hash already,
-  or the log has a key of the barrier, the rank arrives in the log: it may have arrived by an earlier call or process.
-- Before a key of a barrier is deleted, its slots are cleared, under the same hold of the lock, even if the log has no
-  such key. A call that was waiting during the delete never counts again: it waits for the end of the barrier alone.
-- A rank that has waited for `LATE_S` appends an arrival for each rank that has a slot. So tools show the arrivals of a
-  barrier that lasts, and a rank that times out leaves its arrival, as everywhere.
-- The slots count only if the bell still has its name, because a delete clears the slots in the file of that name.
+- A rank writes its slot, arms its wait, reads the log, and then reads the slots. So the last rank to read finds all
+  slots written, unless another rank has already ended the barrier. In that case, its armed wait is woken.
+- A handle reads a slot before it first writes to it, and then reads the log. If the slot has the same content already,
+  or the log has a key of the barrier, an earlier call or process may have arrived as this rank. So the rank arrives in
+  the log.
+- Before a key of a barrier is deleted, the barrier's slots are cleared, under the same hold of the lock, even if the
+  log does not have the key. A call that was waiting during the delete does not arrive again. It only waits for the end.
+- A rank that has waited for `LATE_S` seconds appends the arrivals of all ranks with written slots. So tools can show
+  the arrivals at a slow barrier, and the arrival of a rank that times out stays in the log, as in other stores.
+- The slots count only if the path of the bell still leads to the same file, because a delete clears the slots there.
 
-There are `ROWS` rows, so that barriers of several groups, or of several threads of a rank, rarely share slots. A slot
-that another barrier has overwritten only delays a barrier: its ranks arrive in the log after `LATE_S`.
+There are `ROWS` rows of slots, so that barriers of several groups or threads rarely share slots. If another barrier
+overwrites a slot, the barrier is only delayed: its ranks arrive in the log after `LATE_S` seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from fscoord.stores.file.replay import KeyValueState
 
 ROWS: Final = 64
 COLUMNS: Final = 1024
-"""The largest world size of a barrier by slots."""
+"""The largest world size of a barrier that uses slots."""
 HASH: Final = 12
 SLOT: Final = HASH + 4
 """The size of a slot in bytes: the hash of the barrier, and the world size. An empty slot has zeros."""
@@ -49,19 +51,20 @@ ROW: Final = COLUMNS * SLOT
 START: Final = 1 << 16
 """The offset of the slots in the bell."""
 LATE_S: Final = 0.05
-"""How many seconds a rank waits until it also arrives in the log."""
+"""How many seconds a rank waits before it also arrives in the log."""
 EMPTY: Final = bytes(SLOT)
 
 
 class Begun(NamedTuple):
-    """An arrival, or the place where it may be.
+    """The slot of a rank for one barrier, and the state of the store before the arrival.
 
     Attributes:
-        bell: the bell that has the slots; None: there is none.
-        place: the offset in the bell of the slot of the rank.
-        content: the content of a slot of the barrier.
-        deletes, values: those of the `KeyValueState` before the arrival.
-        run: the run in which the rank arrives.
+        bell: the bell that contains the slots, or None if the log has no bell.
+        place: the offset of the rank's slot in the bell.
+        content: the bytes that each rank writes to its slot.
+        deletes: `KeyValueState.deletes` before the arrival.
+        values: `KeyValueState.values` before the arrival.
+        run: the number of the run in which the rank arrives.
     """
 
     bell: Doorbell | None
@@ -73,7 +76,7 @@ class Begun(NamedTuple):
 
 
 class ArrivalSlots:
-    """The slots of one handle on a log that only this host mounts."""
+    """Reads and writes the slots of a log that only this host mounts, for one handle."""
 
     def __init__(self, log: Log, state: KeyValueState, notifier: ChangeNotifier) -> None:
         self._log = log
@@ -82,10 +85,10 @@ class ArrivalSlots:
         self._run = -1
         self._hash: Any = None
         self.bell = notifier.open_bell
-        """Returns the bell that has the slots, or None if the log has no bell, so that no rank arrives by a slot."""
+        """Returns the bell that contains the slots, or None if the log has no bell. Then no rank uses a slot."""
 
     def content(self, key: bytes, world_size: int) -> bytes:
-        """Return the content of a slot of the barrier that has the key `key`, in the run that the handle has read."""
+        """Return the bytes that a rank writes to its slot at the barrier with the key `key`, in the current run."""
         run = self._log.handle.header.run
         if run != self._run:
             blake2b = system.import_uninterrupted("hashlib").blake2b
@@ -97,7 +100,7 @@ class ArrivalSlots:
         return content
 
     def find(self, key: bytes, world_size: int, rank: int) -> Begun:
-        """Return where `rank` may arrive at the barrier that has the key `key`. Deletes count from now on."""
+        """Return the slot of `rank` at the barrier with the key `key`. A delete after this call cancels the arrival."""
         state, content = self._state, self.content(key, world_size)
         place = START + content[0] % ROWS * ROW + SLOT * rank
         return new_tuple(Begun, (self.bell(), place, content, state.deletes, state.values, self._run))
@@ -105,14 +108,15 @@ class ArrivalSlots:
     def begin(self, key: bytes, done: bytes, world_size: int, rank: int, timeout: float, user: object) -> Begun | None:
         """Arrive in the slot of `rank`. Return None if the caller must arrive in the log.
 
-        `user` uses the slot until `release`, so that no other thread does. For the others see `ArrivalRequest`.
+        No other thread can use the slot until `release` is called with `user`. `ArrivalRequest` describes the other
+        arguments.
         """
         found = self.find(key, world_size, rank)
         bell, place, content, _, _, run = found
         if bell is None:
             return None
         known = bell.known_slots.get(place)
-        if known is None:  # read once, and the log after it: an earlier process of the rank may have written the slot
+        if known is None:  # read the slot, and then the log: an earlier process of the rank may have written the slot
             try:
                 known = system.os.pread(bell.fd, SLOT, place)
                 self._log.refresh(timeout)
@@ -124,11 +128,11 @@ class ArrivalSlots:
         values: Any = found.values
         if known == content or key in values or done in values or found.run != run:
             return None
-        # One C function, so of several threads only one gets the slot.
+        # This C function is atomic, so only one of several threads gets the slot.
         if bell.slot_users.setdefault(place, user) is not user:
             return None
         try:
-            bell.known_slots[place] = content  # before the write: if that is interrupted, the next call needs the log
+            bell.known_slots[place] = content  # first: after an interrupted write, the next call must use the log
             system.os.pwrite(bell.fd, content, place)
         except BaseException as error:
             release(found, user)
@@ -139,13 +143,13 @@ class ArrivalSlots:
         return found
 
     def meet(self, prefix: bytes, rank: int, world_size: int, timeout: float) -> tuple[Begun, bool] | bool:
-        """Carry out the usual barrier, which the ring after the first sleep of this thread ends.
+        """Fast path of a barrier: arrive in the slot, sleep at most once, and check whether the barrier has ended.
 
-        These are the steps of an `Arrival` and its wait, without their objects and their other cases.
+        These are the steps of an `Arrival` and its wait in the usual case, without the cost of their objects.
 
         Returns:
-            True if the rank has passed the barrier, and False if it has not arrived. Otherwise its arrival, and whether
-            all ranks have slots, so that the rank must end the barrier.
+            True if the rank has passed the barrier. False if it has not arrived. Otherwise its arrival, and whether all
+            slots are written, so that the rank must end the barrier.
         """
         log, state, notifier = self._log, self._state, self._notifier
         key, done, is_full = prefix + ARRIVALS, prefix + COMPLETE, False
@@ -161,7 +165,7 @@ class ArrivalSlots:
             if begun is None:
                 return False
             bell, place, content, deletes, values, run = begun
-            assert bell is not None, "it has the slot"
+            assert bell is not None, "the slot is in it"
             waiter.arm(crc32(done) & LAST_BUCKET)
             log.refresh(timeout)
             if done in state.values and values is state.values:
@@ -174,7 +178,7 @@ class ArrivalSlots:
                     if done in state.values and values is state.values:
                         return True
         except StoreTimeoutError:
-            pass  # the wait that follows looks once more, and raises the error of the barrier
+            pass  # the caller continues with an `Arrival`, which raises the error of the barrier
         except OSError as error:
             raise_if_foreign(error)
         finally:
@@ -185,14 +189,14 @@ class ArrivalSlots:
             finally:
                 notifier.discard_waiter(waiter)
             notifier.keep_spare(waiter)
-            waiter = None  # the traceback of an error keeps this frame
+            waiter = None  # otherwise the traceback of an error would keep the waiter alive
         assert begun is not None, "the rank has arrived"
         return begun, is_full
 
     def arrived(self, content: bytes) -> list[int]:
-        """Return the ranks whose slots have `content`. The caller holds the log's lock.
+        """Return the ranks whose slots have `content`. The caller must hold the log's lock.
 
-        The list is empty if the file of the slots has lost its name, because a delete may have missed it.
+        The list is empty if the path of the bell leads to another file, because a delete clears only the slots there.
         """
         bell = self.bell()
         if bell is None:
@@ -207,7 +211,7 @@ class ArrivalSlots:
             return []
 
     def clear(self, key: bytes) -> None:
-        """Clear the slots of a barrier if `key` is one of its keys, before `key` is deleted under the log's lock.
+        """If `key` is a key of a barrier, clear its slots. Call it under the log's lock before `key` is deleted.
 
         Raises:
             StoreUnavailableError: the slots can't be cleared, so the key must not be deleted.
@@ -234,17 +238,17 @@ class ArrivalSlots:
 
 
 def release(begun: Begun, user: object) -> None:
-    """End the use of a slot by `user`. It may be called twice."""
+    """End the use of a slot by `user`. This function may be called twice."""
     bell = begun.bell
     if bell is not None and bell.slot_users.get(begun.place) is user:
         del bell.slot_users[begun.place]
 
 
 def row_of(content: bytes) -> int:
-    """Return the offset in the bell of the row for a slot with `content`."""
+    """Return the offset, in the bell, of the row of slots for `content`."""
     return START + content[0] % ROWS * ROW
 
 
 def ranks_of(data: bytes, content: bytes) -> list[int]:
-    """Return the ranks whose slots in the row `data` have `content`."""
+    """Return the ranks whose slots have `content`. `data` are the bytes of the row."""
     return [place // SLOT for place in range(0, len(data), SLOT) if data[place : place + SLOT] == content]

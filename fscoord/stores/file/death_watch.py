@@ -22,23 +22,23 @@ BEGIN_S: Final = 0.004
 """How long a wait lasts before it checks the sessions, in seconds. Most waits end sooner, without a check."""
 
 DEATH_POLL_S: Final = 0.05
-"""The interval in seconds at which sessions are checked whose processes the kernel does not watch."""
+"""The interval, in seconds, between checks of a session if the kernel does not watch its process."""
 
 PROBE_S: Final = 0.5
-"""The interval in seconds at which sessions are checked whose processes the kernel watches. Without these checks, a
-process that closes its handle and continues would not be detected."""
+"""The interval, in seconds, between checks of a session if the kernel watches its process. The checks detect a process
+that has closed its handle and continues to run."""
 
 
 OWN_PROBE_S: Final = 1.0
-"""The interval in seconds at which a waiter probes a session by itself on a mount that hosts share."""
+"""The interval, in seconds, between a waiter's own probes of a session on a mount that several hosts share."""
 
 STALE_S: Final = 2.0
-"""After how many seconds without a new result of the node's poller a waiter probes a session by itself. The time that
-the poller needs for all wanted sessions is added twice."""
+"""How long the poller's result for a session may stay the same before a waiter itself probes the session, in seconds.
+Twice the duration of one round of the poller is added."""
 
 
 class Needs(Protocol):
-    """The ranks or sessions that one wait needs."""
+    """The ranks or sessions that one wait needs alive."""
 
     def update(self) -> bool:
         """Update the set of needed ranks or sessions.
@@ -47,24 +47,24 @@ class Needs(Protocol):
         """
 
     def dead(self) -> list[int]:
-        """Return the needed ranks, or sessions, that are recorded as dead."""
+        """Return the needed ranks or sessions that are recorded as dead."""
 
     def undead(self) -> list[int]:
         """Return the needed sessions that are not recorded as dead."""
 
     def includes(self, number: int) -> bool:
-        """Return whether session `number` is needed. The caller holds the log's lock, and has read to the end."""
+        """Return whether session `number` is needed. The caller holds the log's lock and has read the whole log."""
 
 
 class SessionNeeds:
-    """The needs of a wait for the sessions `numbers`; see `Needs`."""
+    """Implements `Needs` for a wait that needs the sessions `numbers`."""
 
     def __init__(self, log: Log, numbers: list[int]) -> None:
         self._log = log
         self._numbers = numbers
 
     def update(self) -> bool:
-        return True  # every session stays needed
+        return True  # every session is needed until the end of the wait
 
     def dead(self) -> list[int]:
         return self._log.inspect(lambda: self._log.table.dead_sessions(self._numbers))
@@ -77,7 +77,7 @@ class SessionNeeds:
 
 
 class RankNeeds:
-    """The needs of a wait for `ranks`; see `Needs`. With `NeededRanks` the state decides which ranks are needed."""
+    """Implements `Needs` for a wait that needs `ranks`. With `NeededRanks`, a value in the store selects the ranks."""
 
     def __init__(self, log: Log, state: KeyValueState, ranks: list[int] | NeededRanks) -> None:
         self._log = log
@@ -91,12 +91,12 @@ class RankNeeds:
             return True
         try:
             self._log.inspect(lambda: self._judge(self._log.read_unlocked))
-        except NeedsLock:  # a long value can't be read without the log's lock: the needs stay as they were
+        except NeedsLock:  # a long value can't be read without the log's lock, so the needs are not updated
             pass
         return bool(self._ranks)
 
     def _judge(self, fetch: Fetch) -> None:
-        """Find out which ranks are needed by the present state. The caller holds the process mutex."""
+        """Update the needed ranks from the current state. The caller must hold the process mutex."""
         needed = self._needed
         text = None if needed is None else self._state.get(needed.key, fetch)
         if needed is not None and text is not None and text != self._text:
@@ -115,22 +115,21 @@ class RankNeeds:
 
 
 class DeathWatch:
-    """Watches for the deaths that end one wait.
+    """Detects the deaths that end one wait.
 
-    The kernel reports the death of a process of this host (pidfd_open(2)). On a local mount, the waiter looks 20 times
-    a second for sessions that the kernel does not report, such as sessions of other containers.
+    The kernel reports the death of a process of this host (pidfd_open(2)). On a local mount, the waiter itself checks
+    the other sessions 20 times a second, for example those of other containers.
 
-    On a mount that hosts share, the poller of the node probes all sessions for the waiters of the node; see
-    `NodeProbes`. This object probes a session itself in three cases: the session seems dead; there is no poller, or no
-    fresh result; the deadline has come and the poller has not probed the session yet.
+    On a mount that several hosts share, one process of each host, the poller, probes the sessions for all waiters of
+    its host; see `NodeProbes`. This object itself probes a session in three cases. The session seems dead. There is no
+    poller, or no recent result. The deadline has come before the poller has probed the session.
 
     Args:
         log: the log of the handle that waits.
         notifier: the notifier that wakes the wait.
-        needs: the ranks, or sessions, that the wait needs.
+        needs: the ranks or sessions that the wait needs alive.
         known_sessions: all sessions that the wait needs, if they are known from the beginning. Then the waiter may
-            sleep for longer, provided that the kernel reports the death of each process. The bell reports the end of
-            each session.
+            sleep longer, if the kernel watches all their processes, because the end of a session also wakes the waiter.
     """
 
     def __init__(
@@ -149,20 +148,20 @@ class DeathWatch:
         self.known_sessions = known_sessions or ()
         self._are_known = known_sessions is not None
         self._are_all_watched = False
-        self._asked: list[int] | None = None  # the sessions of the last check; None: there was none
-        self._results: dict[int, tuple[int, float]] = {}  # the last result on each of them, and when it was new
-        self._own_probes: dict[int, float] = {}  # when this object last probed each of them
+        self._asked: list[int] | None = None  # the sessions of the last check; None: no check was made
+        self._results: dict[int, tuple[int, float]] = {}  # the poller's last result on each, and when it changed
+        self._own_probes: dict[int, float] = {}  # when this object itself last probed each session
         self._turn_s = 0.0
 
     def max_sleep_s(self) -> float:
-        """Return the longest time in seconds for which the waiter may sleep."""
+        """Return how long the waiter may sleep until the next check, in seconds."""
         return PROBE_S if self._are_known and self._are_all_watched else DEATH_POLL_S
 
     def find_dead(self, timeout: float) -> list[int] | NotYet:
-        """Check the needed sessions, and record the deaths that are found.
+        """Check the needed sessions, and record detected deaths in the log.
 
         Returns:
-            The ranks or sessions that are dead; an empty list if the wait needs none any more; `NOT_YET` otherwise.
+            The dead ranks or sessions. An empty list if the wait needs none any more. `NOT_YET` otherwise.
 
         Raises:
             StoreTimeoutError: the log's lock was not free within `timeout` seconds. A death record needs this lock.
@@ -180,7 +179,7 @@ class DeathWatch:
             (watched if self._is_watched(number) else others).append(number)
         home = ProcessIdentity.find() if others else None
         if self._log.shared is not None:
-            if timeout > 0 and self._notifier._watcher is None:  # the first look, which may find the key
+            if timeout > 0 and self._notifier._watcher is None:  # the first look may find the key without a check
                 return NOT_YET
             for number in others:
                 self._watch(number, home)
@@ -189,14 +188,14 @@ class DeathWatch:
             )
         fallen = [number for number in others if home is not None and self._seems_dead(number, home)]
         self._are_all_watched = all(map(self._is_watched, others))
-        # With known sessions looks are rare, and each look may have its cause in the end of a session.
+        # With known sessions, a waiter wakes rarely, and the end of a session may have woken it.
         if self.known_sessions or now - self._probed > PROBE_S:
             self._probed = now
             fallen += [number for number in watched if self._log.is_alive(number, None) is False]
         return self._record(fallen, timeout)
 
     def _record(self, fallen: list[int], timeout: float) -> list[int] | NotYet:
-        """Record the deaths of the sessions `fallen`, and return what `find_dead` returns."""
+        """Record the deaths of the sessions `fallen`, and return the result of `find_dead`."""
         for number in fallen:
             self._log.record_death(number, timeout, partial(self._needs.includes, number))
         return (self._needs.dead() if fallen else []) or NOT_YET
@@ -204,16 +203,16 @@ class DeathWatch:
     # -- on a mount that hosts share -------------------------------------------------------------------------------
 
     def is_check_due(self) -> bool:
-        """Return whether a session seems dead, or must be probed by this waiter. Renew the request to the poller."""
+        """Return whether this waiter must itself probe a session. Also renew its request to the poller."""
         return self._asked is None or bool(self._due(self._asked, math.inf))
 
     def _due(self, numbers: list[int], timeout: float) -> list[int]:
-        """Return each of the sessions `numbers` that this waiter must probe by itself. The other sessions seem to live.
+        """Return those of the sessions `numbers` that this waiter must itself probe. The others seem to be alive.
 
         Args:
-            numbers: the sessions that are needed.
-            timeout: how long the wait may still take, in seconds. At the deadline every session without a result is
-                due.
+            numbers: the needed sessions.
+            timeout: the time until the deadline of the wait, in seconds. At the deadline, all sessions for which the
+                poller has no result must be probed.
         """
         now = system.time.monotonic()
         results = self._ask(numbers)
@@ -225,7 +224,7 @@ class DeathWatch:
                 since = now
                 self._results[number] = result, now
                 if result & SEEMS_DEAD and not seen & SEEMS_DEAD:
-                    self._own_probes.pop(number, None)  # the session lived when this object probed it last
+                    self._own_probes.pop(number, None)  # the last own probe found the session alive: probe it again
             is_stale = now - since > STALE_S + 2 * self._turn_s or not results or (not result and timeout <= 0)
             is_late = now - self._own_probes.get(number, -math.inf) >= OWN_PROBE_S
             if is_late and (is_stale or result & SEEMS_DEAD):
@@ -233,7 +232,7 @@ class DeathWatch:
         return due
 
     def _ask(self, numbers: list[int]) -> dict[int, int]:
-        """Ask the poller to probe `numbers`, and return its results so far; an empty dictionary without a poller."""
+        """Ask the poller to probe `numbers`. Return its results so far, {} if there is no poller."""
         self._asked = numbers
         watcher = self._notifier._watcher
         election = None if watcher is None else watcher.election
@@ -241,7 +240,7 @@ class DeathWatch:
             return {}
         try:
             results, self._turn_s = election.probes.ask(numbers)
-        except OSError as error:  # the waiter learns the same from its next use of the bell
+        except OSError as error:  # the next use of the bell by the waiter raises the same error
             raise_if_foreign(error)
             return {}
         return results
@@ -254,13 +253,13 @@ class DeathWatch:
     # -- everywhere ------------------------------------------------------------------------------------------------
 
     def _seems_dead(self, number: int, home: ProcessIdentity) -> bool:
-        """Return whether session `number` seems dead. If it does not, watch its process, where the kernel can do so."""
+        """Return whether session `number` seems dead. Also make the kernel watch its process, if possible."""
         self._watch(number, home)
         return self._log.is_alive(number, home) is False
 
     def _is_watched(self, number: int) -> bool:
-        """Return whether the death of the process of session `number` would end the sleep."""
-        # A dead session is missing if another thread has followed a compaction meanwhile.
+        """Return whether the kernel watches the process of session `number`, so that its death ends the sleep."""
+        # After a compaction, which another thread may have read, the table has no dead sessions.
         session, watcher = self._log.table.sessions.get(number), self._notifier._watcher
         if session is None or watcher is None or number not in self._watched:
             return False
@@ -271,6 +270,6 @@ class DeathWatch:
         if home is None or session is None or number in self._watched or not home.shares_processes_with(session):
             return
         is_watched = watcher is not None and watcher.watch_process(session.pid)
-        # Only now check that the process is that of the session: it may have died, and another may have its number.
+        # Compare the process only now, when it is watched: the session's process may have died, and its id been reused.
         if is_watched and home.is_same_process(session):
             self._watched.add(number)

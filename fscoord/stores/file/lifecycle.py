@@ -1,4 +1,4 @@
-"""The opening and closing of a `~fscoord.FileStore`: arguments, joining a run, temporary files, exit of the process."""
+"""Opens and closes a `~fscoord.FileStore`: its arguments, joining a run, temporary files, the exit of the process."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 SIDE_CARS: Final = (BELL_SUFFIX, BELL_SUFFIX + FIFO_SUFFIX, LIVENESS_SUFFIX, WAITS_SUFFIX)
 ATTEMPTS: Final = 20
-"""The most attempts to open a log. An attempt fails if the log is removed meanwhile, or has lost a generation."""
+"""How often to try to open a log. A try fails if the log is removed meanwhile, or if one of its files is missing."""
 
 _open_stores: weakref.WeakKeyDictionary[FileStore, int] = weakref.WeakKeyDictionary()
-_ending: set[int] = set()  # the number of this process, once `at_end_of_child` was called in it
+_ending: set[int] = set()  # the ids of the processes, this one or its parents, that have called `at_end_of_child`
 _participants: set[FileStore] = set()
 _closing: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
 def check_platform(lock: str, path: FilePath | None) -> None:
-    """Check that the platform has locks of the kind `lock`, before the file `path` is created.
+    """Check that the platform has locks of the kind `lock`. Call it before the file `path` is created.
 
     Raises:
-        UnsupportedFilesystemError: the platform has no advisory locks, or none of this kind.
+        UnsupportedFilesystemError: the platform has no advisory locks, or no locks of this kind.
     """
     if system.fcntl is None:
         raise UnsupportedFilesystemError(
@@ -57,11 +57,11 @@ def check_platform(lock: str, path: FilePath | None) -> None:
 
 
 def path_argument(path: FilePath | None, file_name: FilePath | None, *, read_only: bool) -> FilePath | None:
-    """Return `path` or its other name `file_name`, or None for a temporary file.
+    """Return `path` or `file_name`, whichever is given, or None for a temporary file.
 
     Raises:
-        TypeError: both were given.
-        ValueError: neither was given, and the store is read-only.
+        TypeError: both are given.
+        ValueError: neither is given, and the store is read-only.
     """
     if path is not None and file_name is not None:
         raise TypeError("path and file_name are two names for one argument; pass one")
@@ -71,9 +71,9 @@ def path_argument(path: FilePath | None, file_name: FilePath | None, *, read_onl
 
 
 def check_participant(world_size: int | None, rank: int | None, run_id: Any) -> tuple[int, int | None, Any]:
-    """Return the number of participants, 0 for a handle that is none, with the rank and the run id of the handle.
+    """Check the arguments of a participant. Return the world size (0: not a participant), the rank and the run id.
 
-    A participant without a `run_id` has that of its job, if the environment names the job.
+    If a participant gives no `run_id`, it is the id of the job in the environment, if there is one.
 
     Raises:
         ValueError: the rank is negative, or not below `world_size`.
@@ -89,14 +89,14 @@ def check_participant(world_size: int | None, rank: int | None, run_id: Any) -> 
 
 
 _DECIMAL_MODES: Final = {f"{owner}{group}{others}" for owner in "67" for group in "0246" for others in "0246"}
-"""Modes that were meant to be octal."""
+"""Decimal numbers, such as ``600``, that were probably meant as octal modes."""
 
 
 def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
-    """Return the options of the log for these `options` of a `~fscoord.FileStore`. Under pyfakefs no value is spilled.
+    """Check the `options` of a `~fscoord.FileStore`, and convert them to options of the log.
 
     Raises:
-        ValueError: unknown lock or coherence mode, or a size below 1.
+        ValueError: the kind of lock, the coherence or the mode is invalid, or a size is below 1.
         TypeError: a size is not an integer.
     """
     lock, coherence, run = options["lock"], options["coherence"], parse_run_id(options["run_id"])
@@ -118,10 +118,7 @@ def log_options(options: Mapping[str, Any], limit: float) -> LogOptions:
 
 
 def register(store: FileStore, *, is_participant: bool) -> None:
-    """Register `store`, so that it is closed when the process exits.
-
-    A participant is not garbage-collected until it is closed or the process exits.
-    """
+    """Close `store` when the process exits. Until then, keep a participant alive, even if the program drops it."""
     _open_stores[store] = system.os.getpid()
     if is_participant:
         _participants.add(store)
@@ -131,7 +128,7 @@ def register(store: FileStore, *, is_participant: bool) -> None:
 
 
 def unregister(store: FileStore, log: Log) -> bool:
-    """Begin to close `store`, and return whether it was open. If it was open, the caller must close `log`."""
+    """Begin to close `store`. Return whether it was open. If so, the caller must close `log` and call `mark_closed`."""
     _participants.discard(store)
     _closing.add(log)
     if _open_stores.pop(store, None) is not None:
@@ -146,7 +143,7 @@ def mark_closed(log: Log) -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Close the logs that other threads of the parent were closing, because those threads do not exist in the child."""
+    """In a forked child, close the logs that other threads of the parent were closing: these threads don't exist."""
     for log in list(_closing):
         log.be_closed_by_fork()
     _closing.clear()
@@ -162,27 +159,27 @@ def _close_at_exit() -> None:
             store.close()
 
 
-# Exit functions run in the reverse order. At its first finalizer, `weakref` registers the function that runs all
-# finalizers. Registered later, it would remove a temporary file while threads use it.
+# Exit functions run in the reverse order. `weakref` registers the function that runs all finalizers when the first
+# finalizer is created. Create one now, so that finalizers remove temporary files only after the stores are closed.
 weakref.finalize(_close_at_exit, int)
 atexit.register(_close_at_exit)
 
 
 class Exceptions:
-    """Finds the exception that ends a participant. Exceptions from before the participant was opened do not count.
+    """Finds the exception because of which a participant is closed. Exceptions from before its opening don't count.
 
-    They are compared by identity alone, because a reference would keep the frames of their tracebacks.
+    Only the ids of those exceptions are kept, because a reference would keep the frames of their tracebacks alive.
     """
 
     def __init__(self) -> None:
         self._known = {id(sys.exc_info()[1]), id(getattr(sys, "last_value", None))}
 
     def reason(self) -> str:
-        """Return the name of the exception that ends the participant; empty if the participant leaves in good order.
+        """Return the name of the exception because of which the participant is closed, or "" if there is none.
 
-        It is the exception that passes through, or is handled by, a caller of this method, such as a ``with``, a
-        ``finally`` or an ``except``. At exit of the process it is the exception that ended the main thread, which
-        Python has printed. GeneratorExit, and SystemExit without an error, are not failures.
+        It is the exception that a caller handles at this moment, for example in a ``with``, ``finally`` or ``except``.
+        At exit of the process, it is the exception that has ended the main thread. GeneratorExit, and SystemExit
+        without an error code, are not failures.
         """
         for error in (sys.exc_info()[1], getattr(sys, "last_value", None) if system.exiting else None):
             is_plain = isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
@@ -192,9 +189,9 @@ class Exceptions:
 
 
 def temporary_file(store: FileStore) -> tuple[str, Callable[[], object]]:
-    """Return the path of a private temporary file, and the function that removes the file.
+    """Return the path of a private temporary file, and a function that removes the file.
 
-    The function is called when `store` is collected, if it was not called before.
+    When `store` is garbage-collected, the function is called automatically.
     """
     directory = system.make_private_directory()
     remove = weakref.finalize(store, system.remove_directory, directory, system.os, system.os.getpid())
@@ -202,7 +199,7 @@ def temporary_file(store: FileStore) -> tuple[str, Callable[[], object]]:
 
 
 def remove_side_cars(path: str) -> None:
-    """Remove the side files of the log at `path`, except the marker of a soft lock, which the lock removes."""
+    """Remove the files beside the log at `path`, except the marker of a soft lock, which the lock removes itself."""
     for suffix in SIDE_CARS:
         safe_files.unlink_quietly(path + suffix)
 
@@ -210,8 +207,8 @@ def remove_side_cars(path: str) -> None:
 def open_and_join_run(make: Callable[[], Log], limit: float, *, shows: bool) -> Log:
     """Open a log with `make`, join its run (see `Log.join_run`), and return the log.
 
-    If the log ends and is removed before the handle has joined, open the next log. The caller cannot notice this,
-    because it has read nothing of the first log.
+    If the log is removed before the handle has joined its run, open the next log at the same path. The caller can't
+    notice this, because it has read nothing of the first log.
     """
     for attempt in range(1, ATTEMPTS + 1):
         log: Log | None = None
@@ -230,7 +227,10 @@ def open_and_join_run(make: Callable[[], Log], limit: float, *, shows: bool) -> 
 
 
 def new_combiner(log: Log, state: KeyValueState, notify: Callable[[Iterable[bytes]], None]) -> Combiner | None:
-    """Return the combiner of this handle's writes with writes of its host; None if each write is made alone."""
+    """Return the combiner, which combines this handle's writes with other writes of its host, or None.
+
+    None means that the handle makes its own writes, as on every log that only one host uses.
+    """
     outcomes = None if log.shared is None else log.shared.outcomes
     if outcomes is None:
         return None
@@ -245,5 +245,5 @@ def new_combiner(log: Log, state: KeyValueState, notify: Callable[[Iterable[byte
 
 
 def session_record(options: Mapping[str, Any]) -> Session:
-    """Return the session record of a handle that this process opens with `options`."""
+    """Return the session record for a handle that this process opens with `options`."""
     return ProcessIdentity.find().session(options["rank"], options["label"] or "")

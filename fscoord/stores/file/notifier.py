@@ -1,4 +1,7 @@
-"""`ChangeNotifier` wakes the waits of a `~fscoord.FileStore`, and rings for the waits of other handles."""
+"""`ChangeNotifier` wakes the waits of a `~fscoord.FileStore` handle. When the handle writes, it wakes other waits.
+
+The *bell* is a small file through which a writer wakes waiters. To *ring* the bell is to wake the waiters of a key.
+"""
 
 from __future__ import annotations
 
@@ -26,32 +29,32 @@ from fscoord.stores.file.wait_slots import WaitSlots
 BELL_SUFFIX: Final = ".bell"
 
 ANNOUNCE_S: Final = 0.1
-"""How many seconds an announcement of the bell waits for the lock at most. Meanwhile the wait makes no looks."""
+"""How many seconds an announcement of the bell waits for the log's lock. Meanwhile the waiter does not read the log."""
 
 
 class ChangeNotifier:
-    """Wakes the waits of one handle. When the handle writes, it rings for the waits of other handles.
+    """Wakes the waits of one handle. When the handle writes, it rings the bell for the waits of all handles.
 
-    The first waiter announces the bell in the log, so writers of a log without waiters need not check for a bell. Where
-    there can be no bell, the log itself is watched, or polled. In both cases a slow poll limits the delay that a lost
-    ring causes.
+    The first waiter announces the bell by a record in the log. So writers of a log without waiters need not check for a
+    bell. If no bell can be used, the log itself is watched or polled. In all cases a slow poll limits the delay after a
+    lost ring.
 
     Args:
         log: the log of the handle.
         wanted: the options with which the log was opened.
         mode: the mode of the watcher; see `ChangeWatcher`.
         backend: the backend of the waits.
-        watches_every_key: whether the waits are for a change of any key. Then the log itself is watched, because a bell
-            only reports changes of single keys.
+        watches_every_key: whether the waits end at a change of any key. Then the log itself is watched, because a bell
+            only reports changes of given keys.
 
     Attributes:
-        add_waiter, discard_waiter: add a waiter to the waiters whose sleeps `close` ends, and remove it from this set.
-            Both are C functions, because each wait calls them.
-        passes_on_changes: whether `after_look` rings for the changes that a look has found.
+        add_waiter: adds a waiter to the set of waiters that `close` wakes. It is a fast C function.
+        discard_waiter: removes a waiter from this set. It is a fast C function.
+        passes_on_changes: whether `after_look` rings the bell for the changes that a wait has read.
     """
 
     slots: WaitSlots | None = None
-    """Shows the waits of the handle that last long to other processes; None: they are not shown."""
+    """Shows the long waits of the handle to other processes; None: they are not shown."""
 
     def __init__(
         self,
@@ -73,24 +76,24 @@ class ChangeNotifier:
         self._waiters: set[Waiter] = set()
         self.add_waiter, self.discard_waiter = self._waiters.add, self._waiters.discard
         self._spare: dict[int, Waiter] = {}
-        """At most one waiter, under 0, whose wait has ended. A call of `dict.pop` takes it from all other threads."""
+        """At most one reusable waiter, under the key 0. `dict.pop` is atomic, so only one thread gets the waiter."""
         self._warned = self._is_closed = False
-        # On a mount of several hosts the poller of the node rings for the changes that it finds. A wait for any change
-        # does not take these changes. It leaves them to the other waits of the handle, one of which may be the poller.
+        # On a mount of several hosts, one waiter of each host, the poller, rings for the changes that it reads. A wait
+        # for any change does not take the list of changed keys, because another wait of the handle may be the poller.
         self._shared = None if watches_every_key else log.shared
         self.passes_on_changes = self._shared is not None
 
     def open_bell(self) -> Doorbell | None:
-        """Return the bell that was announced last, or None if there is none, or it can't be opened."""
+        """Open the bell that was announced last, and return it. Return None if there is none, or it can't be opened."""
         bell, count = self._bell, self._log.handle.bell
         if self._announcements != count or (bell is not None and bell.fd < 0):
             bell = self._bell = self._find_or_warn()
-            # After the bell is open: another thread that writes meanwhile would find no bell, and not ring.
+            # Set this only when the bell is open. Otherwise another thread that writes meanwhile would find no bell.
             self._announcements = count
         return bell
 
     def notify(self, names: Iterable[bytes]) -> None:
-        """Wake the waiters for one of the keys `names`, which have just been written."""
+        """Wake the waiters of the keys `names`, which this handle has just written."""
         bell = self._bell
         if bell is None or bell.fd < 0 or self._announcements != self._log.handle.bell:  # else without a call
             bell = self.open_bell()
@@ -106,9 +109,10 @@ class ChangeNotifier:
                 self._bell = None
 
     def _ring_node(self, bell: Doorbell, names: Iterable[bytes]) -> None:
-        """Ring the bell of the node for `names`.
+        """Ring the bell of this host for `names`.
 
-        If a waiter is rung, what this handle has read and written becomes the shared extent of the node before.
+        If there is a waiter, first publish the last bytes of the log in the bell (the shared extent), so that the
+        waiter need not request them from the file server.
         """
         state = bell.read()
         armed = [number for number in {crc32(name) & LAST_BUCKET for name in names} if state[number * CELL] & 1]
@@ -127,15 +131,15 @@ class ChangeNotifier:
         sessions: Sequence[int] = (),
         is_check_due: Callable[[], bool] | None = None,
     ) -> Waiter | None:
-        """Return a new waiter for one wait; None if the handle has ended, so that the next look raises an error.
+        """Return a waiter for one wait. Return None if the handle is closed: then the next `look` raises an error.
 
         The wait must pass the waiter to `add_waiter` before it arms the waiter. At its end it must close the waiter,
         and pass it to `discard_waiter` and then to `keep_spare`.
 
         Args:
-            deadline: the end of the wait, by the monotonic clock.
-            longest_sleep: for a wait with a death watch: returns the longest sleep in seconds.
-            sessions: the sessions whose end also ends a sleep of the waiter.
+            deadline: the deadline of the wait, by the monotonic clock.
+            longest_sleep: for a wait with a death watch: returns the longest sleep, in seconds.
+            sessions: the sessions whose end also wakes the waiter.
             is_check_due: see `NodeWaiter`.
         """
         watcher = self._watcher
@@ -153,31 +157,31 @@ class ChangeNotifier:
         return Waiter(watcher, longest_sleep, ends)
 
     def take_spare(self) -> Waiter | None:
-        """Return the waiter of a wait that has ended, or None if a new waiter is needed."""
+        """Return the reusable waiter of an earlier wait, or None if a new waiter is needed."""
         watcher, spare = self._watcher, self._spare.pop(0, None)
         if spare is None or spare.watcher is not watcher or watcher.is_closed or not watcher.is_announced:
             return None
         return spare
 
     def stand_for_election(self, waiter: Waiter | None) -> None:
-        """See `NodeWaiter.stand_for_election`."""
+        """Call `NodeWaiter.stand_for_election` if `waiter` is a `NodeWaiter`."""
         if isinstance(waiter, NodeWaiter):
             waiter.stand_for_election()
 
     def read_shared_extent(self, waiter: Waiter | None) -> bool:
-        """Read on, after a ring of the node's bell, in the extent that the process that rang has published.
+        """Read new records from the shared extent: the last bytes of the log, published by the process that has rung.
 
-        Return whether the handle has read on. Unlike a look, this method makes no request for the records, and so it
-        can't show that a key does not exist.
+        Return whether the handle has read new records. The method sends no request to the file server. So it can't show
+        that a key is missing.
         """
         bell = None if waiter is None else waiter.watcher.bell
         extent = None if bell is None else shared_extent.read(bell)
         return extent is not None and self._shared is not None and self._shared.read_extent(extent)
 
     def after_look(self, waiter: Waiter) -> None:
-        """Record which file the look of `waiter` has read.
+        """Tell the watcher which file was read. If `waiter` is this host's poller, ring the bell for the changed keys.
 
-        Ring the node's bell for the changes that the look has found.
+        The wait of `waiter` calls this method after each `look`.
         """
         watcher = waiter.watcher
         if watcher.bell is None:
@@ -195,7 +199,7 @@ class ChangeNotifier:
         return self._log.is_alive(number, ProcessIdentity.find())
 
     def remove_stale(self, waiter: Waiter) -> bool:
-        """Remove `waiter` if a new waiter could detect more changes; return whether it was removed."""
+        """Close `waiter` if a new watcher could detect more changes. Return whether it was closed."""
         watcher = waiter.watcher
         if not watcher.is_stale and watcher.is_announced:
             return False
@@ -207,21 +211,21 @@ class ChangeNotifier:
         return True
 
     def keep_spare(self, waiter: Waiter) -> None:
-        """Keep `waiter` for the next wait if it is reusable. The caller does not use it any more."""
+        """Keep `waiter` for the next wait, if it is reusable. The caller must not use it any more."""
         if waiter.is_reusable and waiter.watcher is self._watcher:
             self._spare[0] = waiter
-            if self._is_closed:  # perhaps only since the comparison; the waiter would keep the watcher open
+            if self._is_closed:  # another thread may have closed it just now; the waiter would keep the watcher open
                 self._spare.clear()
 
     def close(self, session: int) -> None:
-        """End the waits of the handle, and wake the waiters of other handles that need `session`.
+        """End the waits of the handle, and wake the waiters of other handles that watch `session`.
 
         The descriptors are closed when no other thread uses them any more.
 
         Args:
-            session: the number of the handle's session, which ends; 0 if the handle had no session.
+            session: the number of the handle's session; 0 if the handle had no session.
         """
-        # Set before the watcher is removed: another thread may be making a watcher, and then removes it itself.
+        # Set first. Another thread may be creating a watcher at this moment. It removes the watcher if this is set.
         self._is_closed = True
         if session:
             self._ring_end(session)
@@ -229,12 +233,12 @@ class ChangeNotifier:
         for waiter in list(self._waiters):
             waiter.is_over = True
         self._spare.clear()
-        self._waiters.clear()  # if a signal handler raised in the `close` of a wait, its waiter is still there
+        self._waiters.clear()  # a waiter remains in the set if a signal handler raised in the `close` of its wait
         if watcher is not None:
             watcher.wake_all()
 
     def _watch(self, deadline: float) -> ChangeWatcher:
-        """Return the watcher, after an attempt to announce its bell."""
+        """Return the watcher. Create it if necessary, and try to announce its bell."""
         watcher = self._watcher
         if watcher is None or watcher.is_closed or watcher.is_outdated:
             kind = self._mode + " for all" * self._watches_every_key
@@ -258,15 +262,15 @@ class ChangeNotifier:
 
     @property
     def _uses_node_bell(self) -> bool:
-        """Whether the bell belongs to a node, because the processes of the node share the log with other hosts."""
+        """Whether the processes of this host use a bell of their own, because several hosts share the log."""
         return self._shared is not None and not self._log.mount.is_local
 
     def _ring_end(self, session: int) -> None:
-        """Ring the bell for the end of `session`, if there is a bell. Later waiters find the end by a look."""
+        """Ring the bell for the end of `session`, if there is a bell. Later waiters find the end in the log."""
         try:
             bell = self._bell
             if bell is None or bell.is_lost:
-                if self._uses_node_bell and not self._log.handle.bell:  # a search for the bell would make a directory
+                if self._uses_node_bell and not self._log.handle.bell:  # a search for the bell would create a directory
                     return
                 bell = self._find_bell(create=False)
             bell.ring(session_end_bucket(session))
@@ -277,7 +281,7 @@ class ChangeNotifier:
             )
 
     def bell_exists(self) -> bool:
-        """Return whether the log has a bell by name."""
+        """Return whether a file exists at the path of the bell."""
         return system.os.path.lexists(self._log.path + BELL_SUFFIX)
 
     def _find_bell(self, *, create: bool) -> Doorbell:
@@ -294,9 +298,9 @@ class ChangeNotifier:
             return None
 
     def _announce(self, watcher: ChangeWatcher, timeout: float) -> None:
-        """Announce the bell in the log, so that writers ring it, if the lock is acquired within `timeout` seconds.
+        """Announce the bell by a record in the log, so that writers ring it.
 
-        Otherwise the next slow poll tries again.
+        If the lock is not acquired within `timeout` seconds, the next slow poll tries again.
         """
         bell = watcher.bell
 

@@ -1,7 +1,7 @@
-"""`FileObserver`: reads the states and the waits of all sessions of a file store. It writes nothing.
+"""`FileObserver` reads the states and the waits of all sessions of a file store. It writes nothing.
 
-The observer is a reader of the log with a state machine of its own. The state machine also notes the time of each
-session's last record, and the number of records of each kind. The waits of sessions come from their wait slots
+The observer reads the log with a state machine of its own. The state machine also notes when each session wrote its
+last record, and counts the records of each kind. The observer reads the waits of sessions from their wait slots
 (`wait_slots`).
 """
 
@@ -34,31 +34,31 @@ from fscoord.stores.file.sessions import ANSWERS
 from fscoord.stores.file.wait_slots import read_slots
 
 READ_S: Final = 2.0
-"""How long the observer waits for the log's lock where a read needs it, in seconds."""
+"""How long the observer waits for the log's lock if a read needs it, in seconds."""
 
 HELD_S: Final = 0.25
-"""How long the observer watches a log's lock that is held, in seconds, before it says that a process keeps it."""
+"""How long the same process must hold the log's lock before the observer reports it as the holder, in seconds."""
 
 HELD_POLL_S: Final = 0.01
 
 HOLDER_S: Final = 2.0
-"""How long to search this host for a process that holds the log's lock without a session, in seconds."""
+"""How long to search this host for the holder of the log's lock, if it has no session, in seconds."""
 
 COMPLETED: Final = (b"/complete", b"/last_member")
-"""The ends of the keys that the last rank to come to a barrier sets."""
+"""The suffixes of the keys that the last rank at a barrier sets."""
 
 
 class SeenSession(NamedTuple):
-    """One session.
+    """The observed state of one session.
 
     Attributes:
         session: the record of the session.
         alive: ``"yes"``, ``"no"`` or ``"unknown"``.
         found_dead: when its death was recorded, in seconds since the epoch; None if no death was recorded.
         is_stopped: whether its process is stopped; False for a process of another host.
-        idle: the seconds since its last record in this generation; None if it wrote no record in it.
-        slot: its wait slot, or None.
-        waited: how long it has waited, in seconds.
+        idle: the seconds since its last record in the current file of the log; None if that file has none.
+        slot: its wait slot, or None if it shows no wait.
+        waited: how long it has waited, in seconds; 0.0 if it shows no wait.
     """
 
     session: Session
@@ -71,12 +71,12 @@ class SeenSession(NamedTuple):
 
 
 class HeldLock(NamedTuple):
-    """The log's lock, held by another process.
+    """The process that holds the log's lock.
 
     Attributes:
-        session: the number of the session that holds the lock; 0 if the holder has not registered, None if unknown.
+        session: the number of the holder's session; 0 if the holder has not registered, None if unknown.
         holder: a description of the holder.
-        seconds: how long the holder was seen to hold the lock without writing.
+        seconds: how long the observer has seen the process hold the lock without writing.
     """
 
     session: int | None
@@ -85,20 +85,20 @@ class HeldLock(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """The result of one look.
+    """The result of one `FileObserver.look`.
 
     Attributes:
         path: the path of the log.
-        sessions: the sessions, by number.
-        ranks: the sessions that have announced each rank.
+        sessions: {session number: its state}.
+        ranks: {rank: the numbers of the sessions that have announced it}.
         values: the values that the caller requested.
         keys: all keys that have a value.
         lock: the holder of the log's lock, or None.
-        generation: the number of the file in use. It rises by one with each compaction.
-        size: the size of the file in use, in bytes.
-        writes: how many records of each kind each session has written, as far as this observer has read them.
-        barriers: how many barriers were completed, as far as this observer has read.
-        notes: what else a person should know, such as facts that could not be determined, one sentence each.
+        generation: the number of the log's current file. Each compaction adds 1.
+        size: the size of the current file, in bytes.
+        writes: {(session number, kind): number of records}, in the records that this observer has read.
+        barriers: how many barriers were completed, in the records that this observer has read.
+        notes: other information for the user, one sentence each, such as a fact that could not be determined.
     """
 
     path: str
@@ -115,11 +115,11 @@ class Observation(NamedTuple):
 
 
 class WriteNotes:
-    """Passes every call on to `state_machine`, and notes the writer, kind and time of each record.
+    """A state machine that passes every call on to `state_machine`, and also counts records.
 
     Attributes:
-        last_ns: when each session wrote last, by its wall clock.
-        writes: how many records of each kind each session wrote.
+        last_ns: {session number: the time of its last record}, in ns of the session's wall clock.
+        writes: {(session number, kind): number of records}.
         barriers: how many barriers were completed.
     """
 
@@ -143,7 +143,7 @@ class WriteNotes:
                 self.barriers += sum(name.endswith(COMPLETED) for name, _ in record.decode_pairs(value))
 
     def reset(self) -> None:
-        """Discard the state. All records are applied again, from the first."""
+        """Discard the state, because the log is going to be read again from its first record."""
         self._state_machine.reset()
         self.last_ns.clear()
         self.writes.clear()
@@ -154,10 +154,10 @@ class FileObserver:
     """Observes the log at `path`, and writes nothing.
 
     Args:
-        path: the path of the log, as `FileStore` takes it.
-        options: the options of the store that matter for reading: ``lock``, ``coherence`` and ``trust_locks``. Without
-            ``lock``, the kind of lock is that of the log.
-        wants: returns whether the value of a key belongs to `Observation.values`.
+        path: the path of the log, as in `FileStore`.
+        options: the options of `FileStore` for reading: ``lock``, ``coherence`` and ``trust_locks``. Without ``lock``,
+            the kind of lock is read from the header of the log.
+        wants: returns whether `Observation.values` should include the value of a given key.
 
     Raises:
         StoreUnavailableError, InsecurePathError, CorruptLogError: the log can't be read.
@@ -203,7 +203,7 @@ class FileObserver:
     def look(self) -> Observation:
         """Read the new records, and return the states and waits of all sessions.
 
-        If another process holds the log's lock for long, the result is the state at the last successful read.
+        If another process holds the log's lock for a long time, return the state at the last successful read.
         """
         log, notes = self._log, list[str]()
         try:
@@ -247,13 +247,13 @@ class FileObserver:
         )
 
     def _copy(self) -> tuple[dict[int, Session], dict[int, int], dict[int, tuple[int, ...]], Any, frozenset[bytes]]:
-        """Return a copy of the state that was read from the log. The caller holds the process mutex."""
+        """Return a copy of the state that was read from the log. The caller must hold the process mutex."""
         table, state, fetch = self._log.table, self._state, self._log.read_unlocked
         values = {}
         for key in filter(self._wants, state.values):
             try:
                 value = state.get(key, fetch)
-            except NeedsLock:  # a long value, which is never one of a recipe or a barrier in use
+            except NeedsLock:  # a long value; recipes and barriers don't write such values
                 continue
             if value is not None:
                 values[key] = value
@@ -279,10 +279,10 @@ class FileObserver:
     # -- the log's lock --------------------------------------------------------------------------------------------
 
     def _find_lock(self, notes: list[str]) -> HeldLock | None:
-        """Return the holder of the log's lock, if the same process holds it for `HELD_S` without writing.
+        """Return the holder of the log's lock, if the same process holds it for `HELD_S` seconds without writing.
 
         A busy log is locked most of the time, by one writer after the other. So the method returns a holder only if the
-        holder and the end of the log stay the same.
+        holder and the end of the log don't change for this time.
         """
         log = self._log
         try:
@@ -320,7 +320,7 @@ class FileObserver:
         return HeldLock(found, other or "an unknown process", seconds)
 
     def _search(self) -> str | None:
-        """Search this host for a process that locks the log without a session. Such a process has not written yet."""
+        """Search this host for a process that holds the log's lock. Used if the holder has no session yet."""
         with ignoring(OSError):
             return system.range_lock_holder(system.os.stat(self._log.handle.file).st_ino, HOLDER_S)
         return None
@@ -332,12 +332,12 @@ class FileObserver:
 
 
 def _lock_of(path: str) -> str:
-    """Return the kind of lock in the header of the log at `path`; the default if there is no header."""
+    """Return the kind of lock from the header of the log at `path`; ``"ofd"`` if the header can't be read."""
     opened = system.Descriptors()
     try:
         fd = safe_files.open_descriptor(path, system.os.O_RDONLY, owned_fds=opened)
         return KIND_NAMES.get(Header.decode(read_header(fd))[0].lock_kind, "ofd")
-    except (OSError, FscoordError, MalformedRecord) as error:  # opening the log raises the same, with more words
+    except (OSError, FscoordError, MalformedRecord) as error:  # opening the log raises a better error for it
         raise_if_foreign(error)
         return "ofd"
     finally:
@@ -347,8 +347,8 @@ def _lock_of(path: str) -> str:
 def _waited(slot: WaitSlot, session: Session, home: ProcessIdentity) -> float:
     """Return how long the wait of `slot` has lasted, in seconds.
 
-    Processes of one boot share the monotonic clock. The wall clocks of two hosts may differ, so a duration between
-    hosts is approximate.
+    For a session of this host and this boot, the monotonic clock measures it exactly. For any other session it is
+    approximate, because the wall clocks of two hosts may differ.
     """
     if any(session.boot_id) and (session.boot_id, session.time_space) == (home.boot_id, home.time_space):
         return max(0.0, system.time.monotonic() - slot.began_monotonic_ns / 1e9)

@@ -1,13 +1,13 @@
-"""Write operations as data: `Operation`, and `Draft`, which decides them, alone or in a batch. Pure: no I/O, no clock.
+"""`Operation`, a write operation as data, and `Draft`, which computes the records of one operation or of a batch.
 
-On a mount that hosts share, one process of a host may decide and append the operations of others; see
-`fscoord._log.shared.combining`. So an operation is not a closure of its author. It is a value that can be encoded, and
-a `Draft` decides it with the state of the process that holds the log's lock. An operation that is written alone is
-decided by the same code.
+To *decide* an operation is to compute its result and its records from the current state, under the log's lock. On a
+mount that several hosts share, one process of a host, the leader, may decide and append the operations of other
+processes, their authors; see `fscoord._log.shared.combining`. So an operation is a value that can be encoded. Every
+other operation is decided by the same code.
 
-A `Draft` is the state of a store as it will be once the records of a batch are applied. The state itself changes only
-when records are applied, after they were written or read. So a batch whose write fails has changed nothing, and the
-second operation of a batch is decided on the result of the first.
+A `Draft` is the state of a store as it will be when the records of the batch are applied. The second operation of a
+batch is decided on the result of the first one. The state itself changes only when records are applied, after they were
+written or read. So a batch whose write fails has changed nothing. The module does no I/O of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RESULT_MAX: Final = 16 * 1024
 """The longest value, in bytes, that a leader reads or returns for another process."""
 
 REFUSALS: Final = (NotACounterError, CounterRangeError, LimitExceededError)
-"""The errors by which an operation is refused under the lock. They leave everything unchanged."""
+"""The errors that an operation may raise when it is decided. Then nothing is changed."""
 
 Records = list[tuple[int, bytes, bytes]]
 
@@ -41,14 +41,15 @@ PLAIN, COUNTS, RANKS, ABSENT, EQUALS, PRESENT = range(6)
 
 
 class MustWriteAlone(Exception):
-    """Raised by a draft for an operation that only its author can carry out. The draft is unchanged."""
+    """Raised by a draft if a leader can't decide an operation, so that its author must write it."""
 
 
 class Arrived(NamedTuple):
     """The result of an arrival.
 
     Attributes:
-        answer: `NOT_YET`; None if the key `done` is set; or the new value, if the caller must decide.
+        answer: None if the key `done` is set; `NOT_YET` if it is not; the new value of the key if `is_last` of `rounds`
+            can't tell.
         is_last: whether this arrival has set the key `done`.
     """
 
@@ -66,15 +67,15 @@ class Operation(NamedTuple):
 
     Attributes:
         kind: the kind of its record, as in `fscoord._log.format.record`.
-        key: the key, checked. Empty for a `MULTI_SET`.
+        key: the key, as returned by `key_bytes`. Empty for a `MULTI_SET`.
         value: the value; for an `ADD` the addend as decimal digits; for a `MULTI_SET` the encoded pairs.
         expected: for a `COMPARE_SET` without a rule, and for `EQUALS`: the value that the key must have.
-        rule: decides whether the record is appended, and the result. `COUNTS`: an arrival, which adds 1 to a counter.
-            `RANKS`: an arrival, which appends the token of a rank. `ABSENT`: only if the key has no value; the result
-            says whether it had none. `EQUALS`: only if the value is `expected`; the result says whether it was.
-            `PRESENT`: only if the key has a value, which is the result.
+        rule: the condition for the record, and the kind of result. `PLAIN`: the usual meaning of `kind`. `COUNTS`: an
+            arrival that adds 1 to a counter. `RANKS`: an arrival that appends the token of a rank. `ABSENT`: write only
+            if the key has no value, and return whether it was written. `EQUALS`: write only if the value is `expected`,
+            and return whether it was written. `PRESENT`: write only if the key has a value, and return this value.
         done: for an arrival: the key that the last arrival sets.
-        world_size: for an arrival: how many must arrive.
+        world_size: for an arrival: how many ranks must arrive.
     """
 
     kind: int
@@ -86,17 +87,17 @@ class Operation(NamedTuple):
     world_size: int = 0
 
     def encode(self) -> bytes:
-        """Return the operation as bytes."""
+        """Encode the operation for a leader."""
         sizes = (len(self.key), len(self.done), len(self.value), len(self.expected))
         head = _HEAD.pack(self.kind, self.rule, *sizes, self.world_size)
         return head + self.key + self.done + self.value + self.expected
 
     @classmethod
     def decode(cls, data: bytes) -> Operation:
-        """Return the operation in `data`.
+        """Decode an operation.
 
         Raises:
-            MustWriteAlone: `data` is not an operation of this version.
+            MustWriteAlone: `data` is not an operation that this version knows.
         """
         try:
             kind, rule, key_size, done_size, value_size, expected_size, world_size = _HEAD.unpack_from(data)
@@ -118,7 +119,7 @@ class Operation(NamedTuple):
 
 
 class _QueueDraft:
-    """A queue after a batch: how many old items were taken, and which items were pushed."""
+    """A queue after the operations of a batch: `taken` items of the old queue are gone, `pushed` items are new."""
 
     def __init__(self, old: deque[Any]) -> None:
         self.old = old
@@ -139,12 +140,12 @@ class _QueueDraft:
 
 
 class Draft:
-    """The state of a store after the records of one batch.
+    """The state of a store after the operations of one batch, before their records are applied.
 
-    A draft to which no operation is added is the present state. It may be used for as long as the state.
+    A draft without added operations equals the current state, and can be used as long as the state exists.
 
     Args:
-        state: the state before the batch. It is only read, and must not change while a batch is decided.
+        state: the state before the batch. The draft only reads it. It must not change while a batch is decided.
         fetch: reads the bytes of a spilled value, under the log's lock.
         path: the path of the log, for messages.
     """
@@ -158,20 +159,20 @@ class Draft:
         self._is_own = True
 
     def add(self, operation: Operation, *, is_own: bool) -> tuple[Records, Any]:
-        """Decide `operation` after all operations that were added before, and add its records.
+        """Decide `operation` on top of the operations added so far, and add its records to the draft.
 
         Args:
             operation: the operation.
-            is_own: whether this process is its author. For another author, a long or spilled value is not read, because
+            is_own: whether this process is its author. For another author, long or spilled values are not read, because
                 all writers wait while the lock is held.
 
         Returns:
-            The records to append, as kind, key and value, and the result of the operation. Without a record, nothing
-            changes.
+            The records to append, as (kind, key, value), and the result of the operation. If the operation changes
+            nothing, there is no record.
 
         Raises:
-            MustWriteAlone: the author must carry out the operation. Raised only if `is_own` is false.
-            NotACounterError, CounterRangeError, LimitExceededError: the operation is refused. The draft is unchanged.
+            MustWriteAlone: the author must write the operation. Raised only if `is_own` is false.
+            NotACounterError, CounterRangeError, LimitExceededError: the operation fails. The draft is unchanged.
         """
         self._is_own = is_own
         result, kind, value = self.decide(operation.key, operation)
@@ -181,7 +182,7 @@ class Draft:
         return records, result
 
     def decide(self, key: bytes, operation: Operation) -> tuple[Any, int, Any]:
-        """Decide `operation`, which changes `key`, as a `fscoord._log.log.Decide`. The draft is unchanged."""
+        """Decide `operation` on `key`, and return what a `fscoord._log.log.Decide` returns. Don't change the draft."""
         kind, value, rule = operation.kind, operation.value, operation.rule
         if rule > RANKS:
             return self._decide_by_rule(key, operation)
@@ -229,21 +230,21 @@ class Draft:
         return holds, kind if holds else 0, operation.value
 
     def _arrived(self, operation: Operation, text: bytes) -> Arrived:
-        """Return the result of the arrival `operation`, which has made the value of its key `text`."""
+        """Return the result of the arrival `operation`. `text` is the value of its key after the arrival."""
         last = is_last(text, operation.value, operation.world_size)
         if last is None:
             return Arrived(text, is_last=False)
         return LAST if last else PASSED if self._has(operation.done) else WAITS
 
     def resume(self, operation: Operation, noted: Any) -> tuple[Records, Any]:
-        """Return the records that `operation` still needs after its first one, which is in the log, and its result.
+        """Complete `operation`, whose first record a leader has written. Return its other records, and its result.
 
         Args:
             operation: the operation.
-            noted: the result of `KeyValueDecider.note` when the record was applied.
+            noted: the result of `KeyValueDecider.note` when the first record was applied.
 
         Raises:
-            StoreUnavailableError: the result is a spilled value that can't be read any more.
+            StoreUnavailableError: the result was a spilled value, and can't be read any more.
         """
         self._is_own = True
         kind, rule = operation.kind, operation.rule
@@ -253,14 +254,14 @@ class Draft:
             arrived = self._arrived(operation, noted)
             if not arrived.is_last or self._has(operation.done):
                 return [], arrived
-            # The batch was torn between the two records of this arrival. All ranks wait for the second one.
+            # The leader died between the two records of this arrival. All ranks wait for the second record.
             self._apply(*(second := (record.SET, operation.done, b"1")))
             return [second], arrived
         if kind in (record.ADD, record.POP) or rule == PRESENT:
             if noted is None:
                 raise StoreUnavailableError(
-                    f"{self._path}: the operation took effect, and its result can't be read any more: a leader of this"
-                    " host wrote its record and did not answer",
+                    f"{self._path}: the operation took effect, but its result is lost: another process of this host"
+                    " wrote the record and did not answer. Read the key again",
                     path=self._path,
                     maybe_applied=True,
                 )
@@ -279,7 +280,7 @@ class Draft:
         values = self._values
         found = values[key] if key in values else self._state.values.get(key)
         if found is None or (found.__class__ is bytes and self._is_own):
-            return found  # the usual case, without a call
+            return found  # the usual case, without another call
         return bytes(found) if found.__class__ is bytearray and self._is_own else self._read(found)
 
     def _read(self, found: StoredValue) -> bytes:
@@ -297,18 +298,19 @@ class Draft:
         return self._queues[key] if key in self._queues else self._state.queues.get(key)
 
     def _has(self, key: bytes) -> bool:
-        state, values, queues = self._state, self._values, self._queues  # without a call: all ranks wait meanwhile
+        # Inlined for speed, because all ranks wait meanwhile.
+        state, values, queues = self._state, self._values, self._queues
         if (values[key] if key in values else state.values.get(key)) is not None:
             return True
         return bool(queues[key] if key in queues else state.queues.get(key))
 
     def _apply(self, kind: int, key: bytes, value: bytes) -> None:
-        """Change the draft as the record will change the state."""
+        """Apply one record to the draft, as `KeyValueState.apply` will apply it to the state."""
         if kind == record.APPEND:
             own = self._values.get(key)
             if not isinstance(own, Rope):  # a `Rope` of the state is not in `_values`
                 found = self._stored(key)
-                # The first part belongs to the state. The second part, to which pieces are appended, is a new one.
+                # The first part belongs to the state and must not change. So append to a new second part.
                 own = self._values[key] = Rope(b"" if found is None else found)
                 own.parts.append(bytearray())
             own.append(value)
@@ -329,12 +331,12 @@ class Draft:
 
 
 def _leave(_: Spilled) -> bytes:
-    """Leave an operation that needs a spilled value to its author."""
+    """Raise `MustWriteAlone`: a leader does not read spilled values for another author."""
     raise MustWriteAlone
 
 
 class KeyValueDecider:
-    """The `Decider` of a store: by it `fscoord._log.shared.combining` decides, encodes and decodes operations.
+    """Implements `Decider`, with which `fscoord._log.shared.combining` decides, encodes and decodes operations.
 
     Args:
         state: the state of the handle.
@@ -353,15 +355,16 @@ class KeyValueDecider:
         self._path = path
 
     def begin(self) -> Draft:
-        """Return the draft for one batch."""
+        """Return a new draft for one batch."""
         return Draft(self._state, self._fetch, self._path)
 
     decode = staticmethod(Operation.decode)
 
     def note(self, operation: Operation, found: Any) -> Any:
-        """Return the `noted` of `Draft.resume` for `operation`, whose record `found` is about to be applied.
+        """Return the argument `noted` of `Draft.resume` for `operation`. Its record `found` is about to be applied.
 
-        The caller holds the process mutex. The value that a pop takes is in the state until the record is applied.
+        The caller holds the process mutex. The function runs before the record is applied, because a pop removes the
+        value that is its result.
         """
         _, key, value, _, _ = found
         if operation.kind == record.POP:
@@ -371,16 +374,16 @@ class KeyValueDecider:
             current: Any = self._state.values.get(key, b"")
             if operation.rule == PRESENT:
                 return self._note_value(current)
-            # A long value is not read here. Without a note, the caller of the arrival looks at the value itself.
+            # Don't read a long value here. If the note is None, `resume` returns the value to the caller.
             is_in_memory = isinstance(current, bytes | bytearray) and isinstance(value, bytes)
             return bytes(current) + value if is_in_memory else None
         return self._note_value(value) if operation.kind == record.ADD else None
 
     def _note_value(self, value: StoredValue) -> bytes | None:
-        """Return the bytes of `value`; None if they can't be read.
+        """Return the bytes of `value`, or None if they can't be read without the log's lock.
 
-        A spilled value is read at once: its offset counts in this generation only, and the author may find its record
-        in one generation and return the result in the next.
+        A spilled value is read now, because its offset is valid only in the current file of the log. A compaction may
+        replace this file before the author returns the result.
         """
         try:
             return materialize(value, self._peek)
@@ -389,7 +392,7 @@ class KeyValueDecider:
 
     @staticmethod
     def encode_result(result: Any) -> bytes:
-        """Return `result`, which `Draft.decide` has returned, as bytes.
+        """Encode `result`, a result of `Draft.decide`.
 
         Raises:
             MustWriteAlone: the result is too long to be sent.
@@ -407,7 +410,7 @@ class KeyValueDecider:
 
     @staticmethod
     def decode_result(data: bytes) -> Any:
-        """Return the result in `data`, which `encode_result` has returned."""
+        """Decode `data`, a result of `encode_result`."""
         form, content = data[:1], data[1:]
         if form in (b"L", b"W"):
             answer = NOT_YET if content == b"Y" else KeyValueDecider.decode_result(content)

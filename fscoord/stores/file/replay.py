@@ -1,4 +1,4 @@
-"""`KeyValueState`: the values and queues that the records of a log produce when they are applied in order."""
+"""`KeyValueState` applies the records of a log, and holds the values and queues of a `~fscoord.FileStore`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fscoord._log.format import record
 from fscoord._waiting.rounds import KEYS_OF_BARRIER
 
 BATCH: Final = 1 << 16
-"""The most bytes of keys and values in one record of a snapshot, unless a single value is longer."""
+"""The maximum size of the keys and values in one record of a snapshot, in bytes. A single value may be longer."""
 PAIR_SIZE: Final = 6
 RECORD_SIZE: Final = record.RECORD_MIN
 
 DELETED_MAX: Final = 1024
-"""How many deleted keys of barriers a state remembers."""
+"""How many deleted barrier keys a state remembers."""
 
 _ASSIGN = frozenset((record.SET, record.ADD, record.COMPARE_SET))
 _TAKES = frozenset((record.POP, record.DELETE))
@@ -25,7 +25,7 @@ _NOWHERE: Final = Spot(0, b"", 0, -1)
 
 
 class Rope:
-    """A value that consists of parts, because it was appended to and some parts are spilled."""
+    """A value that consists of parts: spilled parts, which are only in the file, and parts in memory."""
 
     __slots__ = ("parts", "size")
 
@@ -49,7 +49,7 @@ class Rope:
 
 
 StoredValue = bytes | bytearray | Spilled | Rope
-"""A value in memory or in the file. A value that was appended to is a bytearray, so that n appends cost O(n)."""
+"""A value in memory or in the file. Appends change a value to a bytearray, so that n appends cost O(n)."""
 
 
 def materialize(value: StoredValue, fetch: Fetch) -> bytes:
@@ -70,35 +70,35 @@ def _checksum(value: StoredValue) -> int:
 
 
 class KeyValueState:
-    """The state machine of a `~fscoord.FileStore`, which applies records in order and answers reads.
+    """The state machine of a `~fscoord.FileStore`. It applies records in order and answers reads.
 
-    A value of `spill_bytes` or more is a `Spilled`, whose bytes are in the file. If `spill_bytes` is 0, no value is
-    spilled. A value that grows to this size by appends becomes a `Spilled` in the next generation. The methods that
-    return values always return bytes.
+    A value of `spill_bytes` or more is spilled: its bytes are only in the file, and memory holds a `Spilled`. If
+    `spill_bytes` is 0, no value is spilled. A value that grows to this size by appends is spilled at the next
+    compaction. All methods that return values return bytes.
     """
 
     def __init__(self, spill_bytes: int = 0) -> None:
         self.values: dict[bytes, StoredValue] = {}
         self.queues: dict[bytes, deque[bytes | Spilled]] = {}
         self.deletes = 0
-        """How many deletes of a key of a barrier were applied."""
+        """How many deletes of barrier keys were applied."""
         self.deleted: dict[bytes, int] = {}
-        """The last such keys, each with the value of `deletes` after its last delete."""
+        """{deleted barrier key: the value of `deletes` after its last delete}, for the most recent deletes."""
         self._least = spill_bytes or NEVER
         self._long: set[bytes] = set()
-        """The keys whose value or queue may be spilled; some of them may have been deleted."""
+        """The keys that may have spilled values. Some of them may have been deleted."""
 
     def reset(self) -> None:
         """Begin with new, empty dictionaries, because all records will be applied again from the first.
 
-        The old dictionaries stay as they are. A thread may look for a key in `values` without the process mutex, while
-        another thread applies the records again, and would find an old value of the key. So such a thread takes
-        `values` before it reads the log, and uses a value from it only if `values` is still the same object afterwards.
+        The old dictionaries are not changed. A thread may read `values` without the process mutex, while another thread
+        applies the records again. Then it could find an old value of a key. So it must keep a reference to `values`
+        before it reads the log, and use a value only if `values` is still the same object afterwards.
         """
         self.values, self.queues, self._long = {}, {}, set()
 
     def mark_spilled(self, keys: set[bytes]) -> None:
-        """Record that the next records have spilled values of `keys`."""
+        """Note that the next records have spilled values for `keys`."""
         self._long |= keys
 
     def apply(self, records: Sequence[SpilledRecord]) -> None:
@@ -109,7 +109,7 @@ class KeyValueState:
                 values[key] = value
             elif kind == record.APPEND:
                 current = values.get(key)
-                # The usual cases of `_append`, without a call.
+                # The usual cases of `_append`, inlined for speed.
                 if current.__class__ is bytearray and value.__class__ is bytes and len(current) + len(value) < least:
                     current += value
                 elif current is None and value.__class__ is bytes and len(value) < least:
@@ -130,13 +130,13 @@ class KeyValueState:
                 self._pop(key)
 
     def relocate_spilled(self, spots: Iterable[Spot]) -> bool:
-        """Change the places of all spilled values, because the log continues in a new generation.
+        """Update the offsets of all spilled values after a compaction, because the log continues in a new file.
 
         Args:
-            spots: the places of the spilled values in the snapshot of the new generation.
+            spots: the offsets of the spilled values in the new file.
 
         Returns:
-            False if a spilled value is not at any of `spots`. Then this state can't be used any more.
+            False if a spilled value is missing in `spots`. Then this state can't be used any more.
         """
         if not self._long:
             return True
@@ -182,7 +182,7 @@ class KeyValueState:
         return True
 
     def snapshot(self, fetch: Fetch) -> Iterator[tuple[int, bytes, bytes]]:
-        """Yield kind, key and value of each record of a snapshot of this state."""
+        """Yield the records of a snapshot of this state, as (kind, key, value)."""
         pairs: list[tuple[bytes, bytes]] = []
         size = 0
         for key, value in self.values.items():
@@ -198,7 +198,7 @@ class KeyValueState:
                 yield record.PUSH, key, materialize(item, fetch)
 
     def live_size(self) -> int:
-        """Return the approximate size in bytes of the records of `snapshot` in a log."""
+        """Return the approximate size of the records of `snapshot` in a log, in bytes."""
         size = sum(map(len, self.values)) + sum(map(len, self.values.values())) + PAIR_SIZE * len(self.values)
         for key, queue in self.queues.items():
             size += (RECORD_SIZE + len(key)) * len(queue) + sum(map(len, queue))
@@ -237,7 +237,7 @@ class KeyValueState:
         return value if value is None or isinstance(value, bytes) else materialize(value, fetch)
 
     def values_of(self, keys: list[bytes], fetch: Fetch) -> tuple[list[bytes], list[bytes]]:
-        """Return the keys without a value, each once and in order, and the values of `keys` if no value is missing."""
+        """Return the missing keys, each once and in order, and the values. If a key is missing, return no values."""
         absent = [key for key in dict.fromkeys(keys) if key not in self.values]
         return absent, [] if absent else [materialize(self.values[key], fetch) for key in keys]
 
@@ -251,11 +251,11 @@ class KeyValueState:
 
 
 class Witness:
-    """The last write of a key that a traced wait waits for: the key, and the session that wrote it.
+    """The last write to one of the keys of a traced wait.
 
     Attributes:
-        key: the last key that was written, or empty.
-        writer: the number of the session that wrote it.
+        key: the key that was written last, or empty.
+        writer: the number of the session that wrote the key.
     """
 
     __slots__ = ("key", "writer")
@@ -265,10 +265,10 @@ class Witness:
 
 
 class WitnessedState(KeyValueState):
-    """A `KeyValueState` that reports to traced waits which session wrote their keys.
+    """A `KeyValueState` that records, for traced waits, which session wrote their keys.
 
-    While there are witnesses, the object has an `apply` of its own, which replaces that of the class. Otherwise each
-    write would check for witnesses.
+    While there are witnesses, an instance attribute replaces the method `apply`. So writes need no check for witnesses
+    at other times.
     """
 
     def __init__(self, spill_bytes: int = 0) -> None:
@@ -282,7 +282,7 @@ class WitnessedState(KeyValueState):
             if kind == record.MULTI_SET and isinstance(value, bytes):
                 for name, _ in record.decode_pairs(value):
                     self._inform(name, writer)
-            elif kind not in _TAKES:  # a wait for an item takes the item itself
+            elif kind not in _TAKES:  # a wait for a queue writes its own pop, which is not the cause of its end
                 self._inform(key, writer)
 
     def _inform(self, key: bytes, writer: int) -> None:
@@ -290,7 +290,7 @@ class WitnessedState(KeyValueState):
             witness.key, witness.writer = key, writer
 
     def attend(self, keys: Iterable[bytes]) -> Witness:
-        """Return a new witness of the writes of `keys`. The caller passes both to `dismiss` at the end of its wait."""
+        """Return a new witness of writes to `keys`. The caller passes both to `dismiss` at the end of its wait."""
         witness = Witness()
         for key in keys:
             self._witnesses.setdefault(key, []).append(witness)
@@ -298,7 +298,7 @@ class WitnessedState(KeyValueState):
         return witness
 
     def dismiss(self, witness: Witness, keys: Iterable[bytes]) -> None:
-        """Remove `witness` of the writes of `keys`."""
+        """Remove `witness`, which `attend` has returned for `keys`."""
         for key in keys:
             rest = [each for each in self._witnesses.get(key, ()) if each is not witness]
             if rest:

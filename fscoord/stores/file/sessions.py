@@ -1,4 +1,4 @@
-"""`Sessions`: the part of a `~fscoord.FileStore` that waits, lists the sessions, and detects dead sessions."""
+"""`Sessions`, the base class of `~fscoord.FileStore`, lists sessions, detects dead sessions, and waits."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from fscoord._log.shared.combining.combiner import Combiner
 
 MEMBERS_LOCK_S: Final = 0.02
-"""How many seconds `Sessions.members` and `_session_states` wait for the log's lock."""
+"""How many seconds `members` and `_session_states` wait for the log's lock to register or to record a death."""
 
 ANSWERS: Final = {True: "yes", False: "no", None: "unknown"}
 
 
 class Sessions(Store):
-    """A store whose handles are the sessions of a log."""
+    """A store in a log. Each handle that has registered is a session."""
 
     path: str
     _log: Log
@@ -60,7 +60,7 @@ class Sessions(Store):
 
     @property
     def has_liveness(self) -> bool:
-        """Whether `members` can detect dead sessions, on this platform and with the locks of this log."""
+        """Whether dead sessions can be detected on this platform and with the locks of this log."""
         return self._log.liveness.is_supported
 
     def register(self) -> int:
@@ -83,7 +83,7 @@ class Sessions(Store):
         wanted = None if ranks is None else [check_int64("rank", rank) for rank in ranks]
         self._log.refresh(self._timeout)
         if not self._log.read_only:
-            with suppress(StoreTimeoutError):  # the caller may want to find the very process that holds the lock
+            with suppress(StoreTimeoutError):  # don't fail: the caller may be looking for the holder of the lock
                 self._log.register(min(self._timeout, MEMBERS_LOCK_S))
         found = self._probe(self._log.inspect(lambda: self._log.table.presumed_alive(wanted)))
 
@@ -111,24 +111,22 @@ class Sessions(Store):
         return self._log.inspect(answer)
 
     def _probe(self, numbers: Iterable[int]) -> dict[int, bool | None]:
-        """Probe each of the sessions `numbers` once, and record the deaths if possible; see `Liveness.is_alive`.
+        """Probe each of the sessions `numbers`, and return {number: result of `Liveness.is_alive`}.
 
-        No death is recorded by a handle that is read-only, or while another process keeps the log's lock.
+        Also record the detected deaths, unless the handle is read-only or another process holds the log's lock for too
+        long.
         """
         home, log = ProcessIdentity.find(), self._log
         found = {number: log.is_alive(number, home) for number in numbers}
         if not log.read_only:
             with suppress(StoreTimeoutError):
                 for number in [number for number, lives in found.items() if lives is False]:
-                    if not log.record_death(number, min(self._timeout, MEMBERS_LOCK_S)):  # probed alive with the lock
+                    if not log.record_death(number, min(self._timeout, MEMBERS_LOCK_S)):  # probed again, and alive
                         found[number] = log.is_alive(number, home)
         return found
 
     def _state_of(self, number: int, found: dict[int, bool | None]) -> str:
-        """Return the state of session `number`, which was probed unless it has registered since.
-
-        The caller holds the process mutex.
-        """
+        """Return the state of session `number`, from `found` if it was probed. The caller holds the process mutex."""
         log = self._log
         if number in log.table.deaths:
             return ANSWERS[False]
@@ -175,7 +173,7 @@ class Sessions(Store):
         arm: Callable[[], None] | None = None,
         decide: Decide | None = None,
     ) -> Any:
-        """Carry out `operation`, and return its result."""
+        """Perform `operation`, and return its result; see `FileStore`."""
 
     def _meet(self, prefix: bytes, rank: int, world_size: int, timeout: float) -> object:
         if self._slots is None:
@@ -188,7 +186,7 @@ class Sessions(Store):
             names = prefix + ARRIVALS, b"%d/%d " % (rank, world_size), prefix + COMPLETE
             request = new_tuple(ArrivalRequest, (*names, world_size, timeout, None, None, True, True, begun))
             arrival = Arrival(self._log, self._state, request, self._write, self._decide, self._slots)
-            with suppress(StoreTimeoutError):  # the wait that follows looks once more, and raises the barrier's error
+            with suppress(StoreTimeoutError):  # the caller continues with an `Arrival`, which raises the error
                 if arrival.decide(timeout) is None:
                     return True
         return begun
@@ -207,7 +205,7 @@ class Sessions(Store):
         return self._new_notifier(backend)
 
     def _new_notifier(self, backend: WaitBackend, *, watches_every_key: bool = False) -> ChangeNotifier:
-        """Return a further notifier for this handle. Closing the handle also ends the waits of this notifier."""
+        """Return an additional notifier for this handle. Closing the handle also ends the waits of this notifier."""
         watch = self._options["watch"]
         notifier = ChangeNotifier(self._log, self._wanted, watch, backend, watches_every_key=watches_every_key)
         notifier.slots = self._notifier.slots
@@ -219,7 +217,7 @@ class Sessions(Store):
         return FileWait(notifier, condition, request.timeout, request.slow_logger)
 
     def _wait_for_change(self, known: object, timeout: float) -> object:
-        # `known` is a position in the log, and each later record is a change.
+        # `known` is a position in the log. Each record after it is a change.
         if self._change_notifier is None:
             self._change_notifier = self._new_notifier(THREAD_BACKEND, watches_every_key=True)
         wait: FileWait[tuple[int, int]] = FileWait(self._change_notifier, AnyChange(self._log, known), timeout)
@@ -242,7 +240,7 @@ class Sessions(Store):
         return self._log.closer_look()
 
     def _record_deaths(self, numbers: Iterable[int], limit: float) -> None:
-        """Append a death record for each of the sessions `numbers` that is provably dead."""
+        """Append a death record for those of the sessions `numbers` that are provably dead."""
         home = ProcessIdentity.find()
         for number in numbers:
             if (

@@ -1,4 +1,4 @@
-"""`TracedWait`: the span of one wait of a `~fscoord.FileStore`, in a process that records a trace."""
+"""`TracedWait` records one wait of a `~fscoord.FileStore` as a span, in a process that records a trace."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PLACES_MAX: Final = 256
 
 
 class TracedWait:
-    """The span of one wait that sleeps, in a process that records a trace.
+    """Records one wait as a span. The span begins when the wait first sleeps, with the start time `started`.
 
     Args:
         log: the log of the store.
-        state: the state of the store, or None if the wait is for no key.
+        state: the state of the store, or None if the wait is not for keys.
         kind: the kind of the span.
         keys: the first missing keys, and other keys whose change may end the wait.
         missing: the number of missing keys.
@@ -37,12 +37,12 @@ class TracedWait:
             self._span[tracing.BEGIN] = int(started * 1e9)
 
     def before_sleep(self, seconds: float) -> None:
-        """Write the span before a sleep of at most `seconds`."""
+        """Write the open span to the trace if the next sleep, of at most `seconds`, is long."""
         if self._span is not None and tracing.recorder is not None:
             tracing.recorder.before_sleep(self._span, seconds)
 
     def end(self, found: object) -> None:
-        """End the span, because the condition holds. `found` is the result of the look."""
+        """End the span of a successful wait. `found` is the answer to its request."""
         witness = self._witness
         if isinstance(found, list) and found and isinstance(found[0], int):  # the dead ranks or sessions
             tracing.end(self._span, "death", "dead", found)
@@ -58,18 +58,18 @@ class TracedWait:
             tracing.end(self._span, "passed")
 
     def time_out(self) -> None:
-        """End the span, because the condition does not hold at the deadline."""
+        """End the span of a wait that has timed out."""
         tracing.end(self._span, "time-out")
 
     def close(self) -> None:
-        """End the span if it is still open, because an exception has ended the wait. It may be called twice."""
+        """End the span if it is still open, because an exception has ended the wait. May be called twice."""
         tracing.end(self._span, "interrupted")
         if self._state is not None:
             self._state.dismiss(self._witness, self._keys)
 
 
 def trace_place(log: Log) -> str:
-    """Return the text that identifies the store in `log` on all hosts: its lineage, and the number of its run."""
+    """Return a text that identifies the store of `log` on all hosts: the id of the log, and the number of its run."""
     header = log.handle.header
     key = header.lineage, header.run
     place = _places.get(key)

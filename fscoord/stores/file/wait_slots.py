@@ -1,14 +1,14 @@
-"""`WaitSlots`: writes the wait of a handle's session to a file beside the log. `read_slots` reads all shown waits.
+"""`WaitSlots` writes the wait of a handle's session to a file beside the log. `read_slots` reads all shown waits.
 
-A wait that has lasted for `timing.SHOW_S` writes one slot, by one pwrite(2), and clears the slot when it ends. The
-session holds a lock on the slot's byte of the liveness file until it ends, so no other session writes the slot
-meanwhile, and the slots of ended sessions are used again. `ShownWaits` handles two threads that write at once.
+The file consists of slots. A wait that has lasted for `timing.SHOW_S` seconds writes one slot, by one pwrite(2), and
+clears the slot when it ends. A session reserves its slot by a lock on one byte of the liveness file. When the session
+ends, the lock is released, and another session can use the slot. `ShownWaits` handles two threads that write at once.
 
-The file is opened for each write. So there is no descriptor that a fork would inherit, and on NFS the open and the
-close make the write visible to other hosts, also where direct writes are refused.
+The file is opened for each write. So a forked child inherits no descriptor. On NFS the open and the close make the
+write visible to other hosts, even if direct writes are refused.
 
-No failure here may end a wait. Every failure, such as a full disk or a file of another program at that name, is logged,
-and the wait continues.
+A failure here never ends a wait. Every failure, such as a full disk or another program's file at the same path, is
+logged, and the wait continues.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from fscoord.errors import FscoordError, InsecurePathError
 WAITS_SUFFIX: Final = ".waits"
 
 READ_AT_ONCE: Final = 256
-"""How many slots one read(2) fetches at most."""
+"""The maximum number of slots that one read(2) fetches."""
 
 SLOTS_MAX: Final = 1 << 16
-"""The number of the first slot that is never used."""
+"""The highest slot number plus 1."""
 
 BLOCK: Final = 64
-"""How many slots the first block has. Each further block has twice as many as the one before."""
+"""The number of slots in the first block. Each later block has twice as many slots as the block before it."""
 
 TRIES: Final = 8
-"""How many slots of a block a session tries to lock. Each try is a request to a file server."""
+"""How many slots of each block a session tries to lock. On a network mount, each try is a request to the server."""
 
 
 class WaitSlots:
-    """Shows the longest wait of one handle, in the slot of its session.
+    """Shows the longest wait of one handle to other processes, in the slot of the handle's session.
 
     Args:
         log: the log of the handle.
@@ -54,7 +54,7 @@ class WaitSlots:
         self._log = log
         self._mode = mode
         self._waits = ShownWaits(self._write)
-        self._number = 0, 0  # the process, and the session whose slot it has written last
+        self._number = 0, 0  # the process epoch, and the number of the session whose slot was written last
         self._has_warned = False
 
     def show(self, slow_logger: SlowWaitLogger, kind: str, keys: Sequence[bytes]) -> None:
@@ -63,7 +63,7 @@ class WaitSlots:
             self._waits.show(slow_logger, kind, keys)
 
     def _write(self, longest: Shown | None, more: int) -> None:
-        """Write the slot of the present session. At the end of a wait the handle may be closed already."""
+        """Write the slot of the session, or clear it if `longest` is None. The handle may already be closed then."""
         epoch, number = self._number
         if longest is not None:
             epoch, number = system.process_epoch(), self._log.session_if_ready
@@ -113,15 +113,14 @@ def write_slot(log: Log, mode: int, number: int, data: bytes) -> None:
 
     Raises:
         OSError: a system call failed.
-        InsecurePathError: the file at this name is not a file of slots, or users whom the log's mode does not allow may
-            write to it.
+        InsecurePathError: the file at this path is not a file of slots, or too many users may write to it.
     """
     path = log.path + WAITS_SUFFIX
     slot = log.liveness.lock_slot(number, _candidates(number))
     if not 0 < slot < SLOTS_MAX:
         if data == EMPTY:  # the handle was closed, or has lost the liveness file
             return
-        raise OSError(system.errno.ENOLCK, "no slot is free, or the session has no byte in the liveness file")
+        raise OSError(system.errno.ENOLCK, "no slot is free, or the session has no lock in the liveness file")
     opened = system.Descriptors()
     try:
         is_direct = log.handle.is_shared
@@ -141,13 +140,13 @@ def write_slot(log: Log, mode: int, number: int, data: bytes) -> None:
             raise InsecurePathError(f"{path} is not a file of wait slots; remove it", path=path)
         _write(fd, slot, data, is_direct=is_direct)
         if is_direct:
-            system.sync_data(fd)  # for a mount that took no direct write
+            system.sync_data(fd)  # for a mount that does not support direct writes
     finally:
         system.close_all(system.os.close, opened)
 
 
 def _candidates(number: int) -> Iterator[int]:
-    """Yield the slots that session `number` tries. Sessions with consecutive numbers begin with different slots."""
+    """Yield the slots that session `number` tries to lock. Consecutive sessions begin with different slots."""
     first, size = 1, BLOCK
     while first + size <= SLOTS_MAX:
         yield from (first + (number + place) % size for place in range(TRIES))
@@ -155,9 +154,9 @@ def _candidates(number: int) -> Iterator[int]:
 
 
 def _open(path: str, flags: int, opened: set[int], *, is_direct: bool) -> int:
-    """Open the file of slots. On a mount that hosts share, bypass the cache of this host, if the mount allows it.
+    """Open the file of slots. With `is_direct`, bypass the cache of this host, if the mount allows it.
 
-    On NFS a plain write may stay in the client's cache, and a plain read may return old data from that cache.
+    On NFS a plain write may stay in the cache of the host, and a plain read may return old data from this cache.
     """
     if is_direct and system.O_DIRECT:
         try:
@@ -170,7 +169,7 @@ def _open(path: str, flags: int, opened: set[int], *, is_direct: bool) -> int:
 
 
 def _write(fd: int, slot: int, data: bytes, *, is_direct: bool) -> None:
-    """Write `data` to the place of `slot`, by one system call. A direct write uses aligned memory (open(2))."""
+    """Write `data` to the slot with the number `slot`, by one system call."""
     if is_direct:
         page = system.aligned_memory(len(data))
         page[:] = data
@@ -182,7 +181,7 @@ def _write(fd: int, slot: int, data: bytes, *, is_direct: bool) -> None:
 
 
 def _read(fd: int, slot: int, count: int, *, is_direct: bool) -> bytes:
-    """Return the bytes of `count` slots from `slot` on, or fewer at the end of the file."""
+    """Return the bytes of `count` slots, beginning with the slot number `slot`; fewer at the end of the file."""
     if not is_direct:
         return system.os.pread(fd, count * SLOT_SIZE, slot * SLOT_SIZE)
     pages = system.aligned_memory(count * SLOT_SIZE)
@@ -191,11 +190,11 @@ def _read(fd: int, slot: int, count: int, *, is_direct: bool) -> bytes:
 
 
 class SlotReading:
-    """The slots that were read.
+    """The result of `read_slots`.
 
     Attributes:
-        slots: the slot of each session that waits, by the number of the session.
-        torn: the slots that can't be read, because a slot is being written, or another program wrote it.
+        slots: {session number: its slot} for the sessions that wait.
+        torn: the numbers of malformed slots. A slot that is being written may be malformed for a moment.
         problem: why the file of slots can't be read; None if it was read or does not exist.
     """
 
@@ -206,7 +205,10 @@ class SlotReading:
 
 
 def read_slots(path: str, sessions: dict[int, Session], *, is_shared: bool) -> SlotReading:
-    """Return the slots of `sessions` beside the log at `path`, which other hosts may share. No error is raised."""
+    """Read the wait slots of `sessions` from the file beside the log at `path`. The function raises no error.
+
+    `is_shared` says whether several hosts share the log.
+    """
     found = SlotReading()
     if system.is_fake_fs():  # positional reads would reach real files
         return found
@@ -234,7 +236,7 @@ def read_slots(path: str, sessions: dict[int, Session], *, is_shared: bool) -> S
 
 
 def _note(found: SlotReading, sessions: dict[int, Session], place: int, data: bytes) -> None:
-    """Record the slot `data`, if it is that of one of `sessions`. An ended session leaves its slot behind."""
+    """Add the slot `data` to `found` if it belongs to one of `sessions`, and not to an ended session."""
     if is_blank(data):
         return
     slot = WaitSlot.decode(data)

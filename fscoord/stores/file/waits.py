@@ -48,25 +48,25 @@ __all__ = [
 T = TypeVar("T")
 
 Write = Callable[..., Any]
-"""`FileStore._write`: carries out an operation, and returns its result."""
+"""`FileStore._write`, which performs an operation and returns its result."""
 
 WITNESSED_MAX: Final = 64
-"""The most keys of a traced wait whose writers are observed."""
+"""The maximum number of missing keys of a traced wait for which the trace records the writers."""
 
 
 class Condition(ABC, Generic[T]):
     """The condition that ends a wait.
 
     Attributes:
-        missing: the keys that the last look did not find.
-        death_watch: the death watch that ends the wait at a death, or None.
+        missing: the keys that the last call of `look` did not find.
+        death_watch: the death watch that ends the wait when a session dies, or None.
     """
 
     what = "key"
-    """The text by which errors and warnings call the missing keys."""
+    """The noun for the missing keys in errors and warnings."""
 
     kind = KEY
-    """What the missing keys are, for the tools that show waits; see `Awaited`."""
+    """The kind of the missing keys, for tools that show waits; see `Awaited`."""
 
     is_logged = True
     """Whether a long wait is logged, and shown to other processes."""
@@ -74,84 +74,84 @@ class Condition(ABC, Generic[T]):
     death_watch: DeathWatch | None = None
     missing: Sequence[bytes] = ()
     span_kind = "wait"
-    """The kind of the span that a trace has for the wait."""
+    """The kind of the wait's span in a trace."""
 
     other_key = b""
-    """A further key whose change may end the wait, or empty."""
+    """Another key whose change may end the wait, or empty."""
 
     arrive: Callable[[Callable[[], None], Waiter | None], T | NotYet] | None = None
-    """For an arrival: the first look, which writes. It is called with the function that arms the wait, and the waiter.
-    It arms after its write in a slot, or under the log's lock after the append. None: the first look is `look`."""
+    """For an arrival: replaces the first `look`. It records the arrival, arms the wait, and tests the condition.
+    Its arguments are the function that arms the wait, and the waiter. For other conditions: None."""
 
     _log: Log
 
     @abstractmethod
     def look(self, timeout: float, *, reads: bool) -> T | NotYet:
-        """Return the answer, or `NOT_YET`.
+        """Test the condition. Return the answer, or `NOT_YET` if the condition does not hold.
 
         Args:
             timeout: the longest wait for the log's lock, in seconds.
-            reads: whether to read on in the log first. Otherwise the wait has just read on in the shared extent of its
-                node, which can't show that a key does not exist.
+            reads: whether to read new records of the log first. If False, the wait has just read them from the shared
+                extent of this host. The extent may be old, so it can't show that a key is missing.
         """
 
     def close(self) -> None:
-        """Release what the condition keeps. It may be called twice."""
+        """Release the resources of the condition. This method may be called twice."""
 
     def give_up(self, waited: float) -> T:
-        """End the wait at its deadline, after `waited` seconds: raise `StoreTimeoutError`, or return an answer."""
+        """Called at the deadline, after `waited` seconds. Raise `StoreTimeoutError`, or return an answer."""
         look = self._log.closer_look() if waited >= 0.001 else ""
         raise missing_error(self._log.path, self.what, self.missing, waited, look)
 
     def new_slow_logger(self, started: float) -> SlowWaitLogger:
-        """Return the logger of the warnings about a wait that began at `started`, by the monotonic clock."""
+        """Return the logger of warnings for a wait that began at `started`, by the monotonic clock."""
         return SlowWaitLogger(__name__, self._describe, started)
 
     def _describe(self) -> str:
-        """Return the text that names the missing keys in warnings."""
+        """Return a text that names the missing keys, for warnings."""
         return f"{called(self.what, self.missing)} in {self._log.path}"
 
     def new_traced_wait(self, started: float) -> TracedWait:
-        """Return the span of a wait that began at `started`, by the monotonic clock."""
+        """Begin the span of a wait that began at `started`, by the monotonic clock."""
         keys = [*self.missing[:WITNESSED_MAX], *filter(None, [self.other_key])]
         state = getattr(self, "_state", None)  # a wait for any change has none
         return TracedWait(self._log, state, self.span_kind, keys, len(self.missing), started)
 
 
 NEW, UNARMED, ARMED, RUNG = range(4)
-"""The states of a wait before a look or a sleep.
+"""The states of a wait. To arm it is to mark a key in the bell, so that a writer of the key rings and wakes the wait.
 
-NEW: it has not looked. Most waits end with their first look, so this look arms nothing, unless it writes.
-UNARMED: the next look arms first. The wait does not sleep before this look.
-ARMED: the wait was armed, and a look after that has found nothing. So it sleeps.
-RUNG: a ring has ended the sleep. The next look usually finds the key, so it arms nothing.
+NEW: `look` was not called yet. Most waits end with the first call, so it does not arm, except for an arrival.
+UNARMED: the next `look` arms first. The wait does not sleep before it.
+ARMED: the wait was armed, and then the condition did not hold. So the wait sleeps.
+RUNG: a ring has ended the sleep. Usually the condition holds now, so the next `look` does not arm.
 """
 
 
 class FileWait(Generic[T]):
-    """One wait; see `Wait`.
+    """Implements `Wait` for one wait of a `~fscoord.FileStore`.
 
-    A look that arms first makes the cell of a missing key in the bell odd, and then reads the log. The read finds each
-    record that was appended before the read. The writer of a later record finds the armed cell, and rings. In the other
-    order, a record could be appended between the read and the arming. Then the read would not find the record, and the
-    writer would find a cell that is not armed and not ring.
+    `look` first arms the wait, by writing to the missing key's cell in the bell. Then it reads the log. The read finds
+    all records that were appended before it. The writer of a later record finds the armed cell, and rings. In the
+    reverse order, a record could be appended between the read and the arming. The read would miss the record, and the
+    writer would not ring, because it would find no armed cell.
 
-    An event, the bell, and the process that polls for the node may all fail. `Waiter.max_sleep` limits each sleep, so a
-    lost wake-up delays the answer by at most one poll interval.
+    File events, the bell, and the process that polls for its host may all fail. `Waiter.max_sleep` limits each sleep,
+    so a lost wake-up delays the answer by at most one poll interval.
 
     Args:
         notifier: wakes the wait.
         condition: ends the wait.
         timeout: the longest wait, in seconds.
-        slow_logger: logs warnings if the wait is long; None: the wait makes one when it needs one.
+        slow_logger: logs warnings if the wait is long; None: the wait creates one when it needs one.
         started: when the wait began, by the monotonic clock; None: now.
-        has_looked: whether the caller has found that the condition does not hold.
+        has_looked: whether the caller has already found that the condition does not hold.
     """
 
     _waiter: Waiter | None = None
     _traced: TracedWait | None = None
     _armed_for: bytes | None = None  # the key whose ring ends the next sleep
-    _own_logger: SlowWaitLogger | None = None  # made here, so `close` ends it
+    _own_logger: SlowWaitLogger | None = None  # the logger that this object has created, and that `close` must end
 
     def __init__(
         self,
@@ -172,10 +172,10 @@ class FileWait(Generic[T]):
         self._state = UNARMED if has_looked else NEW
 
     def block(self) -> T:
-        """Carry out the wait in this thread, and return its answer.
+        """Wait in this thread, and return the answer.
 
-        The usual wait ends with its first look, or with the look after its first sleep. These steps are here as in
-        `look` and `sleep`, without the cases that the usual wait does not have. All other waits go on there.
+        Most waits end at once or after one sleep. `_look_and_sleep_once` is a fast path for them. Other waits continue
+        with `look` and `sleep`.
         """
         try:
             now = system.time.monotonic()
@@ -203,7 +203,7 @@ class FileWait(Generic[T]):
             self._state = UNARMED
         if condition.death_watch is not None or notifier.passes_on_changes:
             return NOT_YET
-        self._waiter = notifier.take_spare()  # not in a variable, which the traceback of an error would keep
+        self._waiter = notifier.take_spare()  # not in a local variable: the traceback of an error would keep it alive
         if self._waiter is None:
             return NOT_YET
         notifier.add_waiter(self._waiter)
@@ -226,16 +226,16 @@ class FileWait(Generic[T]):
         left = self._deadline - now
         arrive = condition.arrive if state == NEW else None
         found: Any
-        # Before an arrival has the lock, because a new bell is announced under the lock.
+        # Get a waiter before an arrival acquires the lock, because a new bell is announced under the lock.
         if self._waiter is None and (state == UNARMED or arrive is not None) and left > 0:
             watch = condition.death_watch
             longest, sessions = (None, ()) if watch is None else (watch.max_sleep_s, watch.known_sessions)
             waiter = notifier.new_waiter(self._deadline, longest, sessions, self._is_check_due)
-            if waiter is not None:  # otherwise the handle has ended, and this look raises
+            if waiter is not None:  # otherwise the handle is closed, and the read below raises
                 # Recorded before `add_waiter`, so that `close` finds it: a signal handler may raise at any point.
                 self._waiter = waiter
                 notifier.add_waiter(waiter)
-                waiter = None  # the traceback of a time-out keeps this frame, which would keep the waiter
+                waiter = None  # otherwise the traceback of a time-out would keep the waiter alive
         if arrive is not None:
             if notifier.passes_on_changes:
                 notifier.stand_for_election(self._waiter)
@@ -247,7 +247,7 @@ class FileWait(Generic[T]):
             elif state == RUNG and left > 0 and notifier.passes_on_changes:
                 reads = not notifier.read_shared_extent(self._waiter)
             found = condition.look(left if left > 0 else 0.0, reads=reads)
-        # Not by a local variable, as above.
+        # Use no local variable for the waiter, as above.
         if self._waiter is not None and (self._waiter.watcher.bell is None or notifier.passes_on_changes):
             notifier.after_look(self._waiter)
         if not isinstance(found, NotYet):
@@ -258,28 +258,28 @@ class FileWait(Generic[T]):
         if left <= 0:
             if tracing.recorder is not None and self._deadline > self._started:
                 self._record_time_out()
-            # Close the waiter before the error is made. If a signal handler raised in `close` later, the traceback of
-            # the error would keep the waiter.
+            # Close the waiter before the error is created. If a signal handler interrupted a later `close`, the
+            # traceback of the error would keep the waiter alive.
             self.close()
             return condition.give_up(system.time.monotonic() - self._started)
-        # Arming for one missing key is enough: while this key is missing, no look can end the wait. If the key has come
-        # meanwhile, the next look arms for another.
+        # Arming for one missing key is enough, because the wait can't end while this key is missing. If this key exists
+        # now, the next look arms for another missing key.
         self._state = ARMED if self._armed_for == condition.missing[0] else UNARMED
         if now >= self._due and condition.is_logged:
             self._make_known(now)
         return NOT_YET
 
     def _arm(self) -> None:
-        """Make every later change of the first missing key end the next sleep. Do nothing without a waiter."""
+        """Arm the wait for the first missing key: every later change of this key ends the next sleep."""
         waiter = self._waiter
         if waiter is not None:
             self._armed_for = name = self._condition.missing[0]
             waiter.arm(crc32(name) & LAST_BUCKET)  # as `bucket`, without a call
 
     def _make_known(self, now: float) -> None:
-        """Show the wait to other processes, once it has lasted for `timing.SHOW_S`, and log the warnings that are due.
+        """Show the wait to other processes if it has lasted for `timing.SHOW_S` seconds. Log a warning if one is due.
 
-        The common path only compares the time of the look with `_due`.
+        Call it only when `_due` has come, so that short waits are fast.
         """
         slow_logger = self._slow_logger
         if slow_logger is None:
@@ -291,10 +291,10 @@ class FileWait(Generic[T]):
         self._due = slow_logger.next_due(now)
 
     def _is_check_due(self) -> bool:
-        """See `Waiter`.
+        """Return whether the wait must check for deaths now; see `NodeWaiter`.
 
-        If another process polls for the node, this wait looks rarely. So this method also shows the wait to other
-        processes.
+        If another process polls for this host, this wait rarely calls `look`. So this method also shows the wait to
+        other processes.
         """
         now = system.time.monotonic()
         if now >= self._due and self._condition.is_logged:
@@ -306,7 +306,7 @@ class FileWait(Generic[T]):
         return self.sleep(in_loop=True)
 
     def sleep(self, *, in_loop: bool = False) -> float:
-        """See `Wait.sleep`. If an event loop sleeps for this wait, return what `max_sleep` returns."""
+        """Implement `Wait.sleep`. With `in_loop`, don't sleep, but return the result of `max_sleep`."""
         waiter = self._waiter
         if self._state != ARMED or waiter is None:
             return 0.0
@@ -330,16 +330,13 @@ class FileWait(Generic[T]):
         return 0.0
 
     def _record_time_out(self) -> None:
-        """End the span of this wait.
-
-        A wait that has not slept, because its looks took all its time, gets a span, too.
-        """
+        """End the span of this wait. If the wait has not slept, because its reads took all the time, begin it first."""
         if self._traced is None:
             self._traced = self._condition.new_traced_wait(self._started)
         self._traced.time_out()
 
     def _record_sleep(self, seconds: float) -> None:
-        """Begin the span of this wait at its first sleep. A wait that does not sleep has no span."""
+        """Begin the span of this wait at its first sleep, so that a wait without a sleep has no span."""
         if self._traced is None:
             self._traced = self._condition.new_traced_wait(self._started)
         self._traced.before_sleep(seconds)
@@ -357,8 +354,8 @@ class FileWait(Generic[T]):
             finally:
                 self._notifier.discard_waiter(waiter)
             self._waiter = None
-            # Not before `_waiter` is None: a second `close`, after a signal handler has interrupted the first, must not
-            # close a waiter that another wait uses by then.
+            # Only now, when `_waiter` is None: if a signal handler interrupts this call, a second `close` must not
+            # close a waiter that another wait already uses.
             self._notifier.keep_spare(waiter)
         if self._condition.arrive is not None:
             self._condition.close()
@@ -379,7 +376,7 @@ def condition_of(
     notifier: ChangeNotifier,
     write: Write,
 ) -> Condition[Any]:
-    """Return the condition that ends the wait of `request`."""
+    """Return the condition that `request` describes."""
     if request.kind == VALUES:
         return Values(log, state, request.keys)
     if request.kind == ITEM:
@@ -397,14 +394,15 @@ def condition_of(
 class Keys(Condition["list[int]"]):
     """The condition that each key has a value or a non-empty queue, or that a needed session or rank is dead.
 
-    The answer is the list of the dead sessions or ranks. It is also empty if the wait needs no rank any more.
+    The answer is the list of the dead sessions or ranks. It is empty if all keys are present, or if the wait needs no
+    rank any more.
 
-    A single key is looked up without the mutex; see `KeyValueState.reset` for what keeps that safe. If another thread
-    applies records at that moment, the look may find some of them applied, which is an earlier state of the store.
+    A single key is read without the mutex; see `KeyValueState.reset`. If another thread is applying records at that
+    moment, only some of them may be visible. They form an earlier, valid state of the store.
 
     Args:
         log: the log of the store.
-        state: its state.
+        state: the state of the store.
         keys: the keys.
     """
 
@@ -430,7 +428,7 @@ class Keys(Condition["list[int]"]):
         if not self.missing:
             return []
         dead = self.death_watch.find_dead(timeout) if self.death_watch else NOT_YET
-        if dead and dead is not NOT_YET:  # a process may have set the keys, and died, after the look for them
+        if dead and dead is not NOT_YET:  # a process may have set the keys after the last check, and died
             self.missing = self._log.inspect(lambda: self._state.missing(self._keys))
         return dead if self.missing else []
 
@@ -463,7 +461,7 @@ class Values(Condition["list[bytes]"]):
 
 
 class _Item(Condition[bytes]):
-    """The condition that a queue has a value. The look takes the value, which is the answer."""
+    """The condition that a queue has a value. `look` removes the oldest value and returns it."""
 
     what = "a value in queue"
     kind = QUEUE
@@ -482,7 +480,7 @@ class _Item(Condition[bytes]):
 class AnyChange(Condition["tuple[int, int]"]):
     """The condition that the log has a record after the position `known`.
 
-    The answer is the position at the end of the wait. After a time-out it is the same as `known`.
+    The answer is the new position. After a time-out, the answer is `known`.
     """
 
     is_logged = False
@@ -503,22 +501,23 @@ class AnyChange(Condition["tuple[int, int]"]):
 
 
 def pop_item(log: Log, state: KeyValueState, name: bytes, timeout: float, write: Write) -> bytes | NotYet:
-    """Take the oldest value from the queue `name`, and return it. Return `NOT_YET` if the queue is empty."""
+    """Remove the oldest value of the queue `name`, and return it. Return `NOT_YET` if the queue is empty."""
     log.refresh(timeout)
     value = write(Operation(record.POP, name), timeout) if name in state.queues else None
     return NOT_YET if value is None else bytes(value)
 
 
 def read_consistent(log: Log, timeout: float, answer: Callable[[Fetch], T]) -> T:
-    """Read the new records, and return the result of `answer` for one moment; see `answer_consistent`."""
+    """Read the new records of the log, and return the result of `answer_consistent`."""
     log.refresh(timeout)
     return answer_consistent(log, timeout, answer)
 
 
 def answer_consistent(log: Log, timeout: float, answer: Callable[[Fetch], T]) -> T:
-    """Return the result of `answer` for one moment.
+    """Call `answer` while no thread changes the state, and return its result.
 
-    If spilled values can't be read without the log's lock, they are read under the lock.
+    `answer` gets a function that reads spilled values. If they can't be read without the log's lock, `answer` is called
+    again under the lock.
     """
     try:
         return log.inspect(lambda: answer(log.read_unlocked))

@@ -1,9 +1,9 @@
-"""`TCPStore`: the store contract on torch's TCP store, for jobs that have a port but no directory.
+"""`TCPStore`: the store contract on torch's TCP store, for jobs whose hosts share a network but no directory.
 
-This module translates each operation of the contract into requests. The module `wire` sends the requests over one
+This module translates each operation of the contract into requests. The module `wire` sends requests over one
 connection, and has `Deadline`, the time limit of a call. `connections` gives each call a connection of its own, so that
-no call waits for another call. `server` starts and stops torch's server, and only it needs torch. No lock is needed
-between processes, because the server answers one request after the other.
+no call waits for another call. `server` starts and stops torch's server; only this module needs torch. Processes need
+no lock between them, because the server answers one request after the other.
 """
 
 from __future__ import annotations
@@ -39,21 +39,20 @@ __all__ = ["TCPStore"]
 T = TypeVar("T")
 
 PAYLOAD_MAX: Final = 8 << 20
-"""The most bytes in one text of a request. torch's server closes the connection if a text is longer."""
+"""The longest key or value in a request, in bytes. If it is longer, torch's server closes the connection."""
 
 WORKERS_POLL_S: Final = 0.02
-"""The interval in seconds at which the master asks how many stores have connected."""
+"""The interval, in seconds, at which the master asks how many stores have connected."""
 
 
 POLL_S: Final = 0.1
-"""The interval in seconds at which a task that waits at a barrier reads the counter."""
+"""The interval, in seconds, at which a task of an event loop reads the counter of a barrier."""
 
 
 class TCPStore(Store):
-    """A store in a server that one of the processes runs: the server of torch's own ``TCPStore``.
+    """A store in a server that one of the processes, the master, runs: the server of torch's own ``TCPStore``.
 
-    The process that is the master needs the extra ``torch``. The other processes use the server's protocol without
-    torch.
+    The master needs the extra ``torch``. The other processes use the server's protocol without torch.
 
     These are the differences from torch's own ``TCPStore``:
 
@@ -64,12 +63,12 @@ class TCPStore(Store):
     - Threads do not wait for each other.
     - Errors are those of fscoord, and name the missing keys.
 
-    A deadline is kept to the millisecond while the server answers. If the server does not answer, an operation waits at
-    least 2 s for the answer, and a wait ends 0.1 s after its deadline. Then the operation raises
+    While the server answers, operations keep their deadlines to the millisecond. If the server does not answer, an
+    operation waits at least 2 s for the answer, and a wait ends 0.1 s after its deadline. Then the operation raises
     `~fscoord.StoreUnavailableError`. If a write was sent, the error has ``maybe_applied`` set, because the write may
-    take effect later, when the server continues. The connection is closed, and the next operation makes a new
-    connection. So the store works again as soon as the server does. A failed call leaves nothing else behind, except
-    one thread if the resolver does not answer.
+    take effect when the server continues. The connection is closed, and the next operation opens a new connection. So
+    the store works again as soon as the server does. A failed call leaves no other trace, except one thread if the
+    resolver does not answer.
 
     The protocol has these limits:
 
@@ -77,23 +76,23 @@ class TCPStore(Store):
     - `delete_key` of a key that has both a value and a queue is not atomic.
     - If another process sets the key to a value that is not an integer during an `add`, the `add` raises an error that
       says so, and its connection is closed.
-    - If two callers come to a `barrier` at the same moment and only one is missing, both may pass.
-    - If the answer to a `queue_pop` is lost, the value that the server took from the queue is lost.
+    - If two callers arrive at a `barrier` at the same moment and only one is missing, both may pass.
+    - If the answer to a `queue_pop` is lost, the value is lost, because the server has removed it from the queue.
     - When the master closes its store, the data of the store is lost.
-    - torch's server asks the resolver for the name of each client that connects, and serves no client meanwhile. Where
-      no name server answers, each new connection delays all clients by seconds.
+    - torch's server asks the resolver for the name of each new client, and serves no client meanwhile. If no name
+      server answers, each new connection delays all clients by seconds.
 
     Args:
         host_name: the host on which the server listens.
         port: the port on which the server listens. With 0 the master chooses a free port; see the property `port`.
         world_size: the number of stores for which the master waits.
         is_master: whether to run the server in this process.
-        timeout: how long operations wait by default, connecting included, in seconds or as a `timedelta`; None means
-            300 seconds.
+        timeout: the default timeout of operations, also for connecting, in seconds or as a `timedelta`; None means 300
+            seconds.
         wait_for_workers: whether the master waits until `world_size` stores are connected.
         multi_tenant: whether to share the server with other stores of this process on the same port.
-        master_listen_fd: a listening socket for the server.
-        use_libuv: which of torch's two servers the master runs. The server without libuv keeps no queues.
+        master_listen_fd: the descriptor of a listening socket for the server; None: the server opens one.
+        use_libuv: which of torch's two servers the master runs. The server without libuv has no queues.
 
     Raises:
         ValueError: `world_size` is 0, or `port` is 0 and this process is not the master.
@@ -121,7 +120,7 @@ class TCPStore(Store):
         if world_size == 0:
             raise ValueError("world_size is 0; give the number of stores that connect, the master's included, or None")
         if check_int64("port", port) == 0 and not is_master:
-            raise ValueError("port is 0, with which only a master can choose a port; give the port of the server")
+            raise ValueError("port is 0, but only a master can choose a free port; pass the port of the server")
         self._timeout = self._limit = to_seconds(DEFAULT_TIMEOUT if timeout is None else timeout)
         self._keeps_queues: bool | None = None
         self._has_barriers: bool | None = None
@@ -168,7 +167,7 @@ class TCPStore(Store):
         return self._connections.deadline(self._timeout)
 
     def _await_workers(self, world_size: int, deadline: Deadline) -> None:
-        """Count this store as connected. The master then waits until `world_size` stores are connected."""
+        """Count this store as connected. In the master, also wait until `world_size` stores are connected."""
         present = self._connections.call(lambda channel: channel.add_worker(1), deadline)
         last = Deadline(deadline.left() + GRACE_S, lambda: f"{world_size} stores to connect to {self._connections}")
         while self._server is not None and present < world_size:
@@ -183,11 +182,10 @@ class TCPStore(Store):
             present = self._connections.call(lambda channel: channel.add_worker(0), last)
 
     def _has_queues(self, deadline: Deadline) -> bool:
-        """Return whether the server keeps queues.
+        """Return whether the server has queues.
 
-        torch's server without libuv closes the connection when it receives a request for a queue. The connection also
-        ends if the server has stopped. A ping on a new connection distinguishes the two cases, and the request is
-        repeated once.
+        torch's server without libuv closes the connection when it receives a request for a queue. If the connection is
+        lost, a ping on a new connection shows whether the server still runs. The request is repeated once.
         """
         for _ in range(2):
             if self._keeps_queues is None:
@@ -261,7 +259,7 @@ class TCPStore(Store):
         def delete(channel: Channel) -> bool:
             there = channel.delete(name)
             count = channel.queue_len(name) if has_queues else 0
-            for _ in range(count):  # bounded: others may push faster than this pops
+            for _ in range(count):  # a limit, because other processes may push faster than this process pops
                 if channel.queue_pop(name) is None:
                     break
                 there = True
@@ -321,10 +319,10 @@ class TCPStore(Store):
     # -- barriers --------------------------------------------------------------------------------------------------
 
     def _arrive(self, request: ArrivalRequest) -> bytes | None:
-        """Arrive by the server's own request, so that callers with torch's client meet at the same barrier.
+        """Arrive with the server's barrier request, so that clients of torch can take part in the same barrier.
 
-        A server of an older torch closes the connection at this request. No caller of that server can use the request,
-        so all of them use the keys of `Store.barrier`.
+        The server of an older torch does not know this request and closes the connection. Then all callers use the keys
+        of `Store.barrier`.
         """
         if request.token or self._has_barriers is False:
             return super()._arrive(request)
@@ -335,7 +333,7 @@ class TCPStore(Store):
             self._has_barriers = True  # the server has confirmed the end of the wait
             raise
         except StoreUnavailableError as error:
-            # Only a probe distinguishes such a server from a connection that was lost after the arrival.
+            # Either the server is old, or the connection was lost after the arrival. Only a probe can tell.
             if self._has_barriers or error.errno == system.errno.ETIMEDOUT or self._probe_barriers():
                 raise
             return super()._arrive(request)
@@ -343,8 +341,7 @@ class TCPStore(Store):
         return None if count is None else b"%d" % count
 
     def _arrival_steps(self, request: ArrivalRequest) -> WaitSteps[bytes | None]:
-        # The arrival does not wait. Afterwards the counter is read again and again, because the server sets no key when
-        # the last caller has come.
+        # The arrival does not wait. Then poll the counter, because the server sets no key when the last caller arrives.
         if request.token or self._has_barriers is False:
             return (yield from super()._arrival_steps(request))
         name, ends = request.key.removesuffix(NUM_MEMBERS), system.time.monotonic() + request.timeout
@@ -356,7 +353,7 @@ class TCPStore(Store):
             left = max(0.0, ends - system.time.monotonic())
             if self._has_barriers and self._call(lambda channel: channel.arrivals(name)) >= request.world_size:
                 return None
-            try:  # only on a server of an older torch this key is ever set
+            try:  # this key is only set on the server of an older torch
                 yield WaitRequest(KEYS, [request.done], min(left, POLL_S) if self._has_barriers else left)
                 return None
             except StoreTimeoutError:
@@ -364,7 +361,7 @@ class TCPStore(Store):
                     raise late from None
 
     def _probe_barriers(self) -> bool:
-        """Return whether the server knows the request for a barrier, by one with a key that nobody else has."""
+        """Return whether the server knows the barrier request. Test it with a random key."""
         deadline, probe = self._deadline(), system.random_bytes(16).hex().encode()
         try:
             self._connections.call(lambda channel: channel.barrier(probe, 1, deadline.ends), deadline)
@@ -381,12 +378,12 @@ class TCPStore(Store):
 
     def clone(self) -> TCPStore:
         self._connections.refuse_if_closed()
-        clone = TCPStore(self.host, self.port, timeout=self._limit)  # connecting takes time even if the timeout is 0
+        clone = TCPStore(self.host, self.port, timeout=self._limit)  # the timeout may be 0, but connecting takes time
         clone._timeout = self._timeout
         return clone
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the address and the timeout: a client of the server arrives."""
+        """Pickle the address and the timeout. The unpickled store is a client, also if this store is the master."""
         return partial(TCPStore, self.host, self.port, timeout=self._limit), (), {"_timeout": self._timeout}
 
     def close(self) -> None:
@@ -398,12 +395,7 @@ class TCPStore(Store):
 
 
 def _check_payload(data: bytes, size: int | None = None) -> bytes:
-    """Return `data`. Raise `LimitExceededError` if it is longer than the server accepts.
-
-    Args:
-        data: the bytes.
-        size: the size to check; None: the size of `data`.
-    """
+    """Return `data`. Raise `LimitExceededError` if `size`, by default the size of `data`, is over `PAYLOAD_MAX`."""
     size = len(data) if size is None else size
     if size > PAYLOAD_MAX:
         raise LimitExceededError(

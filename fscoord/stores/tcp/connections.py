@@ -1,7 +1,7 @@
-"""`Connections`: one process's connections to a server of torch's `TCPStore`.
+"""`Connections` holds one process's connections to a server of torch's `TCPStore`.
 
-Each call has a connection to itself, so threads don't wait for each other. `BlockingCalls` makes the calls that wait
-for keys.
+Each call uses a connection alone, so threads don't wait for each other. `BlockingCalls` makes the calls that wait for
+keys.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from fscoord.stores.tcp.wire import ANSWER_MIN_S, GRACE_S, Channel, Deadline, Di
 T = TypeVar("T")
 
 Find = Callable[[Channel], T | None]
-"""Returns the result of a wait, or None if the wait continues."""
+"""A function that returns the result of a wait, or None if the wait must continue."""
 
 FIRST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 0.5
-"""The longest pause in seconds between two tries to connect to a server that does not listen yet."""
+"""The longest pause, in seconds, between two tries to connect to a server that does not listen yet."""
 
 QUEUE_WAIT_S: Final = 0.5
-"""How many seconds one request waits for a queue. The server wakes only one waiter for each value, and this waiter may
-have been interrupted meanwhile. The other waiters find the value with their next request."""
+"""How many seconds one request waits for a queue. The server wakes only one waiter for each value. If this waiter has
+been interrupted, the other waiters find the value with their next request."""
 
 RECHECK_S: Final = 0.01
-"""The pause in seconds after two reads of a key that exists but has no value. Such a key usually has a queue."""
+"""The pause, in seconds, before the next read of a key that exists but has no value, usually because it has a queue."""
 
 KEY, VALUE, ITEM, BARRIER = "key", "the value of key", "a value in queue", "the last caller of barrier"
 
@@ -41,7 +41,7 @@ class Failure(Exception):
     Attributes:
         errno: the system's error number, or None.
         has_received: whether the server had answered anything in this call.
-        maybe_applied: whether the call had begun to change the store.
+        maybe_applied: whether the call had begun to send a write.
     """
 
     def __init__(self, message: str, errno: int | None, channel: Channel | None) -> None:
@@ -51,21 +51,21 @@ class Failure(Exception):
         self.maybe_applied = channel is not None and channel.has_written
 
     def store_error(self) -> StoreUnavailableError:
-        """Return the error that a store's caller gets."""
+        """Return the error to raise to the user of the store."""
         doubt = "; this write may or may not have taken effect" if self.maybe_applied else ""
         return StoreUnavailableError(f"{self}{doubt}", maybe_applied=self.maybe_applied, errno=self.errno)
 
 
 class Connections:
-    """Connections to the server at `host` and `port`.
+    """The connections to the server at `host` and `port`.
 
-    A connection belongs to one thread from `_take` to `_give_back`. The list `_idle` has the connections without an
-    owner. No lock guards the list, because `list.pop` and `list.append` are atomic. `_busy` has the connections with an
-    owner. `close` and `after_fork` interrupt or close these connections, and never read from them.
+    A connection belongs to one thread from `_take` to `_give_back`. `_idle` is the list of the other connections. No
+    lock guards it, because `list.pop` and `list.append` are atomic. `_busy` is the set of connections in use, so that
+    `close` and `after_fork` can interrupt or close them.
 
-    When a call ends at its deadline, or by an exception such as Ctrl-C, its connection is closed. Otherwise the answer
-    could still arrive, and the next call would take it for its own answer. The call leaves nothing else behind, except
-    at most one thread that waits for the resolver, until the resolver answers.
+    When a call ends at its deadline, or by an exception such as Ctrl-C, its connection is closed. Otherwise the next
+    call could read the late answer as its own answer. Nothing else remains of the call, except at most one thread that
+    waits for the resolver.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -79,18 +79,18 @@ class Connections:
         return f"tcp://{self.host}:{self.port}"
 
     def _reset(self) -> None:
-        """Set the state of an object without connections."""
+        """Forget all connections."""
         self._idle: list[Channel] = []
         self._busy: set[Channel] = set()
         self._endpoints: list[object] = []
         self._resolving = system.threading.Lock()
 
     def deadline(self, limit: float) -> Deadline:
-        """Return the deadline of a call that has `limit` seconds, but at least `ANSWER_MIN_S`."""
+        """Return the deadline of a call: `limit` seconds from now, or `ANSWER_MIN_S` seconds if that is longer."""
         return Deadline(max(limit, ANSWER_MIN_S), lambda: f"an answer of {self}")
 
     def await_server(self, deadline: Deadline) -> None:
-        """Wait until the server answers. The server may begin to listen after this call has begun.
+        """Try to connect until the server answers. The server need not be listening yet.
 
         Raises:
             StoreUnavailableError: the server has not answered by `deadline`.
@@ -110,11 +110,11 @@ class Connections:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def call(self, operation: Callable[[Channel], T], deadline: Deadline) -> T:
-        """Execute `operation` on a connection, by `deadline`, and return its result.
+        """Call `operation` with a connection, and return its result.
 
         Raises:
-            StoreClosedError: the store was closed, before or meanwhile.
-            StoreUnavailableError: the server has ended, or does not answer.
+            StoreClosedError: the store was closed before or during the call.
+            StoreUnavailableError: the server has ended, or has not answered by `deadline`.
         """
         try:
             return self.attempt(operation, deadline)
@@ -122,17 +122,17 @@ class Connections:
             raise failure.store_error() from failure.__cause__
 
     def attempt(self, operation: Callable[[Channel], T], deadline: Deadline) -> T:
-        """Execute `operation` as `call` does, but raise a `Failure` instead of a `StoreUnavailableError`."""
+        """Like `call`, but raise a `Failure` instead of a `StoreUnavailableError`."""
         self.refuse_if_closed()
         channel = None
         try:
             channel = self._take(deadline)
             channel.begin(deadline)
             self._busy.add(channel)
-            self.refuse_if_closed()  # again, because a `close` before the last line did not find this channel
+            self.refuse_if_closed()  # again: another thread may have called `close` before this channel was in `_busy`
             return operation(channel)
         except (Unanswered, Disconnected, OSError) as error:
-            if isinstance(error, OSError) and error.errno is None:  # a signal handler raised it, and not the system
+            if isinstance(error, OSError) and error.errno is None:  # a signal handler raised it
                 raise
             self.refuse_if_closed()
             raise self._failure(error, channel, deadline) from error
@@ -154,8 +154,8 @@ class Connections:
         self._close_idle()
 
     def _take(self, deadline: Deadline) -> Channel:
-        """Return a connection that no other thread uses."""
-        system.process_epoch()  # in a child of a fork(2) in C this closes the parent's connections
+        """Return an idle connection, or a new one."""
+        system.process_epoch()  # in the child of a fork by C code, this closes the parent's connections
         try:
             return self._idle.pop()
         except IndexError as error:
@@ -169,7 +169,8 @@ class Connections:
             if self._is_closed:
                 self._close_idle()
         else:
-            # An answer may still arrive on this connection. Idle connections may be cut off for the same reason.
+            # Close this connection, because an answer may still arrive on it. Close the idle connections, because they
+            # may have failed for the same reason.
             channel.abandon()
             self._close_idle()
 
@@ -183,7 +184,7 @@ class Connections:
                 system.errno.ETIMEDOUT,
                 channel,
             )
-        words = "no server is reached there" if channel is None else "its server is gone, or hung up"
+        words = "the server can't be reached" if channel is None else "the server has ended or closed the connection"
         return Failure(f"{self}: {error}; {words}", errno, channel)
 
     def after_fork(self) -> None:
@@ -200,10 +201,9 @@ class Connections:
             self._idle.pop().close()
 
     def _connect(self, deadline: Deadline) -> Channel:
-        """Return a new connection.
+        """Open a new connection. Call it in a thread of its own.
 
-        The connection is made in a thread of its own. So a Ctrl-C need not wait for the resolver, and can't come
-        between the system call that connects and the assignment of its result.
+        Then a Ctrl-C in the main thread need not wait for the resolver, and can't lose the new connection.
         """
         endpoints = self._endpoints
         if not endpoints:
@@ -226,33 +226,36 @@ _all = system.reset_in_child("tcp connections", Connections.after_fork)
 
 
 class BlockingCalls:
-    """The calls that wait for keys, over `connections`.
+    """Makes the calls that wait for keys, over `connections`.
 
     Each call raises `StoreTimeoutError` after `limit` seconds, and `StoreUnavailableError` if the server has ended or
-    has never answered. If the server answered at the beginning of a wait but not at its end, the call also raises
-    `StoreTimeoutError`. Then it is unknown which of the keys are missing.
+    has never answered. If the server answered at the beginning of a wait but not at its end, the call raises
+    `StoreTimeoutError`. In this case it is unknown which of the keys are missing.
     """
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
     def wait(self, names: list[bytes], limit: float) -> None:
-        """Wait until the server has all of `names`."""
+        """Wait until the server has all keys `names`."""
         self._await(limit, names, KEY, lambda channel: channel.check(names) or None)
 
     def get(self, names: list[bytes], limit: float) -> list[bytes]:
-        """Wait until the server has all of `names`, and return their values."""
+        """Wait until all keys `names` have values, and return the values."""
         return self._await(limit, names, VALUE, lambda channel: _read_values(channel, names))
 
     def pop(self, name: bytes, limit: float, started: float) -> bytes:
-        """Wait for a value in the queue `name`, and take the oldest. `started` is the moment when the call began."""
+        """Wait for a value in the queue `name`, and remove and return the oldest value.
+
+        `started` is the time when the call began, by the monotonic clock.
+        """
         return self._await(limit, [name], ITEM, lambda channel: channel.queue_pop(name), started)
 
     def arrive(self, name: bytes, world_size: int, limit: float) -> int | None:
         """Arrive at the barrier `name`, and wait until `world_size` callers have arrived.
 
         Returns:
-            None, or the number of the arrival if it is above `world_size`. Then it is not recorded.
+            None if the barrier has completed. If more than `world_size` callers arrive: the number of this arrival.
         """
         started = system.time.monotonic()
         deadline = Deadline(
@@ -269,9 +272,9 @@ class BlockingCalls:
         return None if passed is True else passed
 
     def _await(self, limit: float, names: list[bytes], what: str, find: Find[T], started: float | None = None) -> T:
-        """Wait until the server has all of `names` and `find` returns a result other than None; return the result.
+        """Wait until the server has all keys `names` and `find` returns a result other than None. Return the result.
 
-        The time `limit` begins at the moment `started`, by default now.
+        The timeout is `limit` seconds after `started`, a time of the monotonic clock. None: `limit` seconds from now.
         """
         started = system.time.monotonic() if started is None else started
         ends = started + limit
@@ -293,7 +296,7 @@ class BlockingCalls:
                 if not failure.has_received or failure.maybe_applied:
                     raise failure.store_error() from failure.__cause__
                 if failure.errno != system.errno.ETIMEDOUT and may_retry:
-                    may_retry = False  # torch's server without libuv hangs up if a key vanishes between two requests
+                    may_retry = False  # torch's server without libuv hangs up if a key is deleted between two requests
                     continue
                 if failure.errno != system.errno.ETIMEDOUT or is_granted:
                     raise failure.store_error() from failure.__cause__
@@ -309,14 +312,14 @@ class BlockingCalls:
     def _timeout_error(
         self, what: str, names: list[bytes], missing: list[bytes] | None, started: float
     ) -> StoreTimeoutError:
-        """Return the error for the keys `missing`. If `missing` is None, it is unknown which of `names` are missing."""
+        """Return the error for the keys `missing`. None: it is unknown which of the keys `names` are missing."""
         waited = system.time.monotonic() - started
         doubt = "; at the end the server no longer answered, so some of them may exist" if missing is None else ""
         keys = missing or list(dict.fromkeys(names))
         return missing_error(self._connections, what, keys, waited, doubt)
 
     def _missing(self, names: list[bytes], what: str, deadline: Deadline) -> list[bytes] | None:
-        """Return which of `names` are missing, or None if the server does not answer."""
+        """Return those of the keys `names` that are missing, or None if the server does not answer."""
         names = list(dict.fromkeys(names))
 
         def look(channel: Channel) -> list[bytes]:
@@ -330,11 +333,10 @@ class BlockingCalls:
 
 
 def _read_values(channel: Channel, names: list[bytes]) -> list[bytes] | None:
-    """Return the values of `names`, or None if a name has no value.
+    """Return the values of the keys `names`, or None if a key has no value.
 
-    For the server, a queue exists, and so does a key on which a `compare_set` wrote nothing. The server returns an
-    empty value for them. So this function repeats the read after an empty value, by a request that distinguishes an
-    empty value from a missing one.
+    The server returns an empty value for a key that has only a queue, or that a failed `compare_set` has left. So after
+    an empty value, this function sends another request, which distinguishes an empty value from no value.
     """
     found = []
     for name, read in zip(names, channel.values(names), strict=True):

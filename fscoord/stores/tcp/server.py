@@ -1,8 +1,7 @@
-"""`Server`: torch's server of a `TCPStore`, in this process. Only this module of `stores.tcp` needs torch.
+"""`Server` runs torch's server for a `TCPStore` in this process. Only this module of `stores.tcp` needs torch.
 
-A `TCPStore` makes two calls into torch's C++, to start and to stop a server. Both may block, because the server asks
-the resolver for the names of its clients and can't be stopped meanwhile. So a thread makes these calls, with a
-deadline.
+The calls of torch that start and stop the server may block, because the server asks the resolver for the names of its
+clients and can't be stopped meanwhile. So a thread makes these calls, with a deadline.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ from fscoord.errors import StoreUnavailableError, needed_extra
 from fscoord.stores.tcp.wire import ANSWER_MIN_S, Deadline, Unanswered
 
 LOOPBACK: Final = "127.0.0.1"
-"""The address to which torch's own client connects. torch makes this client with each server. The server listens on all
-addresses."""
+"""The address for the client that torch creates with each server. The server itself listens on all addresses."""
 
 TIMEOUT_MAX_S: Final = 1e9
 
 
 class Server:
-    """A server at `port` on all addresses of this host, or on `master_listen_fd`, a socket that listens already.
+    """Torch's server, on `port` of all addresses of this host, or on the listening socket `master_listen_fd`.
 
     Attributes:
         port: the port of the server.
@@ -82,8 +80,8 @@ class Server:
     def stop(self) -> None:
         """Stop the server, unless another store of this process shares it.
 
-        The call returns after `ANSWER_MIN_S` at the latest. If the server has not stopped by then, one thread remains
-        until the server has stopped.
+        The call returns after at most `ANSWER_MIN_S` seconds. If the server still runs then, one thread remains until
+        it stops.
         """
         if self._life != system.process_epoch():
             self._abandon()
@@ -98,9 +96,9 @@ class Server:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Keep torch's object from being destroyed in a forked child.
+        """Prevent the destruction of torch's object in a forked child.
 
-        The destructor in C++ would end the process, because the server's thread does not exist in the child.
+        Its C++ destructor would end the process, because the thread of the server does not exist in the child.
         """
         if self._store is not None:
             self._preserve(self._store)
@@ -108,12 +106,12 @@ class Server:
 
 
 def _first_line(error: Exception) -> str:
-    """Return torch's message without the C++ stack."""
+    """Return the message of `error` without the C++ stack that torch appends."""
     return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def _preserver() -> Callable[[object], None]:
-    """Return a function that prevents the destruction of an object, also when the interpreter ends."""
+    """Return a function that prevents the destruction of an object, even when the interpreter exits."""
     import ctypes
 
     preserve = ctypes.pythonapi.Py_IncRef

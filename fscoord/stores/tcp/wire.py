@@ -1,13 +1,11 @@
-"""`Channel`: one connection to a server of torch's `TCPStore`, and the requests over it, each with a deadline.
+"""`Channel`: one connection to a server of torch's `TCPStore`. It sends requests, each with a `Deadline`.
 
-`Deadline` is the time limit of one call.
+torch's own client is not used. Its calls wait without limit for a stopped server and ignore Ctrl-C, and its `list_keys`
+blocks all Python threads meanwhile.
 
-torch's own client is not used. Its calls wait for a stopped server without limit and ignore Ctrl-C, and its `list_keys`
-blocks all other threads of Python meanwhile.
-
-The format of the requests was observed between the client of torch 2.13.0 and both of its servers. The first byte of a
-request is its kind. An integer has 8 bytes in the host's order. The length of a text comes before the text. Every key
-except torch's own begins with a slash. A server answers the requests of a connection in their order.
+The format of the requests was observed with the client and both servers of torch 2.13.0. The first byte of a request is
+its kind. An integer has 8 bytes in the host's byte order. The length of a text comes before the text. Every key begins
+with a slash, except torch's own key. A server answers the requests of a connection in their order.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ from fscoord._waiting.timing import SlowWaitLogger
 T = TypeVar("T")
 
 ANSWER_MIN_S: Final = 2.0
-"""The least time in seconds that the server has for its answer. torch's server asks the resolver for the name of each
-client that connects, and does nothing else until the resolver answers."""
+"""The shortest time, in seconds, to wait for an answer of the server. torch's server asks the resolver for the name of
+each new client, and does nothing else until the resolver answers."""
 
 GRACE_S: Final = 0.1
-"""How many seconds the server has, at the end of a wait, to confirm that it has cancelled the wait."""
+"""How many seconds after the deadline of a wait the server may confirm that it has cancelled the wait."""
 
 FIRST_SLEEP_MAX_S: Final = 1.0
 SLEEP_MAX_S: Final = 1e6
@@ -40,9 +38,9 @@ class Unanswered(Exception):
 
 
 class Deadline:
-    """The moment, `limit` seconds from now, by which a call must be over.
+    """The deadline of a call, `limit` seconds from now.
 
-    A call that takes long is logged as a wait, with the text that `waiting_for` returns (see `SlowWaitLogger`).
+    A long call is logged as a wait, with the text that `waiting_for` returns (see `SlowWaitLogger`).
 
     Attributes:
         started: when the call began, by the monotonic clock.
@@ -56,29 +54,28 @@ class Deadline:
         self._slow_logger: SlowWaitLogger | None = None
 
     def waited(self) -> float:
-        """Return the seconds since the call began."""
+        """Return the number of seconds since the call began."""
         return system.time.monotonic() - self.started
 
     def left(self) -> float:
-        """Return the seconds until the deadline, at least 0."""
+        """Return the number of seconds until the deadline, at least 0."""
         return max(0.0, self.ends - system.time.monotonic())
 
     def pause(self, ends: float) -> float:
-        """Return how many seconds the caller may sleep before it must call `remind`. The sleep ends by `ends`."""
+        """Return the number of seconds until `ends`, or until the caller must call `remind` if that is sooner."""
         longest = FIRST_SLEEP_MAX_S if self._slow_logger is None else self._slow_logger.until_next()
         return min(max(0.0, ends - system.time.monotonic()), longest, SLEEP_MAX_S)
 
     def remind(self) -> None:
         """Log a warning that the call still waits, if a warning is due."""
-        if self._slow_logger is None:  # made here, because most calls end before they need one
+        if self._slow_logger is None:  # created only here, because most calls need none
             self._slow_logger = SlowWaitLogger(__name__, self._waiting_for)
         self._slow_logger.warn_if_due()
 
     def run(self, work: Callable[[], T]) -> T:
-        """Call `work` in a thread of its own, and return its result. No signal and no deadline interrupts the thread.
+        """Call `work` in a thread of its own, wait for it until the deadline, and return its result.
 
-        Args:
-            work: the function to call. If it returns after the deadline, its result is dropped.
+        The thread is not interrupted. If `work` returns after the deadline, its result is dropped.
 
         Raises:
             Unanswered: the deadline passed before `work` returned.
@@ -103,13 +100,13 @@ APPEND, MULTI_GET, MULTI_SET, CANCEL, PING = 9, 10, 11, 12, 13
 QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS, BARRIER = 14, 15, 16, 17, 18
 
 GREETING: Final = struct.pack("=BI", VALIDATE, 0x3C85F7CE)
-"""The first bytes that a client sends. The server does not answer them."""
+"""The first request of a client. The server does not answer it."""
 
 ECHO: Final = b"fsco"
 PINGED: Final = struct.pack("=B", PING) + ECHO
 CANCELLING: Final = struct.pack("=B", CANCEL)
-"""The request that cancels the wait under way. The server always confirms it. If the server has already sent an answer
-to the wait, this answer comes first."""
+"""The request that cancels the current wait. The server always confirms it. If the server has already answered the
+wait, that answer comes first."""
 
 GRANTED, CANCELLED, ECHOED = 0, 1, ECHO[0]
 """The first bytes of the three markers that a server sends during a wait."""
@@ -117,17 +114,16 @@ GRANTED, CANCELLED, ECHOED = 0, 1, ECHO[0]
 OUT_OF_PROTOCOL: Final = "its answer does not fit the request"
 
 ECHO_AFTER_S: Final = 0.05
-"""How many seconds a wait is silent before the client requests an echo, as a sign that the server is alive."""
+"""After how many seconds of a wait the client requests an echo, which shows that the server is alive."""
 
 RECEIVE_MAX, RECEIVE_LARGE_MAX = 1 << 14, 1 << 18
-"""The number of bytes that one recv(2) requests: the first number by default, and the second number for the rest of an
-answer that is known to be longer than the first number."""
+"""How many bytes one recv(2) requests: usually `RECEIVE_MAX`; for a text that is longer, up to `RECEIVE_LARGE_MAX`."""
 
 WORKERS: Final = b"init/"
-"""torch's own key, the counter of the stores that have connected. It has no slash, so it equals no caller's key."""
+"""torch's own key, the counter of connected stores. It does not begin with a slash, so it equals no key of a caller."""
 
 PIPELINED_MAX: Final = 256
-"""How many requests are sent before the first answer is read. So few requests can't fill the buffers of either side."""
+"""How many requests are sent before the first answer is read. This number can't fill the buffers of either side."""
 
 
 class Disconnected(Exception):
@@ -138,14 +134,13 @@ class Channel:
     """One connection, for one thread at a time. Only `interrupt` may be called by another thread.
 
     Each request raises `Unanswered` at its deadline, and `Disconnected` or an `OSError` with an ``errno`` when the
-    connection is lost. After each of these exceptions, and after any other, such as that of a Ctrl-C, a part of the
-    answer may still arrive. The next request would read this part as its own answer, so the connection can't be used
-    any more. Therefore `is_whole` becomes false before the first byte of a request is sent, and true only when the
-    whole answer has been read.
+    connection is lost. After any exception, such as one of these or a Ctrl-C, the connection can't be used again: the
+    next request could read the late answer as its own answer. So `is_whole` becomes false before the first byte of a
+    request is sent, and true only when the whole answer has been read.
 
     Attributes:
-        is_whole: whether each request that was begun has been answered.
-        has_received: whether the server has answered anything in this call.
+        is_whole: whether all requests have been answered completely.
+        has_received: whether any byte has been received in this call.
         has_written: whether a request that changes the store was begun in this call.
     """
 
@@ -169,15 +164,15 @@ class Channel:
             self._socket.shutdown(2)
 
     def close(self) -> None:
-        """Close the connection. The server then drops the wait of this connection."""
+        """Close the connection. The server then drops a wait that uses it."""
         self._socket.close()
 
     __del__ = close
 
     def abandon(self) -> None:
-        """Close a connection with an unfinished request, and discard the bytes that the kernel has not sent yet.
+        """Close a connection with an unfinished request, and discard its unsent bytes.
 
-        Otherwise the kernel could send the rest of a write after its deadline, when the server reads again.
+        Otherwise the kernel could send the rest of a write after its deadline, when a stopped server continues.
         """
         system.import_uninterrupted("fscoord._runtime.network").drop_unsent(self._socket)
         self.close()
@@ -189,23 +184,24 @@ class Channel:
         self._request(PINGED, self._read_echo)
 
     def wait(self, names: Sequence[bytes], until: float) -> bool:
-        """Wait until the server has all of `names`, or until the moment `until`; return whether they were there."""
+        """Wait until the server has all keys `names`, or until the time `until`. Return whether it has them."""
         return self._wait(_keys_request(WAIT, names), until)
 
     def barrier(self, name: bytes, world_size: int, until: float) -> bool:
-        """Add 1 to `name`, and wait until it is `world_size`, or until the moment `until`; return whether it was.
+        """Add 1 to the counter `name`, and wait until it is `world_size`, or until the time `until`.
 
-        A caller that comes later passes at once. A server that does not know the request closes the connection.
+        Return whether it has become `world_size`. If it is greater, return True at once. A server that does not know
+        the request closes the connection.
         """
         self.has_written = True
         return self._wait(_key_request(BARRIER, name) + struct.pack("=q", world_size), until)
 
     def _wait(self, request: bytes, until: float) -> bool:
-        """Send `request`, which the server answers later, and wait until the moment `until`; return whether it did.
+        """Send `request`, and wait for its answer until the time `until`. Return whether the answer has come.
 
-        A silent server may be alive, with nothing to answer yet, or it may be stopped. So the client requests an echo
-        after `ECHO_AFTER_S`. At the end the client cancels the wait and reads the server's confirmation. Otherwise the
-        server could grant the wait later, in the middle of the answer to the next request.
+        A silent server may be waiting, or it may be stopped. So the client requests an echo after `ECHO_AFTER_S`
+        seconds. At the time `until`, the client cancels the wait and reads the confirmation. Otherwise the server could
+        answer the wait later, in the middle of the answer to the next request.
         """
         self._begin(request)
         awaited = {GRANTED}
@@ -235,37 +231,34 @@ class Channel:
         return GRANTED not in awaited
 
     def check(self, names: Sequence[bytes]) -> bool:
-        """Return whether each of `names` has a value or a queue that is not empty."""
+        """Return whether all keys `names` have a value or a non-empty queue."""
         return self._request(_keys_request(CHECK, names), self._read_byte) == 0
 
     def check_each(self, names: Sequence[bytes]) -> list[bool]:
-        """Return for each of `names` whether it has a value or a queue that is not empty."""
+        """Return, for each of the keys `names`, whether it has a value or a non-empty queue."""
         return self._request_each([_keys_request(CHECK, [name]) for name in names], lambda: self._read_byte() == 0)
 
     def values(self, names: Sequence[bytes]) -> list[bytes]:
-        """Return the values of `names`. A key without a value counts as empty."""
+        """Return the values of the keys `names`. The result for a key without a value is empty."""
         return self._request(_keys_request(MULTI_GET, names), lambda: [self._read_text() for _ in names])
 
     def arrivals(self, name: bytes) -> int:
         """Return the number of callers that have arrived at the barrier `name`.
 
-        `value` would end the waits of the other callers, and a server without libuv ends a connection that requests a
-        value that is not there. The number never falls.
+        `value` is not used, because its request would end the waits of the other callers. The key is checked before it
+        is read, because the server without libuv closes the connection when a missing key is read.
         """
         return counter_sum(self.values([name])[0] if self.check([name]) else None, 0, name)
 
     def value(self, name: bytes) -> bytes | None:
-        """Return the value of `name`, or None if it has no value.
-
-        The request does not wait, and a queue is not a value.
-        """
+        """Return the value of the key `name`, or None if it has no value, without waiting for one."""
         return self.value_of_each([name])[0]
 
     def value_of_each(self, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return the value of each of `names`, or None for a name without a value.
+        """Return the value of each of the keys `names`, or None for a key without a value.
 
-        The values may come from different moments. Each read is a compare-and-set that never succeeds, because it
-        expects a random text. The server writes nothing and returns the value, or the random text if there is no value.
+        The values may be read at different times. Each read is a compare-and-set that never succeeds, because it
+        expects a random text. The server writes nothing and returns the value. If there is none, it returns the text.
         """
         nonce = system.random_bytes(16)
         found = self._request_each([_compare_set_request(name, nonce, nonce) for name in names], self._read_text)
@@ -289,7 +282,7 @@ class Channel:
         self._write(_key_request(QUEUE_PUSH, name) + _length_prefixed(data), name)
 
     def compare_set(self, name: bytes, expected: bytes, desired: bytes) -> bytes:
-        """Set `name` to `desired` if its value is `expected`; return its value, or `expected` if it has no value."""
+        """Set `name` to `desired` if its value is `expected`. Return its new value, or `expected` if it has none."""
         return self._request(_compare_set_request(name, expected, desired), self._read_text, writes=True)
 
     def add(self, name: bytes, amount: int) -> int:
@@ -301,7 +294,7 @@ class Channel:
         return self._request(_key_request(DELETE, name), self._read_number, writes=True) > 0
 
     def queue_pop(self, name: bytes) -> bytes | None:
-        """Take the oldest value from the queue `name`, and return it. Return None if the queue is empty."""
+        """Remove the oldest value of the queue `name`, and return it. Return None if the queue is empty."""
         return self._request(
             _key_request(QUEUE_POP, name), lambda: self._read_text() if self._read_number() else None, writes=True
         )
@@ -318,7 +311,7 @@ class Channel:
                 own + struct.pack("=B", NUM_KEYS) + own,
                 lambda: (self._read_byte(), self._read_number(), self._read_byte()),
             )
-            if before == after:  # otherwise torch's key was just made, and `count` may or may not include it
+            if before == after:  # otherwise torch's key has just been created, and `count` may or may not include it
                 return count if before else count - 1
 
     def list_keys(self) -> list[bytes]:
@@ -329,14 +322,14 @@ class Channel:
         return [name[1:] for name in names if name.startswith(b"/")]
 
     def add_worker(self, amount: int) -> int:
-        """Add `amount` to the number of stores that have connected, and return the sum."""
+        """Add `amount` to the number of connected stores, and return the sum."""
         request = struct.pack("=B", ADD) + _length_prefixed(WORKERS) + struct.pack("=q", amount)
         return self._request(request, self._read_number, writes=True)
 
     # -- bytes -----------------------------------------------------------------------------------------------------
 
     def _write(self, request: bytes, name: bytes) -> None:
-        """Send `request`, which the server does not answer, and then a second request that the server answers.
+        """Send `request`, which the server does not answer, and a second request, which it answers.
 
         The answer shows that the server has read both requests.
         """
@@ -409,7 +402,7 @@ class Channel:
         return data
 
     def _fill(self, size: int) -> None:
-        """Receive until `size` bytes are there. At a deadline, the received bytes are kept for the next call."""
+        """Receive until `_received` has `size` bytes. At the deadline, keep the received bytes for the next call."""
         while len(self._received) < size:
             self._poll(self._readable)
             self._received += self._receive_some(RECEIVE_MAX)
@@ -434,7 +427,7 @@ class Channel:
         return part
 
     def _poll(self, is_ready: Callable[[float], Any]) -> None:
-        """Wait until `is_ready` (`system.readiness`) returns true. The last try is at the deadline or later."""
+        """Wait until `is_ready` (see `system.readiness`) returns true, or until the deadline."""
         while True:
             pause = self._deadline.pause(self._ends)
             if is_ready(math.ceil(pause * 1000)):
