@@ -32,7 +32,7 @@ TOP = 10
 POLL_S = 0.05
 
 OWN_SOURCES = system.os.path.dirname(system.os.path.abspath(example.__file__))
-"""The directory that is counted by default: this package's own sources. A zipapp or PEX has them in no directory."""
+"""The default directory of text: this package's sources. A zipapp or PEX has none, so the sources of `json` serve."""
 if not system.os.path.isdir(OWN_SOURCES):
     OWN_SOURCES = system.os.path.dirname(json.__file__)
 
@@ -107,15 +107,19 @@ def demo(processes: int, directory: str, kill: bool, timeout: float, trace: str 
 def _started(
     store: str, directory: str, words: list[str], processes: int, trace: str | None
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start the processes, and leave none behind. Each ends when this process does, because its standard input ends."""
+    """Start the processes. At the end of the ``with``, kill and reap them.
+
+    If this process dies, each of them reads the end of its standard input and exits.
+    """
     environment = {**system.os.environ, "PYTHONPATH": system.import_path()}
     if trace is not None:
         environment[tracing.ENVIRONMENT_VARIABLE] = system.os.path.abspath(trace)
     members: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(processes):
-            # Nothing can be imported by mistake from the directory of the store. A session of its own protects the
-            # process from the terminal's Ctrl-C. A signal during the start must not hide the process from `finally`.
+            # Python imports from the working directory. The directory of the store has no module that could be imported
+            # by mistake. A terminal session of its own protects the process from Ctrl-C. A signal during the start must
+            # not hide the process from `finally`.
             with defer_signals():
                 member = subprocess.Popen(  # noqa: S603 - our own module and our own arguments
                     [sys.executable, "-m", example.__name__, store, directory, str(rank), *words],
@@ -137,9 +141,9 @@ def _started(
 
 
 def _losses(store: Store, members: list[subprocess.Popen[bytes]]) -> list[dict[str, Any]]:
-    """Wait for the ends of the processes. Return those that were lost, in the order of their ends.
+    """Wait until the processes have ended. Return those that failed, in the order of their ends.
 
-    The others can't see the loss of a process that has not opened the store, so it ends the wait.
+    If a process fails before it has opened the store, return at once: the others can't detect its death.
     """
     lost: list[dict[str, Any]] = []
     running = dict(enumerate(members))
@@ -156,7 +160,7 @@ def _losses(store: Store, members: list[subprocess.Popen[bytes]]) -> list[dict[s
 
 
 def _report(files: list[str], counts: list[dict[str, Any]], members: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
-    """Return the report, which ``docs/cli/demo.md`` describes."""
+    """Return the report, in the form described in ``docs/cli/demo.md``."""
     words: Counter[str] = Counter()
     by_rank: list[list[int]] = [[] for _ in members]
     for found in counts:
