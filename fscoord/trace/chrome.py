@@ -16,7 +16,7 @@ from fscoord.trace.reading import HOLDS, Span, Trace, assign_lanes
 from fscoord.trace.report import WAITS, Holds, ended_by, waited
 
 LANES: Final = 1000
-"""No process has so many lanes, which are its rows. The number of a row is `LANES` times the process's, plus the lane's."""
+"""More than the lanes of any process. The number of a row is the process's number times `LANES`, plus the lane."""
 
 MARK_NS: Final = 1000
 

@@ -333,7 +333,7 @@ def _segment(path: str) -> tuple[int, Process] | None:
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of `file`, up to `FILE_MAX` bytes. The limit is for sparse files, whose line may have any length."""
+    """Yield the lines of `file`, up to `FILE_MAX` bytes in total: a sparse file may have an endless line."""
     left = FILE_MAX
     while left > 0 and (line := file.readline(left)):
         left -= len(line)

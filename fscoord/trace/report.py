@@ -480,7 +480,7 @@ def _all_tables(report: Document) -> Iterator[Table]:
     )
     yield Table(
         "Waiting time by name",
-        "Numbers in names count as alike.",
+        "Names that differ only in numbers share a row.",
         ("kind", "name", "waits", "total", "longest", "by"),
         [
             (row["kind"], row["name"], row["waits"], Bar(row["total"]), Seconds(row["longest"]), row["longest_by"])
@@ -508,8 +508,8 @@ def _all_tables(report: Document) -> Iterator[Table]:
     )
     yield Table(
         "Deaths",
-        "The times go from the exit that fscoord run saw, and from the last sign in the trace, to the death record.",
-        ("process", "rank", "recorded by", "after its exit", "after its last sign"),
+        "How long after the exit that fscoord run saw, and after the last entry in the trace, a death was recorded.",
+        ("process", "rank", "recorded by", "after its exit", "after its last entry"),
         [
             (
                 row["process"],
