@@ -22,7 +22,7 @@ from fscoord._runtime import system
 __all__ = ["Environment", "RunId", "detect", "rank_and_world_size"]
 
 RunId = tuple[str, int] | str
-"""The id of a run: a job id and a restart count, which give runs an order, or a text, which gives them none."""
+"""The id of a run. If it is a job id and a restart count, it tells which of two runs is later. A text does not."""
 
 SLURM_STEP_MAX = 0xFFFFFFF0
 """The largest id of a step that srun starts (slurm.h). Larger ids are those of batch scripts and interactive shells."""

@@ -32,7 +32,7 @@ TOP = 10
 POLL_S = 0.05
 
 OWN_SOURCES = system.os.path.dirname(system.os.path.abspath(example.__file__))
-"""The default directory of text: this package's sources. A zipapp or PEX has none, so the sources of `json` serve."""
+"""The default directory of text: this package's sources or, in a zipapp or PEX, the sources of the module `json`."""
 if not system.os.path.isdir(OWN_SOURCES):
     OWN_SOURCES = system.os.path.dirname(json.__file__)
 
@@ -55,7 +55,7 @@ if not system.os.path.isdir(OWN_SOURCES):
     default=OWN_SOURCES,
     help="The directory with the text. [default: the sources of fscoord itself]",
 )
-@click.option("--kill", is_flag=True, help="One process dies during its work. The others name it and do its work.")
+@click.option("--kill", is_flag=True, help="Kill one process during its work. The others report it and do its work.")
 @seconds_option("--timeout", kind=time_limit, default=60, help="How long the processes wait for each other.")
 @click.option(
     "--trace",

@@ -30,7 +30,7 @@ class OutputError(Exception):
 
 
 class HintedError(Exception):
-    """An error with a `hint` for a user of the command. Its exit code and message are those of `cause`."""
+    """Adds a `hint` for a user of the command to the error `cause`. The exit code is that of `cause`."""
 
     def __init__(self, cause: Exception, hint: str) -> None:
         super().__init__(cause, hint)

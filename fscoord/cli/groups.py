@@ -163,7 +163,7 @@ OUTPUT_MAX = VALUE_MAX - 64
 
 
 class _NoResult(BaseException):
-    """Carries an error of this process past the recipe, which would store an `Exception` as the result."""
+    """Carries `cause` through the recipe. It is not an `Exception`, which the recipe would store as the result."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))

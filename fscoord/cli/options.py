@@ -61,12 +61,12 @@ def raw(text: str) -> bytes:
 
 
 def time_limit(text: str) -> float:
-    """Parse `text` as a time limit in seconds. An error explains 0 and inf."""
+    """Parse `text` as a time limit in seconds: 0 tries once, and inf has no limit."""
     return _seconds(text, "; 0 tries once, inf has no limit")
 
 
 def time_span(text: str) -> float:
-    """Parse `text` as another time in seconds, such as an interval."""
+    """Parse `text` as a time in seconds that is no time limit, such as an interval."""
     return _seconds(text, "")
 
 
@@ -169,7 +169,7 @@ def seconds_option(*names: str, kind: Callable[[str], float] = time_span, **more
 
 
 def number_option(*names: str, least: int = 1, metavar: str = "NUMBER", **more: Any) -> Callable[[F], F]:
-    """Return an option whose value is at least `least`. `more` goes to `click.option`. The help shows the default."""
+    """Return an option for an integer from `least` on. `more` goes to `click.option`. The help shows the default."""
     kind = click.IntRange(min=least)
     return click.option(*names, metavar=metavar, type=kind, show_default="default" in more, **more)
 

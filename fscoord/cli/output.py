@@ -44,8 +44,8 @@ def write_value(data: bytes) -> None:
 def write_json(document: Document) -> None:
     """Write `document` as one line of JSON, in ASCII.
 
-    A field whose bytes or text are not UTF-8 is written in Base64, under the name ``NAME_base64``. A list of bytes or
-    texts is written so if one of them is not UTF-8.
+    A field whose bytes or text are not UTF-8 is written in Base64, under the name ``NAME_base64``. If one item of a
+    list is not UTF-8, all items are written in Base64.
     """
     write(json.dumps(_encodable(document)).encode("ascii") + b"\n")
 

@@ -204,7 +204,9 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_nam
 @click.option(
     "--local-addr", metavar="ADDRESS", help="The address by which other nodes reach this node. [default: its host name]"
 )
-@click.option("--standalone", is_flag=True, help="One node, whatever the other options and the environment say.")
+@click.option(
+    "--standalone", is_flag=True, help="Run on this node alone. Overrides --nnodes, --rdzv-endpoint and --rdzv-id."
+)
 @number_option("--max-restarts", metavar="N", least=0, default=0, help="The number of failures that the job survives.")
 @click.option(
     "--monitor-interval",
@@ -266,7 +268,7 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_nam
     "--console",
     metavar="RANK",
     least=0,
-    help="The rank whose worker has the console itself, so that its output is not copied line by line. [default: 0, if"
+    help="The rank whose worker writes to the console directly. Its output is not copied line by line. [default: 0, if"
     " it is the only worker]",
 )
 @click.option("--role", metavar="NAME", default="default", show_default=True, help="The role of this node's workers.")
@@ -327,7 +329,7 @@ def run(program: str, arguments: tuple[str, ...], **given: Any) -> int:
 
 def _command(words: list[str], options: RunOptions) -> list[str]:
     if options.module and options.no_python:
-        raise click.UsageError("Python runs the module of -m: leave out --no-python")
+        raise click.UsageError("-m and --no-python exclude each other, because Python runs the module")
     if options.module:
         return [sys.executable, "-u", "-m", *words]
     if words[0].endswith(".py") and not options.no_python:

@@ -143,7 +143,7 @@ def _words(rest: list[str], shell: str | None) -> list[str]:
 
 
 def environment(token: int | None) -> dict[str, str]:
-    """Return this process's environment, with the store's address, and `token` unless it is None, as variables."""
+    """Return this process's environment, with FSCOORD_STORE and, unless `token` is None, FSCOORD_TOKEN."""
     own = {"FSCOORD_STORE": absolute(store_url(click.get_current_context()))}
     if token is not None:
         own["FSCOORD_TOKEN"] = str(token)

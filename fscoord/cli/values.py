@@ -189,15 +189,13 @@ def append(store: Store, key: bytes, value: bytes) -> None:
 @click.command()
 @keys_argument
 @click.option("--expected", metavar="VALUE", type=raw, help="Remove a KEY only if this is its value.")
-@click.option(
-    "--print", "prints", is_flag=True, help="Print the value that is removed. Only with one KEY that has one."
-)
+@click.option("--print", "prints", is_flag=True, help="Print the value that is removed. Takes a single KEY.")
 @with_store
 def delete(store: Store, names: tuple[bytes, ...], expected: bytes | None, prints: bool) -> int:
     """Remove each KEY with its value and its queue.
 
-    Exits with 1 if one of the keys did not exist, or was not removed. To compare or read a value and to remove it is
-    one step. A TCPStore has neither --expected nor --print (exit code 69).
+    Exits with 1 if one of the keys did not exist, or was not removed. No other write can come between the comparison
+    and the removal. A TCPStore has neither --expected nor --print (exit code 69).
 
     \b
     Examples:
@@ -346,8 +344,8 @@ def _read_all(store: Store, prefix: bytes) -> Values:
                 return dict(zip(names, store.multi_get(names, timeout=0), strict=True))
         if not backoff.pause():
             raise StoreTimeoutError(
-                f"keys below {key_text(prefix)!r} were deleted during each of {backoff.tries} reads of them within"
-                f" {backoff.waited():.3g} s; watch a longer prefix",
+                f"the keys that begin with {key_text(prefix)!r} could not be read within {backoff.waited():.3g} s: keys"
+                f" were deleted during each of {backoff.tries} tries; watch a longer prefix",
                 keys=[key_text(prefix)],
                 waited=backoff.waited(),
             )

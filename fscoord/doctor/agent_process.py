@@ -2,8 +2,8 @@
 
 Every call that may hang in the kernel is made in an agent, so that it blocks no other process. A request is a line of
 JSON, ``{"n": 7, "act": "lock", "with": {...}}``. The response is a line such as ``{"n": 7, "result": ...}`` or ``{"n":
-7, "error": {...}}``. A response has the number of its request, because an interrupted caller may not read one response,
-and send another request. The first line has the number 0 and means that the agent has started.
+7, "error": {...}}``. The number relates a response to its request, because an interrupted caller may send a request
+before it reads the last response. The first line has the number 0 and means that the agent has started.
 
 When standard input ends, the agent closes all files and leaves the mailbox. So no file remains, however the caller's
 process has ended. Nothing else ends the agent: it ignores Ctrl-C and the termination signals, which ``scancel`` of
@@ -215,7 +215,7 @@ class Agent:
         return {"written": written, "met": bool(others), "garbled": garbled}
 
     def answer(self, name: str, kind: str, how: str, turn: int, rounds: int, seconds: float) -> dict[str, Any]:
-        """Alternate with another agent: append a record each time after reading one of the other agent.
+        """Alternate with another agent: append a record after each record of the other agent.
 
         Args:
             name: the file.

@@ -114,7 +114,7 @@ class Coordinator:
             names = self._wait(["roll", "beat."], known, STALE_S, idle=True)
             if not set(names).difference(known):
                 self._mailbox_agent.ask("put_aside", ACT_S)  # the coordinator died without leaving
-                raise BrokenOffError("the mailbox was left by an instance that died")
+                raise BrokenOffError("an instance that died has left the mailbox behind")
             known = names
         roll = self._ask("fetch", name="roll")
         self.partner = roll["partner"]

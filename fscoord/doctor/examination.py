@@ -24,7 +24,7 @@ OPEN_WAIT_S: Final = 10.0
 """How many seconds to wait on a network mount for an unknown number of instances."""
 EFFORT_S: Final = 1.0
 PAIR_S: Final = 5.0
-"""About how many seconds the probes of one pair of agents take on a local disk, to tell the user."""
+"""How many seconds the probes of one pair of agents take on a local disk. This estimate is printed."""
 OTHERS_S: Final = 180.0
 """How many seconds to retry while an examination without this instance is under way."""
 AGAIN_S: Final = 0.5

@@ -47,10 +47,10 @@ class Terms(NamedTuple):
 
 # Fitted by benchmarks/scaling_page.py: a test compares these lines with benchmarks/results/scaling.json.
 def readers(job: Job, record_bytes: float) -> int:
-    """Return how many processes of `job` read the records of a barrier from the server. A record has `record_bytes`.
+    """Return how many processes of `job` read the arrivals at a barrier from the server.
 
-    If all records fit into the extent that the processes of a node share, one process of each node reads. Otherwise
-    each rank reads.
+    An arrival is a record of `record_bytes` bytes. If all arrivals fit into the extent that the processes of a node
+    share, one process of each node reads. Otherwise each rank reads.
     """
     return job.nodes if job.ranks * record_bytes <= EXTENT_MAX else job.ranks
 

@@ -186,7 +186,7 @@ class ProbeFile:
         self.reader = fd
 
     def _forward(self, fd: int) -> list[ProbeRecord | None]:
-        """Return the next records. Stop at a damaged record, and read it again next time: only the cache may be bad."""
+        """Return the next records. Read a damaged record again next time, in case only the cache was damaged."""
         data = self._pending.get(fd, b"") + system.os.read(fd, CHUNK)
         found = decode(data)
         sound = next((index for index, line in enumerate(found) if line is None), len(found))

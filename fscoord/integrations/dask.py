@@ -217,8 +217,8 @@ async def dask_setup(scheduler: Any, store: str) -> None:
     try:
         if not isinstance(scheduler, Scheduler):
             raise TypeError(
-                f"fscoord.integrations.dask publishes a scheduler, and this is a {type(scheduler).__name__}: give it"
-                f" the address {SCHEME}:///path, without the preload module"
+                f"the preload module fscoord.integrations.dask is for a scheduler. Start a {type(scheduler).__name__}"
+                f" without it, with the address {SCHEME}:///path"
             )
         _candidates[scheduler] = await _candidate(store, scheduler.address)
     except (FscoordError, ValueError, OSError) as error:

@@ -40,7 +40,7 @@ LONGEST_S: Final = 1e6
 """The longest timeout that is passed to JAX, in seconds. JAX takes whole numbers, so no infinite timeout."""
 
 LOOK_S: Final = 1.0
-"""The time in seconds between two checks whether JAX has returned and the record of that in the store failed."""
+"""The time in seconds between two checks that the thread still runs. Its record of the end in the store may fail."""
 
 _open: list[Store] = []
 """The stores that this module has opened. They stay open, because a rank whose session has ended counts as dead."""

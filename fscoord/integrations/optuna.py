@@ -47,10 +47,10 @@ SEGMENT_BYTES: Final = 64 * 1024
 """A segment is sealed when it has this many bytes, or earlier if the store's longest value is short."""
 
 SEGMENTS_IN_VALUE: Final = 64
-"""How many segments the longest value can hold. `EtcdStore` rewrites the value for each `append`, so they are short."""
+"""How many segments fit into the longest value. They are short, because `EtcdStore` rewrites a value to append."""
 
 NEAR: Final = 1000
-"""How many entries a reader skips at most. To get further ahead, it lists the segments in the store."""
+"""How many entries a reader skips one by one. To skip more, it lists the segments in the store."""
 
 LOG: Final = "log/"
 SNAPSHOT: Final = "snapshot"
@@ -137,7 +137,9 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         self._address: Address | None = None
         if isinstance(store, Store):
             if options:
-                raise TypeError(f"{', '.join(map(repr, options))}: options are for an address, and {store!r} is open")
+                raise TypeError(
+                    f"{', '.join(map(repr, options))}: options are for an address, and {store!r} is already open"
+                )
             self._store = store
         elif store is None or isinstance(store, (str, system.os.PathLike)):
             self._address = _absolute(system.os.environ.get(ENVIRONMENT_VARIABLE) if store is None else store, options)
@@ -200,7 +202,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
             TypeError: an entry can't be written as JSON. Nothing was written.
             LimitExceededError: the entries are too long for a value of the store. Nothing was written.
             StoreError: the store failed. ``maybe_applied`` says whether the entries may have been written.
-            StoreTimeoutError: the same, at the timeout of the store.
+            StoreTimeoutError: the store did not answer within its timeout. ``maybe_applied`` means the same.
         """
         self._refuse_other_process()
         if not logs:
@@ -429,8 +431,8 @@ def _absolute(address: Address | None, options: Iterable[str]) -> Address | None
         return address
     if "world_size" in {*query, *options}:
         raise ValueError(
-            f"{address!r} has the option world_size: the last of so many participants would remove the file, and the"
-            " study with it; leave the option out"
+            f"{address!r} has the option world_size: the last participant would remove the file, and the study with it;"
+            " leave the option out"
         )
     return absolute(address)
 

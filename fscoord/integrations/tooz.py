@@ -1,4 +1,4 @@
-"""`FscoordDriver` is a driver of OpenStack's coordination library tooz, for ``fscoord://`` and the path of a store.
+"""`FscoordDriver` is a driver of OpenStack's coordination library tooz, for ``fscoord:///path``, a store in a file.
 
 The module implements the interface of ``tooz.coordination.CoordinationDriver`` and ``tooz.locking.Lock``, as
 https://docs.openstack.org/tooz/latest/ documents them. tooz finds the driver by its entry point. It needs the extra

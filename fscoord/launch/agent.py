@@ -64,7 +64,7 @@ class Access:
     def make_directory_in(self, parent: int, path: str) -> int:
         """Create the directory `path` in the open directory `parent`, and return a descriptor of it.
 
-        No other user may be able to rename files in `parent`. No other user can rename files in the new directory.
+        The caller ensures that no other user can rename files in `parent`. The new directory is protected, too.
         """
         system.os.mkdir(path, 0o755 if self.file_mode is None else 0o700, dir_fd=parent)
         fd = system.open_file(path, _DIRECTORY, 0, system.loose, dir_fd=parent)
@@ -115,7 +115,7 @@ class Access:
         if found.st_uid != system.os.geteuid() or found.st_mode & 0o022:
             system.close_quietly(fd)
             raise errors.InsecurePathError(
-                f"{path} belongs to another user, or others can write to it; name another directory of log files",
+                f"{path} belongs to another user, or others can write to it; name another directory for the log files",
                 path=path,
             )
         return fd
@@ -160,7 +160,7 @@ class RoundStore:
             self.address = self._below.address
 
     def has_content(self) -> bool:
-        """Return False if the store is a file that no worker of this round has created."""
+        """Return False if the store is a file that no worker of this round has created, else True."""
         return self._below is not None or system.os.path.exists(system.os.path.join(self._directory, "store"))
 
     def __enter__(self) -> RoundStore:

@@ -158,7 +158,7 @@ class _HeldCommand:
         if watch.lost is not None:
             raise errors.LockLostError(f"the command was stopped: {watch.lost}") from watch.lost
         if self.output_max is not None and len(output) > self.output_max:
-            raise errors.LimitExceededError(f"the command wrote over {self.output_max} bytes to standard output")
+            raise errors.LimitExceededError(f"the command was killed: it wrote more than {self.output_max} bytes")
         return Ending(self._status(facts), frozenset(self._passed), output)
 
     def _pass_on(self, number: int) -> None:
@@ -278,7 +278,7 @@ class _HoldMonitor:
                     self._end(error)
                     return
                 if not has_failed:
-                    logger(__name__).warning("the check that the hold lasts failed: %s", error)
+                    logger(__name__).warning("the check of the hold failed: %s", error)
                 has_failed = True
 
     def _end(self, error: errors.FscoordError) -> None:

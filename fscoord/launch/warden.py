@@ -12,7 +12,7 @@ A warden is two processes, because a single process may be killed: by the kernel
 that kills its parent. The *guard* is the process that was started, and the warden proper is its child. When the warden
 is killed, the kernel kills the command (PR_SET_PDEATHSIG). The descendants of the command are reparented to the guard,
 which is the next subreaper and kills them. When the guard is killed, a pipe between the two ends, and the warden kills
-everything. When a stopped warden has not ended `OBEY_S` seconds after the orders, the guard kills the warden.
+everything. When a stopped warden has not ended `OBEY_S` seconds after the end of the orders, the guard kills it.
 Only a SIGKILL or SIGSTOP of both at the same moment leaves processes behind. On platforms other than Linux there is no
 prctl(2), and the descendants of the command outlive a killed warden.
 

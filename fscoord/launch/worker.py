@@ -168,7 +168,7 @@ class _Worker:
         self._span: tracing.Span | None = None
 
     def start(self, command: list[str], environment: Mapping[str, str], passed: Mapping[int, int]) -> None:
-        """Start the warden, which starts the worker. `passed` maps each stream that is not copied to a descriptor."""
+        """Start the warden, which starts the worker. `passed` has a descriptor for each stream that is not copied."""
         self._span = tracing.begin("worker", f"worker {self._rank}", "", None, "worker_rank", self._rank)
         reader, writer = system.os.pipe()
         self._report = system.os.fdopen(reader, "rb")
@@ -382,7 +382,7 @@ class _Sink:
         system.start_thread("fscoord-console", self._run)
 
     def put(self, line: bytes, has_ended: Callable[[], bool]) -> None:
-        """Queue `line` for the thread. While too many lines are queued, wait until `has_ended` returns True.
+        """Queue `line` for the thread. If too many lines are queued, wait first, unless `has_ended` returns True.
 
         After `hurry`, drop `line` if the reader is stuck.
         """
@@ -496,12 +496,12 @@ class Console:
             sink.drain()
 
     def hurry(self) -> None:
-        """From now on, drop each line that a reader does not take within `STUCK_S` seconds: this process ends."""
+        """From now on, drop lines that a reader does not take within `STUCK_S` seconds, because this process ends."""
         for sink in self._sinks.values():
             sink.hurry()
 
     def write(self, stream: int, line: bytes, has_ended: Callable[[], bool] = lambda: True) -> None:
-        """Write one whole line to `stream`, 1 or 2. While too many lines are queued, wait until `has_ended` is true."""
+        """Write one whole line to `stream`, 1 or 2. If too many are queued, wait first, unless `has_ended` returns True."""
         sink = self._sinks.get(stream)
         if sink is not None:
             sink.put(line, has_ended)
@@ -531,9 +531,9 @@ class Console:
         reader of the console any more.
 
         The console gets each line with `prefix` before it, or no line if `prefix` is empty. A carriage return begins a
-        new state of the line, as in a progress bar. The console gets one state in `BAR_S` seconds, and the last. A
-        console that is a regular file, and `tail`, get only the last. `file` gets all bytes unchanged, unless it is
-        None. At the end, the pipe and the file are closed.
+        new state of the line, as in a progress bar. The console gets one state in `BAR_S` seconds, and the last state.
+        A console that is a regular file, and `tail`, get only the last state. `file` gets all bytes unchanged, unless
+        it is None. At the end, the pipe and the file are closed.
 
         If the file can't be written, for example on a full disk, it is closed, and the console gets a message. The pipe
         is still read, because the worker would die of SIGPIPE without a reader.

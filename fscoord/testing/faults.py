@@ -155,7 +155,7 @@ class FaultyFiles:
         if isinstance(system.os, _FaultyModule) or system.is_fake_fs() or system.fcntl is None:
             raise RuntimeError(
                 "FaultyFiles needs the real files and locks: another FaultyFiles or pyfakefs is in force already,"
-                " or there are no locks"
+                " or this platform has no locks"
             )
         self._real = system.os, system.fcntl
         system.os = _FaultyModule(system.os, {name: self._faulty(name) for name in CALLS})
@@ -178,7 +178,7 @@ class FaultyFiles:
     def tears_writes(
         self, keep: int, *, error: int = system.errno.ENOSPC, after: int = 0, times: int | None = None
     ) -> Hits:
-        """Make a write fail with `error` after `keep` bytes are written, or all bytes but the last if that is less."""
+        """Make a write fail with `error` after it has written `keep` bytes, or all but one byte if that is less."""
         return self._activate(("write",), Fault("torn", (keep, error)), after, times)
 
     def _activate(self, calls: tuple[str, ...], fault: Fault, after: int, times: int | None) -> Hits:

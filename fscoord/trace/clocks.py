@@ -38,7 +38,7 @@ WINDOW_NS: Final = 60_000_000_000
 
 SHORT_WINDOW_NS: Final = 1_000_000_000
 ENOUGH: Final = 32
-"""How many barriers end a window after `SHORT_WINDOW_NS`. The drift would cost more than further barriers gain."""
+"""How many barriers end a window after `SHORT_WINDOW_NS`. Further barriers would add more drift than precision."""
 
 
 class Passage(NamedTuple):
@@ -83,10 +83,10 @@ class Fix(NamedTuple):
 
 
 class Rough(NamedTuple):
-    """The offset of a clock from another clock, estimated from one barrier. Times are in ns.
+    """The offset of a clock from its parent (see `_Group._find_parents`), estimated from one barrier, in ns.
 
     Attributes:
-        at: the time of the barrier on the former clock.
+        at: the time of the barrier on the clock.
         offset: the middle of the possible offsets.
         width: the highest possible offset minus the lowest possible offset.
     """
@@ -185,7 +185,7 @@ class _Group:
         self._discarded = 0
 
     def _find_parents(self, meetings: list[Meeting]) -> dict[Clock, tuple[Clock, list[Rough]]]:
-        """Return, for each clock of the group, a neighbour nearer to the reference, and the rough offsets from there.
+        """Return, for each clock of the group, its parent, which is nearer to the reference, and rough offsets from it.
 
         Rough offsets only serve to find the window of a barrier, and to estimate how long the clocks have drifted.
         """
@@ -241,7 +241,7 @@ class _Group:
         return {self._reference: [Fix(0, 0, 0)], **fixes}, self._discarded
 
     def _solve_window(self, window: list[tuple[int, Meeting]]) -> list[tuple[int, dict[Clock, tuple[int, int]]]]:
-        """Return the middle and the offsets of `window`. If its constraints conflict, do so for each half."""
+        """Return the middle of `window` and the offsets there. If the constraints conflict, solve its halves instead."""
         found = self._bounds(window)
         if found is not None:
             return [(window[len(window) // 2][0], found)]

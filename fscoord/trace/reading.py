@@ -19,7 +19,7 @@ from fscoord.trace.clocks import Alignment, Meeting, Passage, align
 HOLDS: Final = ("lock", "election")
 SUFFIX = ".trace"
 FILE_MAX: Final = 4 * tracing.SEGMENT_BYTES
-"""How many bytes of a file are read. Only the last write to a segment may exceed `SEGMENT_BYTES`."""
+"""How many bytes of a file are read. A segment exceeds `SEGMENT_BYTES` only by its last write."""
 HEADER_MAX: Final = 1 << 16
 MEETS = ("barrier", "exchange")
 
@@ -81,7 +81,7 @@ class Process:
         label: the label with which it opened a store.
         has_exited: whether it recorded its exit. A process that was killed did not.
         group: the number of the group of comparable clocks.
-        first, last: the first and the last time that it recorded, in ns of the reference of its group.
+        first, last: the first and the last time that it recorded, in ns on the reference clock of its group.
         skipped: the number of lines that could not be read.
         overwritten: whether older spans were overwritten, because both segments were full.
     """
@@ -135,7 +135,7 @@ class Trace:
         spans: all spans, sorted by beginning. Times of different groups of clocks are not comparable.
         crossings: the barriers and the exchanges of all ranks, sorted by the last arrival.
         alignment: the offsets of the clocks.
-        hosts: the name of a host of each clock.
+        hosts: the name of one host for each clock.
         unreadable: for each file that can't be read, its path and the reason.
     """
 
@@ -427,7 +427,7 @@ def _crossings(spans: Iterable[Span]) -> list[Crossing]:
 
 
 def _meetings(crossings: Iterable[Crossing], processes: list[Process]) -> Iterator[Meeting]:
-    """Yield the passages of each sound crossing between clocks, from which `align` estimates the offsets."""
+    """Yield a `Meeting` for each sound crossing of processes with several clocks."""
     for crossing in crossings:
         if crossing.is_sound:
             passages: dict[Any, Passage] = {}

@@ -14,7 +14,7 @@ WAITS: Final = ("barrier", "exchange", "wait", "queue", *HOLDS, "observe", "take
 """The kinds of spans in which a process waits."""
 
 SLACK_NS: Final = 1_000_000
-"""How much later than an acquisition the release before it may be recorded, in ns."""
+"""A release may be recorded later than the next acquisition of the lock, by at most this many ns."""
 
 APART_MAX: Final = 64
 LONGEST: Final = 10
@@ -382,10 +382,10 @@ def _time_outs(trace: Trace, waits: Iterable[Span]) -> list[Document]:
 
 
 def _deaths(trace: Trace) -> list[Document]:
-    """Return a row for each death that a process of the trace recorded, with the delay of the record.
+    """Return a row for each death that a process of the trace recorded, with two delays of the record.
 
-    The delay counts from the exit of the dead process, if ``fscoord run`` recorded it, and from the last time in the
-    dead process's own file.
+    They count from the exit of the dead process, if ``fscoord run`` recorded it, and from the last time in the dead
+    process's own file.
     """
     addresses = trace.processes_by_address()
     exits = {str(span.facts.get("address")): span for span in trace.spans if span.kind == "worker" and not span.is_open}

@@ -386,9 +386,7 @@ def test_hold_is_not_called_lost_while_the_store_does_not_answer(soon, caplog, t
         raise StoreTimeoutError("no answer")
 
     assert run(f"until [ -e {tmp_path}/asked ]; do sleep 0.01; done", check).status == 0
-    assert [record.getMessage() for record in caplog.records] == [
-        "the check that the hold lasts failed: timeout: no answer"
-    ]
+    assert [record.getMessage() for record in caplog.records] == ["the check of the hold failed: timeout: no answer"]
 
 
 def test_command_is_stopped_without_an_answer_for_as_long_as_the_hold_lasts():
