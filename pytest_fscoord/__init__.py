@@ -110,8 +110,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In a worker: tear down the values that no other worker will tear down. In the main process: fail the run if a
-    teardown has failed.
+    """In a worker: run the teardowns that are left. In the main process: fail the run if a teardown has failed.
 
     This is not a fixture, because other workers may still run tests for a long time.
     """

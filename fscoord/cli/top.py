@@ -45,7 +45,7 @@ class Frame(NamedTuple):
     Attributes:
         time: the time of day, in seconds since the epoch.
         picture: the participants and their waits.
-        findings: the faults.
+        findings: the faults in the picture, such as a deadlock.
         speed: the rates since the frame before; None for a store that does not report them.
     """
 

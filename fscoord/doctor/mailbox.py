@@ -78,7 +78,7 @@ class Mailbox:
     def enter(self, facts: dict[str, Any]) -> bool:
         """Create the mailbox if it is missing, and publish `facts` as ``here.NAME``.
 
-        Returns whether this instance is the coordinator, because it was the first to enter.
+        Returns True if this instance is the first in the mailbox, and so the coordinator.
 
         Raises:
             OSError: the directory can't be created or used.

@@ -67,8 +67,8 @@ RECORD_BYTES: Final = 46.9
 
 LONE_ADD_REQUESTS: Final = 5
 LONE_ADD_ROUND_TRIPS: Final = 4
-"""If only one rank writes, an add is four round trips: lock, get the size, write, unlock. The client sends the fifth
-request, FREE_STATEID, after the call has returned. If another node has written since, a read comes before the write.
+"""If only one rank writes, an add takes four round trips: lock, get the size, write, unlock. The client sends the fifth
+request, FREE_STATEID, after the call has returned. After a write of another node, an add also has to read.
 """
 
 

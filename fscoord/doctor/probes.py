@@ -126,7 +126,7 @@ TURNS_MIN: Final = 3
 
 
 def exclusion(pair: Pair, kind: str) -> Check:
-    """Test that an exclusive lock excludes the other agent, shared locks do not, and a released lock is free."""
+    """Test that an exclusive lock excludes the other agent. Shared locks must coexist, and a released lock be free."""
     name = pair.name("exclusion", kind)
     one, other = pair
     faults = []

@@ -404,7 +404,7 @@ class _Sink:
         self._hurried = self._hurried or system.time.monotonic()
 
     def drain(self) -> bool:
-        """Wait until the queued lines have been written. Return False if the reader is stuck, after `hurry`."""
+        """Wait until the queued lines have been written. After `hurry`, return False if the reader is stuck."""
         mark = system.AutoResetEvent()
         self._lines.put(mark)
         while not mark.wait(DRAIN_POLL_S):
@@ -501,7 +501,7 @@ class Console:
             sink.hurry()
 
     def write(self, stream: int, line: bytes, has_ended: Callable[[], bool] = lambda: True) -> None:
-        """Write one whole line to `stream`, 1 or 2. If too many are queued, wait first, unless `has_ended` returns True."""
+        """Write one whole line to `stream`, 1 or 2. If too many are queued, wait, unless `has_ended` returns True."""
         sink = self._sinks.get(stream)
         if sink is not None:
             sink.put(line, has_ended)
@@ -630,7 +630,7 @@ def _is_regular(file: IO[bytes]) -> bool:
 def _binary(text: IO[str] | None) -> IO[bytes] | None:
     """Return the binary file of `text`, unbuffered if possible.
 
-    A thread that writes to a buffer holds its lock for as long as it waits for a reader.
+    A buffer has a lock, and a thread would hold this lock for as long as it waits for a reader.
     """
     file = getattr(text, "buffer", None)
     return getattr(file, "raw", file)

@@ -241,7 +241,7 @@ class _Group:
         return {self._reference: [Fix(0, 0, 0)], **fixes}, self._discarded
 
     def _solve_window(self, window: list[tuple[int, Meeting]]) -> list[tuple[int, dict[Clock, tuple[int, int]]]]:
-        """Return the middle of `window` and the offsets there. If the constraints conflict, solve its halves instead."""
+        """Return the middle of `window` and the offsets there. If the constraints conflict, solve its two halves."""
         found = self._bounds(window)
         if found is not None:
             return [(window[len(window) // 2][0], found)]
