@@ -92,9 +92,7 @@ def _opened(config: pytest.Config, directory: Callable[[], Path]) -> Run:
 
         workers = getattr(config, "workerinput", {})
         if workers and not config.getoption("basetemp"):
-            raise pytest.UsageError(
-                "workers of pytest-xdist on other hosts share no directory with this one: run them on this host"
-            )
+            raise pytest.UsageError("workers of pytest-xdist on other hosts share no directory: run them on this host")
         place = directory().parent if workers else directory()
         config.stash[RUN] = Run(place / "fscoord-run.store", workers.get("workerid", "main"), _timeout(config))
     return config.stash[RUN]

@@ -107,19 +107,15 @@ def demo(processes: int, directory: str, kill: bool, timeout: float, trace: str 
 def _started(
     store: str, directory: str, words: list[str], processes: int, trace: str | None
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start the processes. At the end of the ``with``, kill and reap them.
-
-    If this process dies, each of them reads the end of its standard input and exits.
-    """
+    """Start the processes, and kill them at the end of the ``with``. They also end when their standard input ends."""
     environment = {**system.os.environ, "PYTHONPATH": system.import_path()}
     if trace is not None:
         environment[tracing.ENVIRONMENT_VARIABLE] = system.os.path.abspath(trace)
     members: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(processes):
-            # Python imports from the working directory. The directory of the store has no module that could be imported
-            # by mistake. A terminal session of its own protects the process from Ctrl-C. A signal during the start must
-            # not hide the process from `finally`.
+            # Python imports from the working directory, so this is one without modules, that of the store. Ctrl-C does
+            # not reach a session of its own. A signal during the start must not hide the process from `finally`.
             with defer_signals():
                 member = subprocess.Popen(  # noqa: S603 - our own module and our own arguments
                     [sys.executable, "-m", example.__name__, store, directory, str(rank), *words],

@@ -268,9 +268,7 @@ def _work_on(item: Item, command: Command, refuse: PriorityQueue | None, *, by_s
             item.release()
         elif ending.status and refuse is not None:
             fate = f"put into {refuse.name!r}"
-            refuse.put(
-                item.data
-            )  # before `with item` removes it here: a process that dies in between leaves it in both
+            refuse.put(item.data)  # before it is removed here: a process that dies in between leaves it in both
         log.info("the command ended with %d: the item is %s", ending.code, fate)
     return ending
 

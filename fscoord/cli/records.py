@@ -41,10 +41,7 @@ class RecordWords:
                 return _participant(value)
             elif entry.kind == "compare_set" and key.endswith(LINE):
                 return _line(value)
-        except (
-            MalformedText,
-            MalformedRecord,
-        ):  # another program wrote this value, to a key that looks like one of ours
+        except (MalformedText, MalformedRecord):  # another program wrote this value, to a key that looks like ours
             pass
         return None
 

@@ -148,7 +148,7 @@ def _static_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def _full_name(name: str) -> str:
-    """Return the full name of an option. As with torchrun, it may be abbreviated, and may contain underscores."""
+    """Return the full name of the option `name`, which may be abbreviated or have underscores, as with torchrun."""
     name = name.replace("_", "-")
     names = [option[2:] for parameter in run.params for option in parameter.opts if option.startswith("--" + name)]
     return names[0] if len(names) == 1 and len(name) > 1 else name
@@ -204,9 +204,7 @@ _SETTINGS = {"allow_interspersed_args": False, "token_normalize_func": _full_nam
 @click.option(
     "--local-addr", metavar="ADDRESS", help="The address by which other nodes reach this node. [default: its host name]"
 )
-@click.option(
-    "--standalone", is_flag=True, help="Run on this node alone. Overrides --nnodes, --rdzv-endpoint and --rdzv-id."
-)
+@click.option("--standalone", is_flag=True, help="Ignore --nnodes, --rdzv-endpoint and --rdzv-id: run on one node.")
 @number_option("--max-restarts", metavar="N", least=0, default=0, help="The number of failures that the job survives.")
 @click.option(
     "--monitor-interval",

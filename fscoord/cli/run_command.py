@@ -51,10 +51,7 @@ class Command(NamedTuple):
     leaves_rest: bool
 
     def run(self, environment: dict[str, str], check: Callable[[], object], **options: Any) -> Ending:
-        """Run the command by `run_held`.
-
-        Standard error goes through a `Console`, so a slow reader can't block the thread that checks the hold.
-        """
+        """Call `run_held`. A `Console` makes sure that a slow reader of standard error blocks no check of the hold."""
         with Console() as console, redirect_stderr(console.error_text()):
             return run_held(self.words, environment, check, grace=self.grace, leaves_rest=self.leaves_rest, **options)
 

@@ -65,10 +65,7 @@ class AgentProtocol(Protocol):
 
 
 class LocalAgent(AgentProtocol):
-    """Performs operations in a child that runs `fscoord.doctor.agent_process`.
-
-    The first operation starts the child, and so does the first operation after `kill`.
-    """
+    """Performs operations in a child, `fscoord.doctor.agent_process`. An operation starts the child if none runs."""
 
     def __init__(self, label: str, directory: str = "") -> None:
         self.label = label
@@ -156,9 +153,7 @@ class LocalAgent(AgentProtocol):
             assert self._process is not None
             assert self._process.stdin is not None
             self._process.stdin.write(question)  # an agent that still performs the previous operation reads it later
-        except (
-            BrokenPipeError
-        ):  # the agent has ended: `finish` raises `LostError` with the last line of its standard error
+        except BrokenPipeError:  # the agent has ended: `finish` raises `LostError`
             pass
 
     def _line(self) -> bytes:

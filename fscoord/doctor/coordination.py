@@ -182,10 +182,7 @@ class Coordinator:
         self._mailbox_agent.ask("publish", ACT_S, name=f"ask.{name}.{number:06}", message=question)
 
     def reply(self, name: str, number: int, seconds: float) -> dict[str, Any] | None:
-        """Return the response to request `number` of the instance `name`.
-
-        Returns None if the instance left, or did not respond within `seconds`.
-        """
+        """Return the response to request `number`; None if the instance `name` left, or none came within `seconds`."""
         told = f"told.{name}.{number:06}"
         deadline = system.time.monotonic() + seconds
         names: list[str] = []
@@ -252,13 +249,7 @@ def _perform(agent: LocalAgent, question: dict[str, Any]) -> dict[str, Any]:
         agent.kill()
         return {"result": None}
     if act not in ACTS:
-        return {
-            "error": {
-                "type": "ValueError",
-                "errno": None,
-                "message": f"{act} is not an operation that an instance can request",
-            }
-        }
+        return {"error": {"type": "ValueError", "errno": None, "message": f"{act} is not one of the operations"}}
     try:
         return {"result": agent.ask(act, question["limit"], **question["with"])}
     except FailedError as error:

@@ -200,8 +200,7 @@ class Mailbox:
     def wait(self, prefixes: list[str], known: list[str], seconds: float, idle: bool = False) -> list[str]:
         """Wait up to `seconds` for a name that has one of `prefixes` and is not in `known`. Return all names.
 
-        An `idle` instance lists the directory only twice a second, because hundreds of instances may wait while two
-        work.
+        An `idle` instance lists the directory only twice a second, because there may be hundreds of them.
         """
         deadline = system.time.monotonic() + seconds
         nap = NAP_S

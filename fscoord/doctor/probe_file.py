@@ -152,10 +152,7 @@ class ProbeFile:
             system.close_quietly(fd)
 
     def way(self, kind: str) -> str:
-        """Return how a store reads under a lock of this kind: ``"direct"`` for a soft lock on NFS, else ``"plain"``.
-
-        A soft lock does not make the NFS client revalidate its cache.
-        """
+        """Return how a store reads: ``"direct"`` on NFS with a soft lock, which keeps old caches, else ``"plain"``."""
         return "direct" if kind == "soft" and self._is_nfs else "plain"
 
     def read(self, how: str, kind: str) -> list[ProbeRecord | None]:

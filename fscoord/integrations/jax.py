@@ -144,9 +144,7 @@ def _call_beside(store: Store, info: RendezvousInfo, call: Callable[[], None]) -
             call()
         except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
             errors.append(error)
-        with suppress(
-            FscoordError
-        ):  # the caller has closed the store after an error, or polls for the end of this thread
+        with suppress(FscoordError):  # the caller has closed the store, or polls for the end of this thread
             info.store.set(own, b"1")
 
     # A daemon thread: JAX can't be interrupted, and this process must be able to end when another process has died.

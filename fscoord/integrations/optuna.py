@@ -137,9 +137,7 @@ class FscoordJournalBackend(BaseJournalBackend, BaseJournalSnapshot):
         self._address: Address | None = None
         if isinstance(store, Store):
             if options:
-                raise TypeError(
-                    f"{', '.join(map(repr, options))}: options are for an address, and {store!r} is already open"
-                )
+                raise TypeError(f"{', '.join(map(repr, options))}: options are for an address, not for {store!r}")
             self._store = store
         elif store is None or isinstance(store, (str, system.os.PathLike)):
             self._address = _absolute(system.os.environ.get(ENVIRONMENT_VARIABLE) if store is None else store, options)

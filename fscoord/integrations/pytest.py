@@ -55,8 +55,7 @@ class Run:
     def register(self) -> None:
         """Record that this worker may use values of other workers. Every worker calls this before its first test.
 
-        The method holds the lock. So a worker that replaces a dead worker registers either before a teardown begins, or
-        after the teardown has ended.
+        It holds the lock of the teardowns, so a worker that replaces a dead worker can't register during a teardown.
         """
         if not self._is_registered:
             with self._lock:

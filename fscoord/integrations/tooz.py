@@ -366,10 +366,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     @_of_group
     def update_capabilities(self, group_id: bytes, capabilities: coordination.Capabilities) -> None:
-        """Replace this member's capabilities.
-
-        ``get()`` of the future raises ``GroupNotCreated`` or ``MemberNotJoined``.
-        """
+        """Replace this member's capabilities. ``get()`` raises ``GroupNotCreated`` or ``MemberNotJoined``."""
         joined = self._participant(group_id, self._member_id)["created_at"]
         own = self._own.get(group_id)
         if own is None:  # another coordinator with this member's id has joined
@@ -402,10 +399,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     @_of_group
     def get_member_capabilities(self, group_id: bytes, member_id: bytes) -> coordination.Capabilities | None:
-        """Return a future of a member's capabilities.
-
-        ``get()`` of the future raises ``GroupNotCreated`` or ``MemberNotJoined``.
-        """
+        """Return a future of a member's capabilities. ``get()`` raises ``GroupNotCreated`` or ``MemberNotJoined``."""
         capabilities: coordination.Capabilities | None = self._participant(group_id, member_id)["capabilities"]
         return capabilities
 
@@ -417,7 +411,7 @@ class FscoordDriver(coordination.CoordinationDriverCachedRunWatchers, coordinati
 
     @_of_group
     def get_member_info(self, group_id: bytes, member_id: bytes) -> dict[str, Any]:
-        """Return a future of a member's capabilities, and when it joined and last changed them, by its host's clock.
+        """Return a future of a member's capabilities and the times of its join and last update, by its host's clock.
 
         ``get()`` of the future raises ``GroupNotCreated`` or ``MemberNotJoined``.
         """

@@ -160,7 +160,7 @@ class RoundStore:
             self.address = self._below.address
 
     def has_content(self) -> bool:
-        """Return False if the store is a file that no worker of this round has created, else True."""
+        """Return whether the store may have content. A file has none if no worker of this round has created it."""
         return self._below is not None or system.os.path.exists(system.os.path.join(self._directory, "store"))
 
     def __enter__(self) -> RoundStore:

@@ -71,10 +71,7 @@ def drawn(seed: int, rate: float, faults: Callable[[str], list[Fault]]) -> Rule:
     rng = random.Random(seed)
 
     def rule(name: str) -> Fault | None:
-        chance, choice = (
-            rng.random(),
-            rng.random(),
-        )  # always both, so that the n-th draw does not depend on earlier results
+        chance, choice = rng.random(), rng.random()  # always both, so that each call uses up two numbers
         possible = faults(name)
         return possible[int(choice * len(possible))] if chance < rate and possible else None
 

@@ -107,7 +107,7 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 class ContractTests:
-    """A base of tests. They need a fixture ``place``, a `~fscoord.testing.contract.place.Place` with an empty store."""
+    """The base class of the tests. A subclass has a fixture ``place``, which is a `Place` with an empty store."""
 
     @pytest.fixture
     def store(self, place: Place) -> Store:
