@@ -317,7 +317,7 @@ def run(program: str, arguments: tuple[str, ...], **given: Any) -> int:
         raise click.UsageError("--rdzv-backend etcd and a store_type in --rdzv-conf name two kinds of store: give one")
     for name in options.forward_signals:
         if name in options.signals_to_handle:
-            raise click.UsageError(f"{name} is in --signals-to-handle as well: leave it out of one of them")
+            raise click.UsageError(f"{name} is in --forward-signals and in --signals-to-handle: give it once")
     with raise_on_termination(name for name in options.signals_to_handle if name != "SIGINT"):
         outcome = _run(_command([program, *arguments], options), options)
     if not outcome.is_success:

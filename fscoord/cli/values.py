@@ -307,7 +307,7 @@ def watch(store: Store, prefix: bytes, is_all: bool, count: int | None, interval
         flush()  # before the next look, which may be the last before a Ctrl-C
     if count is not None:
         raise StoreTimeoutError(
-            f"{count - left} of {wanted} of keys that begin with {key_text(prefix)!r} came within {limit:g} s",
+            f"only {count - left} of {wanted} came within {limit:g} s, of keys that begin with {key_text(prefix)!r}",
             keys=[key_text(prefix)],
             waited=limit or 0.0,
         )

@@ -18,8 +18,8 @@ ACT_S: Final = 20.0
 GRACE_S: Final = 20.0
 """How many seconds a request to another host may take in addition to the operation itself."""
 STALE_S: Final = 90.0
-"""After how many seconds without a heartbeat the coordinator counts as dead. The coordinator sends a heartbeat every
-second while it waits, and between operations. No operation takes 90 s."""
+"""A coordinator that has sent no heartbeat for this many seconds counts as dead. It sends one every second while it
+waits, and one between operations. No operation takes 90 s."""
 SLICE_S: Final = 10.0
 """The longest wait in one request to the mailbox agent, in seconds. A hanging mailbox is noticed after such a wait."""
 LATE_JOIN_S: Final = 2.0

@@ -358,7 +358,7 @@ DRAIN_POLL_S = 0.05
 """The time in seconds between two checks whether a reader takes data again."""
 
 STUCK_S = 1.0
-"""After how many seconds without reading a reader counts as stuck, while the launcher ends."""
+"""While the launcher ends, a reader that has taken no data for this many seconds counts as stuck."""
 
 PIECE = 4096
 """The size in bytes of the largest write. A pipe takes such a write as a whole or not at all (PIPE_BUF)."""

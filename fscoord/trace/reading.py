@@ -427,7 +427,7 @@ def _crossings(spans: Iterable[Span]) -> list[Crossing]:
 
 
 def _meetings(crossings: Iterable[Crossing], processes: list[Process]) -> Iterator[Meeting]:
-    """Yield a `Meeting` for each sound crossing of processes with several clocks."""
+    """Yield a `Meeting` for each sound crossing whose processes have several clocks."""
     for crossing in crossings:
         if crossing.is_sound:
             passages: dict[Any, Passage] = {}

@@ -14,7 +14,7 @@ WAITS: Final = ("barrier", "exchange", "wait", "queue", *HOLDS, "observe", "take
 """The kinds of spans in which a process waits."""
 
 SLACK_NS: Final = 1_000_000
-"""A release may be recorded later than the next acquisition of the lock, by at most this many ns."""
+"""How late a release may be recorded, in ns: the next acquisition of the lock may have an earlier time."""
 
 APART_MAX: Final = 64
 LONGEST: Final = 10

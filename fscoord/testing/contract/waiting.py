@@ -19,7 +19,7 @@ from fscoord.store import Store
 from fscoord.testing.contract.place import HANG_S, ContractTests, Place, Thread, start_thread, until
 
 LATE_S = HANG_S
-"""After how many seconds a wait counts as hung. A store that ignores a timeout of the test waits for longer."""
+"""How many seconds a wait may last before it counts as hung. A wait that ignores the test's timeout lasts longer."""
 
 
 def timed_out(call: Callable[[], Any]) -> StoreTimeoutError:
