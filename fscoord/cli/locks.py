@@ -267,7 +267,7 @@ def elect(store: Store, /, name: bytes, data: bytes, again: bool, waits: HoldOpt
 
 @click.command()
 @election_argument
-@number_option("--after", metavar="TERM", least=0, default=0, help="Wait for a leader of a later term than this term.")
+@number_option("--after", metavar="TERM", least=0, default=0, help="Wait for a leader whose term is later than TERM.")
 @as_json
 @with_store_that_appears
 def leader(store: Store, name: bytes, after: int, as_json: bool) -> None:

@@ -51,7 +51,7 @@ class Command(NamedTuple):
     leaves_rest: bool
 
     def run(self, environment: dict[str, str], check: Callable[[], object], **options: Any) -> Ending:
-        """Call `run_held`. A `Console` makes sure that a slow reader of standard error blocks no check of the hold."""
+        """Call `run_held`. With the `Console`, a slow reader of standard error can't block the checks of the hold."""
         with Console() as console, redirect_stderr(console.error_text()):
             return run_held(self.words, environment, check, grace=self.grace, leaves_rest=self.leaves_rest, **options)
 

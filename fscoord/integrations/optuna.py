@@ -47,7 +47,7 @@ SEGMENT_BYTES: Final = 64 * 1024
 """A segment is sealed when it has this many bytes, or earlier if the store's longest value is short."""
 
 SEGMENTS_IN_VALUE: Final = 64
-"""How many segments fit into the longest value. They are short, because `EtcdStore` rewrites a value to append."""
+"""How many segments fit into the longest value of the store. `EtcdStore` rewrites a whole segment to append a line."""
 
 NEAR: Final = 1000
 """How many entries a reader skips one by one. To skip more, it lists the segments in the store."""

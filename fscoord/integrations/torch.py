@@ -348,9 +348,9 @@ class _Participant:
                 words = {"yes": "is alive", "no": "has ended", "unknown": "may be alive"}[state]
                 raise UsedBeforeError(
                     f"{url}: rank {rank} is already taken by process {printable(place)}, which {words}. The other ranks"
-                    " may have its address, so no other process can take this rank before one of them has called"
-                    " init_process_group again. Give each launch a path or a run_id of its own (?run_id=ID, the same"
-                    f" for all its ranks), and let workers that a launcher restarts use env://{group._closer_look()}"
+                    " may have its address, so this process can't take the rank. Give each launch a path or a run_id of"
+                    " its own (?run_id=ID, the same for all its ranks). Workers that a launcher restarts need"
+                    f" env://{group._closer_look()}"
                 )
 
 
