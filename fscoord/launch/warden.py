@@ -333,10 +333,7 @@ class _Warden:
             self._is_empty = True
 
     def _record_end(self, pid: int, status: int) -> None:
-        """Record the command's status and report it.
-
-        The status of a worker is reported when none of its processes is left.
-        """
+        """Record the status of the command, and report it. A worker's status is reported after all its processes end."""
         if pid == self._leader:
             self._status = os.waitstatus_to_exitcode(status)
             if not self._is_worker:

@@ -268,7 +268,7 @@ class Holds:
         return next(iter(ranked or found), None)
 
     def before(self, span: Span) -> Span | None:
-        """Return the hold that ended last before `span` acquired the same lock; None if `span` did not wait for one."""
+        """Return the hold whose end let `span` acquire the same lock; None if `span` did not wait, or it is unknown."""
         key = span.kind, span.store, span.name
         holds, served = self._by_name[key], span.begin + waited(span)
         for place in range(bisect_right(self._ends[key], served + SLACK_NS) - 1, -1, -1):
