@@ -333,7 +333,7 @@ class _Warden:
             self._is_empty = True
 
     def _record_end(self, pid: int, status: int) -> None:
-        """Record the status of the command, and report it. A worker's status is reported after all its processes end."""
+        """Record the status of the command, and report it. A worker's status is reported at the very end."""
         if pid == self._leader:
             self._status = os.waitstatus_to_exitcode(status)
             if not self._is_worker:
