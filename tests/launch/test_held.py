@@ -455,5 +455,5 @@ def test_watchdog_begins_anew_at_a_sign_of_life_and_counts_no_quarter_twice():
 
 
 def test_command_with_too_much_output_is_ended():
-    with pytest.raises(LimitExceededError, match="over 10000 bytes"):
+    with pytest.raises(LimitExceededError, match="more than 10000 bytes"):
         run("while :; do echo more and more; done")
